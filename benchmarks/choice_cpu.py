@@ -80,7 +80,7 @@ def run(policy: RoutingPolicy, views: list[TargetView]) -> tuple[float, float]:
 def _answer(
     policy: RoutingPolicy, by_id: dict[str, TargetView], request: RequestView, target_id: str, now: float
 ) -> None:
-    policy.answered(request, target_id, now)
+    policy.responded(request, target_id, now)
     view = by_id[target_id]
     view.waiting -= 1
     view.running, view.pending = view.in_flight - view.waiting, view.waiting

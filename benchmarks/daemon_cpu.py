@@ -35,7 +35,7 @@ import psutil
 
 from benchmarks.memory_controller import PORT
 from policies.goals import ScalingGoal
-from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.home import Home
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
@@ -54,7 +54,7 @@ class Bench:
     ) -> None:
         self.services, self.replicas, self.keep_alive_s = services, replicas, keep_alive_s
         self.home = Home.from_environment({"SKYSERVE_HOME": tempfile.mkdtemp(prefix="skyserve-bench-")})
-        self.client = Client(self.home)
+        self.client = ControllerClient(self.home)
         self.ticks = self.home.root / "ticks"
         self._half = on_half_a_core
         self._serving = serving

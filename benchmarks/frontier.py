@@ -53,7 +53,7 @@ from skyserve_cli.sim.market import usual_spot_usd_hour
 from skyserve_cli.sim.results import ON_DEMAND, Run, percent
 from skyserve_cli.sim.run import simulate
 from skyserve_cli.sim.settings import Job, Setting
-from skyserve_cli.sim.synthetic import Lull, Market
+from skyserve_cli.sim.synthetic import Lull, MarketParameters
 from skyserve_cli.sim.trace import Trace
 
 SPOTHEDGE, RISK_HEDGE = "spothedge", "risk_hedge"
@@ -71,7 +71,7 @@ TELL_S = 10.0
 
 
 class Shape(NamedTuple):
-    market: Market
+    market: MarketParameters
     days: float
 
 
@@ -97,7 +97,7 @@ SHAPES: Mapping[str, Shape] = {
     ),
     # Big instances in many regions: most zones have hardly ever room, one or two nearly always.
     "scarce": Shape(
-        Market(
+        MarketParameters(
             zones=("north-1a", "north-1b", "east-1a", "south-1a", "west-1a", "far-1a"),
             capacity=4,
             shortage=Lull(shape=0.9, scale_h=1.0, floor=0.04),

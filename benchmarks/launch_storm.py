@@ -50,10 +50,10 @@ from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
 from skyserve_cli.controller.clouds.operation_runner import ThreadOperationRunner
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.controller.reconcile.mappers import order_of as order_of_replica
-from skyserve_cli.controller.reconcile.ports import Call, CallKind
+from skyserve_cli.controller.reconcile.ports import CloudOperation, OperationKind
 from skyserve_cli.output import put_json
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 from tests.clouds.api_limits import Limits
 from tests.clouds.aws.aws_world import AwsWorld
 from tests.clouds.azure.azure_harness import azure
@@ -232,22 +232,22 @@ class Storm:
     def run(self) -> None:
         began = time.monotonic()
         self._instance_poller.watch(frozenset(self.clouds))
-        launched = self._until_done(self.replicas, CallKind.LAUNCH, "launched_s")
+        launched = self._until_done(self.replicas, OperationKind.LAUNCH, "launched_s")
         self._until_listed(launched, began)
-        self._until_done(launched, CallKind.TERMINATE, "gone_s")
+        self._until_done(launched, OperationKind.TERMINATE, "gone_s")
         self._until(lambda: not any(cloud.alive() for cloud in self.clouds.values()), "the last is gone")
         self._instance_poller.close()
         for name, cloud in self.clouds.items():
             self._count(name, cloud)
 
-    def _until_done(self, replicas: Sequence[Replica], kind: CallKind, phase: str) -> list[Replica]:
+    def _until_done(self, replicas: Sequence[Replica], kind: OperationKind, phase: str) -> list[Replica]:
         """Make the calls; the replicas whose launch was answered."""
         began = time.monotonic()
         waiting = {one.id: one for one in replicas}
         done: list[Replica] = []
 
         def turn() -> bool:
-            self._runner.ensure([Call(SERVICE, "i1", kind, one) for one in waiting.values()])
+            self._runner.ensure([CloudOperation(SERVICE, "i1", kind, one) for one in waiting.values()])
             for _, event in self._runner.drain():
                 if isinstance(event, Progressed):  # a call is made again
                     print(f"replica {event.replica_id}: {event.message}", file=sys.stderr)
@@ -272,11 +272,11 @@ class Storm:
         seen: set[str] = set()
 
         def turn() -> bool:
-            for sighting in self._instance_poller.drain():
-                ids = {one.replica_id for one in sighting.instances if not one.state.is_gone}
-                if ids == wanted[sighting.cloud] and sighting.cloud not in seen:
-                    seen.add(sighting.cloud)
-                    self.figures[sighting.cloud].listed_s = time.monotonic() - began
+            for listing in self._instance_poller.drain():
+                ids = {one.replica_id for one in listing.instances if not one.state.is_gone}
+                if ids == wanted[listing.cloud] and listing.cloud not in seen:
+                    seen.add(listing.cloud)
+                    self.figures[listing.cloud].listed_s = time.monotonic() - began
             return seen == set(self.clouds)
 
         self._until(turn, "all are listed")
@@ -303,7 +303,7 @@ class Storm:
     def _fleet(self, cloud: str) -> Fleet:
         return self.clouds[cloud].fleet
 
-    def _order(self, call: Call) -> LaunchOrder:
+    def _order(self, call: CloudOperation) -> LaunchOrder:
         return order_of_replica(OWNER, call.service, call.incarnation, call.replica, SPEC, {})
 
 

@@ -97,7 +97,7 @@ class Choices:
             choice = table.choose(view, now)
             assert choice is not None
             booking = table.book(view, choice.target_id, now)
-            table.answered(booking, now)
+            table.responded(booking, now)
             bookings.append(booking)
             if len(bookings) > 2 * count:
                 table.release(bookings.pop(0), now, 100)
@@ -105,17 +105,17 @@ class Choices:
 
 
 def explained_mib(policy: str) -> float:
-    table, stories = table_of(1000, policy), Explanations()
+    table, explanations = table_of(1000, policy), Explanations()
     tracemalloc.start()
     for number, view in enumerate(views(1000)):
         choice = table.choose(view, number / 100)
         assert choice is not None
-        story = stories.begin(view.id, view.method, view.path, number / 100)
-        story.note(number / 100, "chose", choice.target_id, choice.because, choice)
+        explanation = explanations.begin(view.id, view.method, view.path, number / 100)
+        explanation.note(number / 100, "chose", choice.target_id, choice.because, choice)
         table.release(table.book(view, choice.target_id, number / 100), number / 100)
-        del story, choice
+        del explanation, choice
     before, _ = tracemalloc.get_traced_memory()
-    del stories
+    del explanations
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return (before - after) / 2**20

@@ -49,7 +49,7 @@ class ManyMachines(fake.FakeProvisioner):
     def _check(self, order: LaunchOrder) -> None:
         """There is room."""
 
-    def _instance(self, machine: fake._Machine) -> Instance:
+    def _instance(self, machine: fake._FakeInstance) -> Instance:
         instance = super()._instance(machine)
         number = self._number.get(instance.token)
         if number is None:

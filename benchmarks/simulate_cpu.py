@@ -40,7 +40,7 @@ def main() -> None:
         runs = [simulate(Setting(day, 4, 183.0), Job(policy, 1)) for _ in range(args.runs)]
         print(
             f"{policy:18} one day: {statistics.median(run.cpu_s for run in runs):6.2f} s CPU, "
-            f"{runs[0].ticks} of {day.n_ticks} ticks, {len({run.digest for run in runs})} story"
+            f"{runs[0].ticks} of {day.n_ticks} ticks, {len({run.digest for run in runs})} event log"
         )
         for trace in long:
             run = simulate(Setting(trace, 4, 183.0), Job(policy, 1))

@@ -86,7 +86,7 @@ def report(label: str, costs_s: list[float], events: int) -> None:
     p99 = costs[int(len(costs) * 0.99) - 1]
     print(
         f"{label:6} ticks {len(costs):4}  median {statistics.median(costs):7.2f} ms  "
-        f"mean {statistics.fmean(costs):7.2f} ms  p99 {p99:7.2f} ms  story lines {events}"
+        f"mean {statistics.fmean(costs):7.2f} ms  p99 {p99:7.2f} ms  event lines {events}"
     )
 
 

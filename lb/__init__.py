@@ -4,7 +4,7 @@ The law of this floor: it stands on `policies` alone and runs alone (`python -m 
 nothing else of this project. It polls no controller: knowledge about targets is pushed to it (`control`), what it
 learns itself it acts on at once, and when its controller is gone it goes on with its last table.
 
-Whatever decides is pure and synchronous, takes `now` (seconds, any monotonic clock) as an argument and imports no
+Code that decides is pure and synchronous, takes `now` (seconds, any monotonic clock) as an argument and imports no
 network library: the table and its options (`wire`, `options`), who is offered what (`targets`, `admission`, `queue`,
 `dispatch`, `budget`, `access`), what engines say (`engines`, `gauges`), HTTP as bytes (`heads`, `framing`), and how a stream
 goes on (`journal`, `refusals`, `continuation`, `stitch`, `sse`); the simulator runs some of them in virtual time. Sockets live

@@ -1,7 +1,7 @@
 """Which load balancer agents should stand on machines of their own, in which regions. Pure.
 
 `count` agents are kept in each wanted region: small on-demand machines, each an attempt in one zone like a replica
-(`lifecycle`), in another zone than its fellows where there is one. A region that refuses is asked again as a zone is for
+(`lifecycle`), in another zone than its fellows where there is one. A region that refuses is tried again as a zone is for
 replicas (`placement.blocks`), and an agent that fails soon after its launch is followed by the next one ever later.
 
 Agents serve clients, so nothing that serves ends before what takes its place: an agent in a region that is no longer
@@ -49,7 +49,7 @@ _COUNTED = (_S.REQUESTED, _S.PROVISIONING, _S.STARTING, _S.READY, _S.NOT_READY)
 _SERVING = (_S.READY, _S.NOT_READY)
 
 
-class Place(NamedTuple):
+class AgentRegion(NamedTuple):
     """Where agents may be wanted."""
 
     cloud: str
@@ -60,21 +60,21 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class AgentFleet:
     """The wanted state, and the present one.
 
     `agents` are the live ones, `fitting` those of them that are of the wanted shape; `is_needed`: though the service goes
     down, something of it is left that comes before them.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[AgentRegion, ...]
     count: int
     agents: tuple[Replica, ...]
     fitting: frozenset[int]
     is_needed: bool = False
 
 
-class Decision(NamedTuple):
+class AgentDecision(NamedTuple):
     actions: tuple[Action, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -108,11 +108,11 @@ def learn(memory: Json, events: Sequence[Event], before: Mapping[int, Replica], 
 
 
 def decide(
-    fleet: Fleet, offers: Sequence[Offer], goal: Goal, memory: Json, next_id: int, now: float
-) -> Decision:
+    fleet: AgentFleet, offers: Sequence[Offer], goal: Goal, memory: Json, next_id: int, now: float
+) -> AgentDecision:
     """Return what to do now. Running it again on its own outcome gives no action. New agents get ids from `next_id` on."""
     if goal.down:
-        return Decision() if fleet.is_needed else Decision(_farewells(fleet))
+        return AgentDecision() if fleet.is_needed else AgentDecision(_farewells(fleet))
     killed = [agent for agent in fleet.agents if agent.id in goal.killed and agent.state in _COUNTED]
     actions: list[Action] = [_end(agent, EndReason.USER, "asked for by id", now) for agent in killed]
     counted = [agent for agent in fleet.agents if agent.state in _COUNTED and agent not in killed]
@@ -135,21 +135,21 @@ def decide(
             actions.append(
                 _end(agent, EndReason.REPLACED, f"no agent of {place_of(agent)} is wanted in its place", now)
             )
-    return Decision(tuple(actions), tuple(notes))
+    return AgentDecision(tuple(actions), tuple(notes))
 
 
-def place_of(agent: Replica) -> Place:
-    return Place(agent.zone.cloud, agent.zone.region)
+def place_of(agent: Replica) -> AgentRegion:
+    return AgentRegion(agent.zone.cloud, agent.zone.region)
 
 
-def _kept(place: Place, counted: Sequence[Replica], fleet: Fleet) -> list[Replica]:
+def _kept(place: AgentRegion, counted: Sequence[Replica], fleet: AgentFleet) -> list[Replica]:
     """Return the agents that are to stay there: those that serve before those that come up, the older first."""
     here = [agent for agent in counted if place_of(agent) == place and agent.id in fleet.fitting]
     return sorted(here, key=lambda agent: (agent.state is not _S.READY, agent.id))[: fleet.count]
 
 
 def _launches(
-    place: Place,
+    place: AgentRegion,
     missing: int,
     counted: Sequence[Replica],
     offers: Sequence[Offer],
@@ -172,7 +172,7 @@ def _launches(
     return launches
 
 
-def _why_missing(place: Place, missing: int, offers: Sequence[Offer], memory: Json) -> str:
+def _why_missing(place: AgentRegion, missing: int, offers: Sequence[Offer], memory: Json) -> str:
     what = "agent" if missing == 1 else "agents"
     if not any((offer.zone.cloud, offer.zone.region) == place for offer in offers):
         return f"{missing} load balancer {what} missing in {place}: nothing is on offer there"
@@ -181,7 +181,7 @@ def _why_missing(place: Place, missing: int, offers: Sequence[Offer], memory: Js
     return f"{missing} load balancer {what} missing in {place}: it had no room when last asked; trying again soon"
 
 
-def _farewells(fleet: Fleet) -> tuple[Action, ...]:
+def _farewells(fleet: AgentFleet) -> tuple[Action, ...]:
     """The service goes down, and nothing is left to be served."""
     ending = (*_COUNTED, _S.DRAINING)
     why = "the service goes down"

@@ -1,19 +1,19 @@
 """Which failed probes are acted upon: a controller that cannot trust its own probes terminates nothing for them. Pure.
 
-A failed probe means that this controller did not reach a replica. That is the replica's fault, or the fault of whatever
+A failed probe means that this controller did not reach a replica. That is the replica's fault, or the fault of something
 lies between them: a network that is down, a process that was stopped, a host without CPU. Only the first is a reason to
 terminate a machine. The rules, in order:
 
 1. Patience counts from when the controller began to watch without a gap; a probe that ran across a gap is void, and a
    replica without a recent valid probe is not judged.
 2. A replica that was reached (it sent a status that is not 200, or took the connection and sent nothing) is not ready.
-3. A load balancer is a second witness. A replica that it has heard from is not terminated.
+3. A load balancer is a second observer. A replica that has sent it bytes is not terminated.
 4. If nothing beyond this machine responds to the controller, it is the controller that is cut off.
 5. If many replicas stop responding at once and fewer of the service respond than do not, one is replaced, and the others
    once a replica has become ready after that: then the controller can see, and they are lost.
 6. Replicas are terminated a few at a time, so that a mistake that passes all of this is a small one.
 
-Whatever is held back is decided again in the next tick; nothing has to be cleared by hand.
+What is held back is decided again in the next tick; nothing has to be cleared by hand.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ HELD_MANY = "most replicas stopped responding to it at once"
 class FailedProbe:
     """The last valid probe of a replica, which failed.
 
-    `reached` is true if a connection was made: a replica that then sends nothing hangs, and its load balancer may hear from
-    it all the same, on a path that needs no engine.
+    `reached` is true if a connection was made: a replica that then sends nothing hangs, and its load balancer may receive bytes from
+    it anyway, on a path that needs no engine.
     """
 
     at: float
@@ -69,7 +69,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeVerdict:
     """The events that stand, and why others are held back, or ""."""
 
     events: tuple[Event, ...]
@@ -96,7 +96,7 @@ def judge(
     evidence: Evidence,
     terminated: TerminationLog,
     now: float,
-) -> Verdict:
+) -> ProbeVerdict:
     """Decide which of the events that are due by the clock stand. `terminated` is only read."""
     by_id = {replica.id: replica for replica in replicas}
     stand: list[Event] = []
@@ -121,7 +121,7 @@ def judge(
     if held:
         reasons.add(held)
     note = f"this controller may be cut off: {'; '.join(sorted(reasons))}; it terminates no replica for that"
-    return Verdict((*stand, *accused), note if reasons else "")
+    return ProbeVerdict((*stand, *accused), note if reasons else "")
 
 
 def _last_failure(replica: Replica, evidence: Evidence, now: float) -> FailedProbe | None:

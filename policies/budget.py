@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from policies.model import Offer, Replica
-from policies.placement.base import Place
+from policies.placement.base import PlannedLaunch
 
 WARN_SHARE = 0.8
 LOOK_AGAIN_S = 60.0  # another service may have made room
@@ -38,12 +38,12 @@ def usd_hour(replicas: Iterable[Replica]) -> float:
     return sum(replica.offer.price_usd_hour for replica in replicas)
 
 
-def affordable(places: Sequence[Place], budget: Budget) -> tuple[list[Place], str]:
+def affordable(places: Sequence[PlannedLaunch], budget: Budget) -> tuple[list[PlannedLaunch], str]:
     """Return the places that fit into the budget, in their order, and a sentence.
 
     The sentence is empty unless some do not fit, or most of the service's budget is in use.
     """
-    left, kept, first = budget.left, list[Place](), None
+    left, kept, first = budget.left, list[PlannedLaunch](), None
     for place in places:
         if place.offer.price_usd_hour <= left:
             left -= place.offer.price_usd_hour
@@ -58,7 +58,7 @@ def affordable(places: Sequence[Place], budget: Budget) -> tuple[list[Place], st
     return kept, ""
 
 
-def usd_hour_of(places: Iterable[Place]) -> float:
+def usd_hour_of(places: Iterable[PlannedLaunch]) -> float:
     return sum(place.offer.price_usd_hour for place in places)
 
 

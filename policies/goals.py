@@ -1,4 +1,4 @@
-"""What the user asked for, as far as policies need to know it: frozen values.
+"""What the user requested, as far as policies need to know it: frozen values.
 
 Units are in the names, as in `policies.model`.
 """
@@ -11,7 +11,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorQps:
-    """What one replica on this accelerator can answer, per second. `count` None stands for any number of them."""
+    """How many requests per second one replica on this accelerator can serve. `count` None stands for any number of them."""
 
     accelerator: str
     count: float | None
@@ -90,12 +90,12 @@ class UpdateMode(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the user asked for, as far as policies need to know it.
+    """What the user requested, as far as policies need to know it.
 
     `same_replicas` holds every version whose replicas are identical to those of `version` (an update that
     touched only the `service` section), so that they are kept. During a rolling update at most `max_surge`
     replicas more than the target live, and at most `max_unavailable` fewer than the target are ready. `down`:
-    the service is being taken down. `killed`: replicas the user asked to end by id. `max_usd_hour` is what the replicas may cost
+    the service is being taken down. `killed`: replicas the user terminated by id. `max_usd_hour` is what the replicas may cost
     together; None: no limit.
     """
 

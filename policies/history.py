@@ -1,4 +1,4 @@
-"""What a service was asked for, minute by minute and at this moment, as policies see it."""
+"""What a service was requested, minute by minute and at this moment, as policies see it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class History:
 class Load:
     """Demand of one service as its load balancers saw it, summed over regions.
 
-    `requests` arrived in the last `window_s` seconds, answered or not. `in_flight` and `queued` are at this moment;
+    `requests` arrived in the last `window_s` seconds, served or not. `in_flight` and `queued` are at this moment;
     `ongoing` is the mean of their sum over the window. `empty` are the draining replicas to which every LB has
     promised to send nothing more and has nothing left to finish. From the replicas in `heard` some LB has lately received
     a response or a sign of life.

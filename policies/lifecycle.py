@@ -4,11 +4,11 @@
 
 `TRANSITIONS` maps (state, kind of event or action) to the next state. A pair that is not listed raises
 `InvalidTransition`, which names it: in tests and in the simulator that fails the run, in the daemon the event
-is set aside with its story. Print the table with `python -m policies.lifecycle`.
+is set aside and recorded as an error. Print the table with `python -m policies.lifecycle`.
 
-Three rules hold for every state in which an instance may exist: a Terminate is accepted, a Preempted ends it,
-and a NodeLost ends it by way of TERMINATING, because the nodes that are left must go too. TERMINATING swallows
-whatever arrives late, because a call that was under way when the end was decided still answers. GONE answers
+Three rules hold for every state in which an instance may exist: a Terminate is accepted, a Preempted terminates it,
+and a NodeLost terminates it by way of TERMINATING, because the nodes that are left must go too. TERMINATING swallows
+events that arrive late, because a call that was under way when the end was decided still returns. GONE ignores
 nothing: a Launched that reaches it is an orphan, and a bug.
 """
 
@@ -76,12 +76,12 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
         Launched: _S.PROVISIONING,
         Progressed: _S.REQUESTED,
         LaunchFailed: _S.GONE,
-        GaveUp: _S.TERMINATING,  # a launch without an answer may have made a machine all the same
+        GaveUp: _S.TERMINATING,  # a launch without a response may have made a machine anyway
         Terminate: _S.TERMINATING,
     },
     _S.PROVISIONING: _ALIVE
     | {
-        LaunchFailed: _S.TERMINATING,  # the cloud accepted it, and ended it; something may be left
+        LaunchFailed: _S.TERMINATING,  # the cloud accepted it, and terminated it; something may be left
         Progressed: _S.PROVISIONING,
         Bootstrapped: _S.STARTING,
         BootstrapFailed: _S.TERMINATING,
@@ -149,7 +149,7 @@ NOTICE_MARGIN_S = 0.5
 
 
 class InvalidTransition(Exception):
-    """`state` has no answer to this event or action."""
+    """`state` has no transition for this event or action."""
 
     def __init__(self, replica: Replica, cause: Event | Action) -> None:
         super().__init__(f"{replica.state.value} replica {replica.id} cannot handle {cause}")

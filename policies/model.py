@@ -26,7 +26,7 @@ class CapacityType(str, Enum):
 class ReplicaState(str, Enum):
     """What a replica is doing. The only edge back is NOT_READY -> READY; see `lifecycle`."""
 
-    REQUESTED = "REQUESTED"  # intent committed, the cloud has not answered yet
+    REQUESTED = "REQUESTED"  # intent committed, the cloud has not responded yet
     PROVISIONING = "PROVISIONING"  # the cloud accepted; the instance boots and runs `setup`
     STARTING = "STARTING"  # `run` was started; no readiness probe has passed yet
     READY = "READY"
@@ -117,7 +117,7 @@ class Offer:
     """A priced instance type in one zone and capacity type.
 
     Prices are for all nodes of a replica together. Where the user gave an order, offers of a lower `preference` are taken
-    before all others, whatever they cost; it is of no interest once a replica has the offer, and is not stored.
+    before all others at any cost; it is of no interest once a replica has the offer, and is not stored.
 
     `choice` is the index of the alternative under `resources` that the offer belongs to. It is stored with the replica,
     because image, disk and labels are the alternative's, and no field of the offer distinguishes equal machines of two
@@ -187,7 +187,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """The cloud refused the launch, or accepted it and ended the instance before it was of use.
+    """The cloud refused the launch, or accepted it and terminated the instance before it was of use.
 
     `scope` None is the usual one of the kind (`placement.blocks`).
     """
@@ -209,7 +209,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
-    """`setup` is done and `run` was started; `endpoint` is the base URL the replica will answer on."""
+    """`setup` is done and `run` was started; `endpoint` is the base URL the replica will serve on."""
 
     replica_id: int
     endpoint: str
@@ -267,7 +267,7 @@ class RetireNotice:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """The instance is gone and we did not ask for it. `lost`: not a spot preemption, the reason is unknown."""
+    """The instance is gone and we did not request it. `lost`: not a spot preemption, the reason is unknown."""
 
     replica_id: int
     lost: bool = False
@@ -370,7 +370,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, what to remember, and sentences for the story (`notes`).
+    """What to do, what to remember, and sentences for the event log (`notes`).
 
     `wanted` is how many replicas the load needs, `target` how many should serve so that they are there. `wake_at` is the earliest instant at which the plan may differ
     although nothing has happened (a wait ends); None: never.

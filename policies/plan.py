@@ -103,7 +103,7 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
         view = replace(view, others=others, limit=limit)
     decided = policies.placer.decide(view, memory.placement)
     if old and not held_back and not decided.launches and rollout.is_enough(wanted, new):
-        # The replicas beyond the wanted number cannot be had now: an update does not wait for them.
+        # The replicas beyond the wanted number are not available now: an update does not wait for them.
         memory = replace(memory, rollout=rollout.settle(True, old, goal, memory.rollout))
         retired += old
     if (

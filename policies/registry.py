@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from policies.goals import Goal, ScalingGoal
 from policies.placement.base import PlacementPolicy
-from policies.placement.baselines import Asg, EvenSpread, OnDemand, RoundRobin, SingleRegion, SingleZone
+from policies.placement.baselines import (
+    AutoScalingGroup,
+    EvenSpread,
+    OnDemand,
+    RoundRobin,
+    SingleRegion,
+    SingleZone,
+)
 from policies.placement.risk_hedge import RiskHedge
 from policies.placement.spothedge import SpotHedge, as_printed
 from policies.placement.static import Static
@@ -34,7 +41,7 @@ PLACERS: Mapping[str, Callable[[], PlacementPolicy]] = {
     "round_robin": RoundRobin,
     "single_zone": SingleZone,
     "single_region": SingleRegion,
-    "asg": Asg,
+    "asg": AutoScalingGroup,
     "risk_hedge": RiskHedge,
     "on_demand": OnDemand,
 }
@@ -46,12 +53,12 @@ ALIASES: Mapping[str, str] = {"dynamic_fallback": "spothedge"}
 #: What `spot_placer: auto` stands for.
 AUTO = "risk_hedge"
 
-#: The placers that keep on-demand replicas whatever the goal says about fallback.
+#: The placers that keep on-demand replicas also if the goal has no fallback.
 MIXERS = frozenset({"asg", "on_demand"})
 
 
 def policies_for(goal: Goal) -> Policies:
-    """Return the policies a goal asks for. Policy objects hold no state, so they are made again whenever needed."""
+    """Return the policies a goal requests. Policy objects hold no state, so they are made again whenever needed."""
     return Policies(scaler_for(goal.scaling), PLACERS[goal.placement.placer]())
 
 

@@ -6,7 +6,7 @@ of ready replicas does not sink below the target by more than `max_unavailable`.
 
 Blue-green: the whole new fleet comes up beside the old one and gets no request; when it is ready to the last
 replica all requests move at once and the old fleet drains. A fleet that another update overtakes before it was
-complete has never served and never will: it is ended at once.
+complete has never served and never will: it is terminated at once.
 
 A version that never had a ready replica and has failed `FAILURES_UNTIL_FAILED` times (or once in a way that
 cannot get better: the order is wrong wherever it is sent), or that every offer has refused, is failed: it is not
@@ -124,7 +124,7 @@ def may_launch(goal: Goal, memory: Json, now: float) -> tuple[str, float | None]
 
 
 def is_wanted(replica: Replica, goal: Goal, version: int) -> bool:
-    """Return whether the replica is what `version` asks for (same version, or one whose replicas are identical)."""
+    """Return whether the replica is what `version` requests (same version, or one whose replicas are identical)."""
     return replica.version == version or (version == goal.version and replica.version in goal.same_replicas)
 
 
@@ -204,7 +204,7 @@ def _ready(replicas: Sequence[Replica]) -> int:
 
 
 def _serves(replica: Replica, goal: Goal, memory: Json) -> bool:
-    """Return whether an old replica answers requests: up, and not of a blue-green fleet that was never switched to."""
+    """Return whether an old replica serves requests: up, and not of a blue-green fleet that was never switched to."""
     if replica.state not in (ReplicaState.READY, ReplicaState.NOT_READY):
         return False
     hidden = goal.update_mode is UpdateMode.BLUE_GREEN and replica.version > memory.get(

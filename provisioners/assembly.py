@@ -2,7 +2,7 @@
 
     AWS = the fleet over `AwsMachines`, Google Cloud over `GcpMachines`, Azure over `AzureMachines`
 
-The catalog says what there is and what it cost; what a spot machine costs now is asked of the cloud in the background,
+The catalog says what there is and what it cost; what a spot machine costs now is read from the cloud in the background,
 every few minutes, and used as long as it is fresh.
 """
 
@@ -26,13 +26,13 @@ from provisioners.own_address import OwnAddresses
 from provisioners.port.base import DISK_GB, Instance, LaunchOrder, Requirements
 from provisioners.port.commands import Login, UnreachableError
 from provisioners.port.errors import TransientError
-from provisioners.port.firewall import Access, block_of
+from provisioners.port.firewall import FirewallAccess, block_of
 from provisioners.port.lease import shortest_s, terms_of
 from provisioners.port.vm import Machine, MachineOrder, Machines, Trial, in_region, machine_token
 from provisioners.remote.bootstrap_steps import Front
 from provisioners.remote.certificates import Authority
 from provisioners.remote.first_login import FirstLogins
-from provisioners.remote.ssh_config import Way
+from provisioners.remote.ssh_config import SshRoute
 from provisioners.remote.ssh_hosts import DEFAULT_PORT, SshHosts
 from provisioners.remote.ssh_keys import Keys, host_key_script, user_data
 from provisioners.remote.supervise import HEARTBEAT_S
@@ -64,7 +64,7 @@ class VmSection(Protocol):
     tls: bool
 
     @property
-    def way(self) -> Way:
+    def way(self) -> SshRoute:
         """How machines are reached over ssh."""
         ...
 
@@ -139,7 +139,7 @@ class RentedProvisioner(VmProvisioner):
         self._use_private_ip = section.use_private_ip
         self._own = own if own is not None else OwnAddresses(None, None, now)
         self._is_needed = False
-        self._admitted: Access | None = None
+        self._admitted: FirewallAccess | None = None
         self._admission = threading.Condition()  # of the above
         self._is_done = False
         self._admitted_at = self._changed_at = float("-inf")
@@ -180,7 +180,7 @@ class RentedProvisioner(VmProvisioner):
             return
         own = self._sources or self._addresses(owner)
         agents = {service: _blocks_of(addresses) for service, addresses in balancers.items()}
-        access = Access(frozenset(self._sources) or _blocks_of(own), agents)
+        access = FirewallAccess(frozenset(self._sources) or _blocks_of(own), agents)
         now = self._now()
         if access != self._admitted:
             self._changed_at = now
@@ -243,7 +243,7 @@ def in_places(catalog: Catalog, places: Collection[str], cloud: str, key: str) -
 def within(catalog: Catalog, regions: Sequence[str], cloud: str, key: str = "regions") -> Catalog:
     """Return the catalog of these regions alone.
 
-    ValueError for one that it does not know: nothing could be had there; `key` of the section has them.
+    ValueError for one that it does not know: nothing is offered there; `key` of the section has them.
     """
     known = {listing.region for listing in catalog.listings}
     for region in regions:
@@ -296,7 +296,7 @@ def reserved_trials(rows: Iterable[Row]) -> list[Trial]:
     ]
 
 
-def first_logins(way: Way, secret: bytes, folder: Path | None) -> FirstLogins:
+def first_logins(way: SshRoute, secret: bytes, folder: Path | None) -> FirstLogins:
     """Of machines that run user data."""
     return FirstLogins(
         USER,
@@ -307,7 +307,7 @@ def first_logins(way: Way, secret: bytes, folder: Path | None) -> FirstLogins:
     )
 
 
-def login_by(way: Way, machine: Machine, secret: bytes, *, keeps: bool = False) -> Login:
+def login_by(way: SshRoute, machine: Machine, secret: bytes, *, keeps: bool = False) -> Login:
     """As `login_of`, by the way of the cloud's section. Raises UnreachableError if a file for it cannot be read."""
     plain = login_of(machine, secret, keeps=keeps)
     try:

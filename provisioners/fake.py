@@ -28,7 +28,7 @@ DEFAULT_PRICES = (
 
 
 @dataclass(slots=True)
-class _Machine:
+class _FakeInstance:
     """What the cloud knows of one instance; all else follows from it and the time.
 
     Its nodes boot in step and differ only in whether they are lost.
@@ -43,7 +43,7 @@ class _Machine:
 
 
 class FakeProvisioner:
-    """`calls` is the log of what was asked: ("launch" | "terminate", token).
+    """`calls` is the log of all calls: ("launch" | "terminate", token).
 
     An accepted launch is PENDING for `boot_s`, then in SETUP for `setup_s`, then RUNNING.
     """
@@ -63,7 +63,7 @@ class FakeProvisioner:
         self._prices = prices
         self._boot_s = boot_s
         self._setup_s = setup_s
-        self._machines: dict[str, _Machine] = {}
+        self._machines: dict[str, _FakeInstance] = {}
         self._capacity: dict[tuple[str, CapacityType], int] = {}
         self._troubles: list[tuple[ProvisionError, bool]] = []
         self._lock = Lock()
@@ -80,7 +80,7 @@ class FakeProvisioner:
                 raise error
             if order.token not in self._machines:
                 self._check(order)
-                self._machines[order.token] = _Machine(order, self._now())
+                self._machines[order.token] = _FakeInstance(order, self._now())
             if error is not None:
                 raise error
             return self._instance(self._machines[order.token])
@@ -113,7 +113,7 @@ class FakeProvisioner:
     def fail_next_launch(self, error: ProvisionError, *, after_creation: bool = False) -> None:
         """The next launch (after those already ordered to fail) raises `error`.
 
-        With `after_creation` the instance exists all the same: a lost answer.
+        With `after_creation` the instance exists anyway: a lost response.
         """
         with self._lock:
             self._troubles.append((error, after_creation))
@@ -159,7 +159,7 @@ class FakeProvisioner:
         if wanted > self._capacity.get((zone.name, capacity_type), wanted):
             raise CapacityError(f"{zone} has no {capacity_type.value} capacity", cloud=CLOUD, zone=zone)
 
-    def _instance(self, machine: _Machine) -> Instance:
+    def _instance(self, machine: _FakeInstance) -> Instance:
         order, state = machine.order, self._state(machine)
         return Instance(
             id=f"fake-{order.token}",
@@ -175,12 +175,12 @@ class FakeProvisioner:
             message=self._message(machine, state),
         )
 
-    def _message(self, machine: _Machine, state: InstanceState) -> str:
+    def _message(self, machine: _FakeInstance, state: InstanceState) -> str:
         if state is InstanceState.BROKEN:
             return who_is_lost(sorted(machine.lost), machine.order.num_nodes)
         return machine.failure[1] if machine.failure and state is machine.failure[0] else ""
 
-    def _state(self, machine: _Machine) -> InstanceState:
+    def _state(self, machine: _FakeInstance) -> InstanceState:
         if machine.stopped:
             return InstanceState.TERMINATED
         if machine.preempt_at is not None and self._now() >= machine.preempt_at:
@@ -189,7 +189,7 @@ class FakeProvisioner:
             return state_of_nodes([self._of_node(machine, rank) for rank in range(machine.order.num_nodes)])
         return self._of_node(machine, 0)
 
-    def _of_node(self, machine: _Machine, rank: int) -> InstanceState:
+    def _of_node(self, machine: _FakeInstance, rank: int) -> InstanceState:
         if rank in machine.lost:
             return InstanceState.PREEMPTED
         if machine.failure is not None:

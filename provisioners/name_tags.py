@@ -1,4 +1,4 @@
-"""What tags tell of a machine, in its name alone: for clouds that have names and no tags.
+"""What tags say about a machine, in its name alone: for clouds that have names and no tags.
 
     TOKEN.s2     the token, the market (s: spot, o: on demand) and the number of nodes
 
@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from policies.model import CapacityType
-from provisioners.port.firewall import Access, Opening, openings
+from provisioners.port.firewall import FirewallAccess, Opening, openings
 from provisioners.port.vm import MachineOrder
 
 MAX_NAME = 64
@@ -67,7 +67,7 @@ def parse(name: str, owner: str) -> Named | None:
 
 
 def openings_of(
-    access: Access, named: Named, ports: Collection[int], public_ports: Collection[int]
+    access: FirewallAccess, named: Named, ports: Collection[int], public_ports: Collection[int]
 ) -> frozenset[Opening]:
     """`firewall.openings` for a machine whose name may have only the first part of its service.
 
@@ -75,4 +75,6 @@ def openings_of(
     """
     alike = [service for service in access.balancers if service.lower().startswith(named.service)]
     balancers = frozenset[str]().union(*(access.balancers[service] for service in alike))
-    return openings(Access(access.sources, {named.service: balancers}), named.service, ports, public_ports)
+    return openings(
+        FirewallAccess(access.sources, {named.service: balancers}), named.service, ports, public_ports
+    )

@@ -7,7 +7,7 @@ addresses see ours after any translation on the way. In this order, the first th
 2. the address of this host's default route, if that is a public one;
 3. the metadata service of the cloud that this host is a machine of;
 4. a service that responds with the caller's address (`address_url`). It is the only one that is not on this host, not ours and
-   not the user's cloud's, so it is asked last, only while no machine reports, and never if the user says so.
+   not the user's cloud's, so it is called last, only while no machine reports, and never if the user says so.
 
 Addresses are kept in a file of this host, since what machines saw before a restart is better than a guess.
 """
@@ -68,7 +68,7 @@ def is_public(address: str | None) -> bool:
 class OwnAddresses:
     """Thread-safe.
 
-    `path` None keeps nothing, `address_url` None asks no service. `read` gets a URL with headers; it raises OSError.
+    `path` None keeps nothing, `address_url` None calls no service. `read` gets a URL with headers; it raises OSError.
     """
 
     def __init__(

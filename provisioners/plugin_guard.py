@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 from provisioners.port.errors import ProvisionError, TransientError
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.vm import Finding, Level, Machine, MachineOrder, Machines, OrphanedResource, Silent
 
 _log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def guarded(inner: Machines) -> Machines:
-    """`Machines` that raise the classes of `provisioners.port.errors` only, whatever `inner` does."""
+    """`Machines` that raise the classes of `provisioners.port.errors` only, also if `inner` raises others."""
 
     class Guarded(_Guarded):
         name = inner.name
@@ -67,7 +67,7 @@ class _Guarded:
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return self._call("shared", lambda: list(self._inner.shared(owner, silent)))
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         self._call("admit", lambda: self._inner.admit(owner, access))
 
     def delete_shared(self, owner: str) -> Sequence[str]:

@@ -86,7 +86,7 @@ def installed() -> Mapping[str, EntryPoint]:
 
 @cache
 def plugin(name: str) -> CloudPlugin:
-    """Return the installed plug-in of that name. Raises PluginError, for whatever is wrong with it."""
+    """Return the installed plug-in of that name. Raises PluginError for anything that is wrong with it."""
     entry = installed().get(name)
     if entry is None:
         raise PluginError(f"no plug-in for the cloud {name!r} is installed")

@@ -2,7 +2,7 @@
 
 Clouds reject callers that call too often, and count the refused calls too, so that a storm feeds itself. We wait for our turn
 instead, in the order of coming. Others use the account as well, and limits can be lower than published: a call that is
-refused all the same empties our bucket.
+refused anyway empties our bucket.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class OrderOf(Protocol):
 class VmProvisioner:
     """A `Provisioner`, a `ReportSource`, a `LogSource` and a `LoginSource`. A cloud's own class gives it its `name`.
 
-    `offer` answers `offers`. Nothing is remembered that is not somewhere else as well, but for the orders of machines
+    `offer` implements `offers`. Nothing is remembered that is not somewhere else as well, but for the orders of machines
     being brought up.
     """
 
@@ -126,7 +126,7 @@ class VmProvisioner:
     def poll_s(self) -> float:
         """Return how long the last listing will do: `steady_poll_s` while nothing comes or goes.
 
-        What happens to a running machine its own reports and probes tell sooner.
+        Changes of a running machine show sooner in its own reports and in probes.
         """
         with self._lock:
             states = {machine.state for group in self._seen.values() for machine in group}
@@ -358,7 +358,7 @@ class VmProvisioner:
     def _group_of(self, instance: Instance) -> tuple[Machine, ...]:
         """Return what there is of the instance.
 
-        Asked of the cloud, unless all of it has been seen. A machine that the cloud does not list is taken at its word that
+        Listed from the cloud, unless all of it has been seen. A machine that the cloud does not list is taken at its word that
         it exists: lists may be late.
         """
         with self._lock:

@@ -13,8 +13,7 @@ from skyserve_cli.commands import down as down_command
 from skyserve_cli.commands import files, progress
 from skyserve_cli.commands import update as update_command
 from skyserve_cli.commands.prices import listed_plan
-from skyserve_cli.controller.api.client import Client as Calls
-from skyserve_cli.controller.api.client import ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed
@@ -25,7 +24,7 @@ PAGE = 1000  # events per call
 
 
 class ServiceFailedError(Exception):
-    """The service cannot do what was asked for; the text says why and what to do next."""
+    """The service cannot do what was requested; the text says why and what to do next."""
 
 
 class WaitTimeoutError(TimeoutError):
@@ -33,13 +32,13 @@ class WaitTimeoutError(TimeoutError):
 
 
 class Client:
-    """Calls of the controller of one home: that of `$SKYSERVE_HOME`, or `~/.skyserve`.
+    """ControllerClient of the controller of one home: that of `$SKYSERVE_HOME`, or `~/.skyserve`.
 
     Every method may raise ControllerDownError; `RefusedError` where the controller rejects a call.
     """
 
     def __init__(self) -> None:
-        self._calls = Calls(Home.from_environment(os.environ))
+        self._calls = ControllerClient(Home.from_environment(os.environ))
         self._clock = SteadyClock()
 
     def load(

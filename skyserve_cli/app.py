@@ -3,7 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage or a wrong file, 130 interrupted. Errors are sentences on stderr.
 
 Only the module of the verb in question is imported; the others are here with their one line of help, so that
-`serve --help` and a completed `serve st<TAB>` answer at once.
+`serve --help` and a completed `serve st<TAB>` respond at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "logs": Verb("Print the logs of replicas, of the load balancer, or of the controller.", STORY),
         "exec": Verb("Run a command where a replica runs.", STORY),
         "ssh": Verb("Open a shell where a replica runs.", STORY),
-        "events": Verb("Tell the story: what happened to services and replicas, and why.", STORY),
+        "events": Verb("Show the event log: what happened to services and replicas, and why.", STORY),
         "report": Verb("Show how available a service was, on what it ran, and what it cost.", STORY),
         "validate": Verb("Check a service file without launching anything.", FILES),
         "plan": Verb("Show where a service would run and what it would cost, without launching it.", FILES),
@@ -78,7 +78,7 @@ INTERRUPTED = 130
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; answers its exit code."""
+    """Run one command line and return its exit code."""
     program = Path(sys.argv[0]).name
     command = typer.main.get_command(build(_verb(arguments)))
     try:
@@ -139,7 +139,7 @@ def _verb(arguments: Sequence[str]) -> str | None:
 
 
 def _elsewhere() -> None:
-    """A verb in a module that is not loaded: `build` was asked for another one."""
+    """A verb in a module that is not loaded: `build` got another one."""
     raise AssertionError("build() was asked for another verb")
 
 

@@ -154,7 +154,7 @@ class Clouds:
     def discover(self, name: str, progress: Progress) -> Discovery:
         """Return what the account of an enabled cloud can have.
 
-        Raises ConfigError, also for a cloud that cannot tell, and ProvisionError. Regions of the configuration need not be
+        Raises ConfigError, also for a cloud that cannot list them, and ProvisionError. Regions of the configuration need not be
         in the catalog.
         """
         section = self.config.clouds.get(name)
@@ -281,7 +281,7 @@ class Clouds:
             return plugins.listings_of(plugins.plugin(name))
         return ()
 
-    def _pools(self) -> pool.Pools:
+    def _pools(self) -> pool.HostPools:
         try:
             section = self.config.clouds["ssh"]
             return pool.load_pools(section.pools if isinstance(section, SshConfig) else {})

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from provisioners.remote.ssh_config import Way, way_of
+from provisioners.remote.ssh_config import SshRoute, way_of
 from skyserve_cli import config_checks
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class RentedConfig(CloudConfig):
     )
 
     @property
-    def way(self) -> Way:
+    def way(self) -> SshRoute:
         """How machines are reached over ssh."""
         return way_of(self.bastion, self.proxy_command, "")
 

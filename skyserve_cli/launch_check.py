@@ -2,7 +2,7 @@
 
     firewall -> launch -> boot, ssh, agent, `setup` -> `run` -> a response over the network -> termination -> nothing is left
 
-The machine has an owner of its own, so that a controller of the same home neither serves nor removes it. Whatever happens the
+The machine has an owner of its own, so that a controller of the same home neither serves nor removes it. In every case the
 machine is terminated, Ctrl-C included; the caller writes the owner down before the launch, for the case that this process is killed.
 """
 
@@ -41,7 +41,7 @@ _RUN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CheckStep:
     """What was tried, how long it took, and why it failed ("" if it did not)."""
 
     what: str
@@ -50,12 +50,12 @@ class Step:
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """`usd` is about what the machine cost, `left` what could not be removed, a sentence each."""
 
     cloud: str
     offer: Offer | None = None
-    steps: list[Step] = field(default_factory=list)
+    steps: list[CheckStep] = field(default_factory=list)
     usd: float = 0.0
     left: tuple[str, ...] = ()
 
@@ -87,10 +87,10 @@ class LaunchCheck:
         self._now = now
         self._sleep = sleep
         self._tell = tell
-        self._report = Report(cloud.name)
+        self._report = CheckReport(cloud.name)
         self._settles_at = now() + CONSISTENT_AFTER_S
 
-    def run(self, offers: Sequence[Offer]) -> Report:
+    def run(self, offers: Sequence[Offer]) -> CheckReport:
         """Try the offers in their order until one is accepted.
 
         Never raises ProvisionError; KeyboardInterrupt only after the machine has been terminated.
@@ -124,9 +124,9 @@ class LaunchCheck:
         try:
             done = do()
         except (_FailedError, ProvisionError) as error:
-            self._report.steps.append(Step(what, self._now() - began, str(error)))
+            self._report.steps.append(CheckStep(what, self._now() - began, str(error)))
             raise _FailedError(str(error)) from error
-        self._report.steps.append(Step(what, self._now() - began))
+        self._report.steps.append(CheckStep(what, self._now() - began))
         return done
 
     @contextmanager

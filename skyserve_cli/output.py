@@ -17,7 +17,7 @@ class CommandFailed(Exception):
 
 
 class WrongUsage(CommandFailed):
-    """The command line asks for something that makes no sense."""
+    """The command line requests something that makes no sense."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 2)

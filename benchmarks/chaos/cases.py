@@ -68,7 +68,7 @@ class Manner(str, Enum):
 @dataclass(slots=True)
 class Case:
     """One request and its fate. `started`: attempts that a target has read whole, `failed`: those of them that came to
-    nothing, `broken`: those that broke off when some of the answer had been sent, `answered`: whole answers that were
+    nothing, `broken`: those that broke off when some of the answer had been sent, `responded`: whole answers that were
     given, `odd`: a response was of the wrong type, `mute`: a target never sent a byte."""
 
     id: str
@@ -80,7 +80,7 @@ class Case:
     started: int = 0
     failed: int = 0
     broken: int = 0
-    answered: int = 0
+    responded: int = 0
     odd: bool = False
     mute: bool = False
     complaints: list[str] = field(default_factory=list)

@@ -239,9 +239,9 @@ def wrong(case: Case, outcome: Outcome, story: Sequence[str]) -> list[str]:
         return broken
     if not outcome.good and not outcome.reported:
         broken.append(f"looks whole and is not: {outcome.error}")
-    elif not outcome.good and case.answered > sum(step.startswith("moved ") for step in story):
+    elif not outcome.good and case.responded > sum(step.startswith("moved ") for step in story):
         # A target that is in doubt may write its response before it notices that the request has been moved away.
-        broken.append(f"{case.answered} targets have answered it, and the client got {outcome.error}")
+        broken.append(f"{case.responded} targets have answered it, and the client got {outcome.error}")
     elif not outcome.good and could_be_answered(case, story):
         broken.append(f"lost, {case.failed} attempts failed and {case.broken} broke off: {outcome.error}")
     most = (1 + RETRIES) * (1 + case.broken) + 1

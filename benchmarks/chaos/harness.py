@@ -34,7 +34,7 @@ from policies.goals import UpdateMode
 from provisioners.local import controls as local_controls
 from provisioners.local import process_tree as local_process
 from provisioners.local.store import InstanceFolder, LocalStore
-from skyserve_cli.controller.api.client import Client, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, RefusedError
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
 
@@ -107,7 +107,7 @@ class Stack:
         self._controller = controller
         root = Path(tempfile.mkdtemp(prefix="skyserve-chaos-"))
         self.home = Home(root, f"sqlite:///{root / 'state.db'}")
-        self.client = Client(self.home)
+        self.client = ControllerClient(self.home)
         self.store = LocalStore(root)
         self._frozen: set[int] = set()
         self._made: set[tuple[str, str, int]] = set()  # instances seen: name of the folder, service, replica

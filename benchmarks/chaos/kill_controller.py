@@ -199,11 +199,11 @@ class Script:
 def insist(call: Callable[[], object]) -> None:
     """Make a call of the controller, again if it died before it answered."""
 
-    def answered() -> bool:
+    def responded() -> bool:
         call()
         return True
 
-    until(answered, "the controller does not answer")
+    until(responded, "the controller does not answer")
 
 
 def audit(stack: Stack, script: Script) -> list[str]:
@@ -234,7 +234,7 @@ def audit(stack: Stack, script: Script) -> list[str]:
         broken.append(f"launches in the event log: {dict(logged)}, explained: {dict(script.launches)}")
     errors = stack.rows("SELECT service, replica_id, message FROM events WHERE kind = 'error'")
     if errors:
-        broken.append(f"errors in the story: {errors}")
+        broken.append(f"errors in the event log: {errors}")
     return broken + audit_instances(stack)
 
 

@@ -116,7 +116,7 @@ def audit(stack: Stack) -> list[str]:
         broken.append(f"launched twice: {twice}")
     errors = stack.rows("SELECT service, replica_id, message FROM events WHERE kind = 'error'")
     if errors:
-        broken.append(f"errors in the story: {errors}")
+        broken.append(f"errors in the event log: {errors}")
     return broken
 
 

@@ -106,7 +106,7 @@ class Toy:
             case.fails(attempt.passed_on)
             raise
         if not (fault.is_fatal or fault is Fault.WRONG_TYPE) and not writer.transport.is_closing():
-            case.answered += 1
+            case.responded += 1
         if fault in (Fault.CLOSE, Fault.GARBAGE):
             raise Died
 

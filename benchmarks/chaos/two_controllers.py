@@ -38,7 +38,7 @@ from benchmarks.chaos.databases import PostgresServer, SqliteFile
 from benchmarks.chaos.harness import Stack, share, until
 from benchmarks.chaos.kill_controller import STEADY, Script, audit
 from benchmarks.chaos.traffic import Traffic, latency, tally
-from skyserve_cli.controller.api.client import Client, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, RefusedError
 from skyserve_cli.home import Home
 
 NAMES = ("a", "b")
@@ -71,7 +71,7 @@ class Daemon:
 
     def __init__(self, home: Home, database_url: str, *, is_clock_shared: bool) -> None:
         self.home = home
-        self.client = Client(home)
+        self.client = ControllerClient(home)
         self.clock = home.root / "clock"
         self._environment = {
             **os.environ,

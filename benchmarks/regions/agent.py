@@ -43,7 +43,7 @@ class Flight:
         # of a waiter
         self.view = RequestView("", "POST", "/v1/chat/completions")
         self.tried: tuple[int, ...] = ()
-        self.senior = False
+        self.has_priority = False
         self.hold_left_s = _DAY_S
         self.tenant = ""
         self.weight = 1.0
@@ -51,7 +51,7 @@ class Flight:
 
     def enter(self, agent: Agent) -> None:
         self.agent = self.origin = agent
-        self.hop = self.senior = False
+        self.hop = self.has_priority = False
         self.booking = None
 
 
@@ -148,7 +148,7 @@ class Agent:
                 now + self._world.rtt_s(self.region, flight.origin.region) / 2, flight.origin.returned, flight
             )
             return
-        if self._scheduler.hold(flight, now) is None:
+        if self._scheduler.enqueue(flight, now) is None:
             raise AssertionError("the queue is unbounded here")
 
     def _leaves(self, flight: Flight, choice: Choice | None, now: float) -> bool:
@@ -182,12 +182,12 @@ class Agent:
             self._world.lose(flight, now)
             return
         self._peers.refused(flight.view, flight.agent.region)
-        flight.agent, flight.hop, flight.senior = self, False, True
+        flight.agent, flight.hop, flight.has_priority = self, False, True
         self._flights[flight] = None
         choice = self._scheduler.place(flight, now)
         if choice is not None:
             self._push(flight, choice, now)
-        elif self._scheduler.hold(flight, now) is None:
+        elif self._scheduler.enqueue(flight, now) is None:
             raise AssertionError("the queue is unbounded here")
 
     def _starts_soon(self, flight: Flight, now: float) -> bool:
@@ -212,7 +212,7 @@ class Agent:
         flight, attempt = about
         if flight not in self._flights or attempt != flight.attempt or flight.booking is None:
             return
-        self._table.answered(flight.booking, now)
+        self._table.responded(flight.booking, now)
         self._let_in(now)
 
     def ended(self, about: tuple[Flight, int], now: float) -> None:

@@ -76,8 +76,20 @@ class _Flight:
     """A call in the balancer's hands; to the dispatcher it is a waiter."""
 
     __slots__ = (
-        "arrived_at", "booking", "cached_tokens", "call", "first_at", "hold_left_s", "matched_bytes", "policy",
-        "pushed_at", "senior", "tenant", "tried", "view", "weight",
+        "arrived_at",
+        "booking",
+        "cached_tokens",
+        "call",
+        "first_at",
+        "has_priority",
+        "hold_left_s",
+        "matched_bytes",
+        "policy",
+        "pushed_at",
+        "tenant",
+        "tried",
+        "view",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, call: Call, view: RequestView, now: float, hold_s: float) -> None:
@@ -85,7 +97,7 @@ class _Flight:
         self.view = view
         self.arrived_at = now
         self.tried: tuple[int, ...] = ()
-        self.senior = False  # engines do not die here
+        self.has_priority = False  # engines do not die here
         self.hold_left_s = hold_s
         self.tenant = ""
         self.weight = 1.0
@@ -173,7 +185,7 @@ class _World:
         if choice is not None:
             self._push(flight, choice.target_id, choice.matched_bytes, now)
             return
-        if self._dispatcher.hold(flight, now) is None:
+        if self._dispatcher.enqueue(flight, now) is None:
             self._refuse(flight, now)
         else:
             self._watch_deadlines()
@@ -215,7 +227,7 @@ class _World:
 
     def _answered(self, flight: _Flight, now: float) -> None:
         flight.first_at = now
-        self._table.answered(_booked(flight), now)
+        self._table.responded(_booked(flight), now)
         self._let_in(now)
 
     def _ended(self, about: tuple[_Engine, _Flight], now: float) -> None:

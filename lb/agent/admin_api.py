@@ -5,8 +5,8 @@ strictly as tables: a problem is named with its path, and changes nothing.
 
 | | |
 |---|---|
-| `GET /-/live`, `GET /-/ready` | 200; ready is 503 while no target is in good standing, or the agent drains or closes |
-| `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push answers `{"revision": ...}` |
+| `GET /-/live`, `GET /-/ready` | 200; ready is 503 while no target is healthy, or the agent drains or closes |
+| `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push returns `{"revision": ...}` |
 | `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session, listen, metrics: those given change |
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
 | `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
@@ -16,7 +16,7 @@ strictly as tables: a problem is named with its path, and changes nothing.
 | `GET /workers`, `POST /workers`, `GET`/`PUT`/`PATCH`/`DELETE /workers/ID` | as SGLang's gateway has them |
 | `POST /add_worker?url=`, `POST /remove_worker?url=`, `GET /list_workers` | as SGLang's router has them |
 
-Every change is stored in the agent's table file before it is in force, and is in force when it is answered. A
+Every change is stored in the agent's table file before it is in force, and is in force when the response is sent. A
 controller takes an edited table for a stale one and pushes its own again.
 """
 
@@ -90,7 +90,7 @@ def admin_app(agent: Administered, token: str) -> web.Application:
     """
     if not token:
         raise ValueError("the admin port needs a token")
-    control = _Control(agent)
+    control = _AgentControl(agent)
     workers = WorkerApi(control)
     app = web.Application(middlewares=[_bearer(token), _refusals], client_max_size=MAX_PUSH_BYTES)
     app.add_routes(
@@ -122,7 +122,7 @@ def admin_app(agent: Administered, token: str) -> web.Application:
     return app
 
 
-class _Control:
+class _AgentControl:
     """The agent as a whole. The only one who replaces its table."""
 
     def __init__(self, agent: Administered) -> None:
@@ -220,15 +220,15 @@ class _Control:
         return web.json_response({"keys": [usage._asdict() for usage in self.agent.usage()]})
 
     async def explain(self, request: web.Request) -> web.Response:
-        story = self.agent.explanations.find(request.match_info["request_id"])
-        if story is None:
+        explanation = self.agent.explanations.find(request.match_info["request_id"])
+        if explanation is None:
             raise Refused(404, "not_found", "no such request among the last ones")
-        return web.json_response(story.to_json())
+        return web.json_response(explanation.to_json())
 
     async def latest(self, request: web.Request) -> web.Response:
         limit = int(read_number(request, "limit", 20.0, 0.0, KEPT_REQUESTS))
-        stories = self.agent.explanations.latest(limit)
-        return web.json_response({"requests": [story.to_json() for story in stories]})
+        latest = self.agent.explanations.latest(limit)
+        return web.json_response({"requests": [explanation.to_json() for explanation in latest]})
 
 
 @web.middleware

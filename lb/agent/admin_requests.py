@@ -14,7 +14,7 @@ _D = TypeVar("_D", float, None)
 
 
 class Refused(Exception):
-    """A request that is answered with an error and has changed nothing."""
+    """A request that gets an error and has changed nothing."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from lb.config.options import Listen
 from lb.http.upstream import keep_alive
-from lb.proxy.ports import Client
+from lb.proxy.ports import ClientPort
 
 LEFT_OPEN_S = 2.0
 _BACKLOG = 4096
@@ -62,7 +62,7 @@ class DataPort:
         first: socket.socket,
         default: Listen,
         protocol: Callable[[], asyncio.Protocol],
-        clients: Collection[Client],
+        clients: Collection[ClientPort],
         tls: ssl.SSLContext | None = None,
         *,
         shared: bool = False,

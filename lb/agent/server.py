@@ -47,10 +47,10 @@ from lb.proxy.downstream import ClientConnection
 
 _log = logging.getLogger("lb.agent.server")
 _LOOK_EVERY_S = 0.05
-# For whom a successor serves: what was accepted by us, but has not said what it wants yet, is ours to answer. A busy
+# For whom a successor serves: what was accepted by us, but has not said what it wants yet, is ours to serve. A busy
 # connection has a request in this time, whose response says that it is the last one.
 _LAME_S = 2.0
-_RETIRED_S = 3600.0  # longer than any answer; held requests have a limit of their own
+_RETIRED_S = 3600.0  # longer than any response; held requests have a limit of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class ServerOptions:
 async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     """Serve until a signal.
 
-    `announce` gets one line of JSON when both ports listen. Raises OSError (a port cannot be had, a file cannot be read) or
+    `announce` gets one line of JSON when both ports listen. Raises OSError (a port is in use, a file cannot be read) or
     ssl.SSLError before it.
     """
     loop = asyncio.get_running_loop()
@@ -143,7 +143,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
 
     offer = None
     if options.handover_socket is not None:
-        offer = socket_handover.Offer(loop, options.handover_socket, listening, taken)
+        offer = socket_handover.SocketOffer(loop, options.handover_socket, listening, taken)
     if options.ready_file is not None:
         ready_file = options.ready_file
         write_text(ready_file, line() + "\n")
@@ -212,7 +212,7 @@ async def _nobody(agent: Agent, patience_s: float) -> None:
 
 
 async def _drained(agent: Agent, grace_s: float) -> None:
-    """Wait for the running answers, at most `grace_s`; then break off the rest."""
+    """Wait for the running responses, at most `grace_s`; then break off the rest."""
     await _nobody(agent, grace_s)
     for client in list(agent.proxy.clients):
         client.transport.abort()

@@ -33,7 +33,7 @@ class Taken:
         self._line = line
 
     async def serving(self) -> None:
-        """The predecessor may go. Returns once it has heard of it, and takes no table any longer."""
+        """The predecessor may go. Returns once it has been notified, and takes no table any longer."""
         loop = asyncio.get_running_loop()
         self._line.setblocking(False)
         try:
@@ -46,7 +46,7 @@ class Taken:
 
 
 def take(path: Path) -> Taken | None:
-    """Ask a predecessor for its sockets; None if there is none. Raises OSError if it does not answer in order."""
+    """Ask a predecessor for its sockets; None if there is none. Raises OSError if it does not follow the protocol."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.settimeout(TIMEOUT_S)
     try:
@@ -65,7 +65,7 @@ def take(path: Path) -> Taken | None:
     return Taken(sockets, line)
 
 
-class Offer:
+class SocketOffer:
     """Offers the listening sockets to a successor; `taken` is called once one serves."""
 
     def __init__(

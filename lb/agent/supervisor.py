@@ -12,7 +12,7 @@ and reads `serving.json`: {"release", "bundle", "pid", "admin_port", "starts", "
 An agent that fails is started again. When another release is wanted, its agent takes the listening sockets over from the
 one that runs (`lb.agent.socket_handover`), so that no connection is refused, and that one ends when its requests have. A release whose
 agent does not come up is refused: the one that runs goes on. The admin token comes by $SKYSERVE_LB_TOKEN, and is handed on
-by the environment, which other users cannot see. SIGTERM ends all agents; SIGHUP is for them: they read their table and certificate again.
+by the environment, which other users cannot see. SIGTERM terminates all agents; SIGHUP is for them: they read their table and certificate again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STOP_TIMEOUT_S = 10.0
 HANDOVER = "handover.sock"
 
 
-class Agent:
+class AgentProcess:
     """One process. `listening` is what it wrote when it listened."""
 
     def __init__(self, folder: Path, wanted: dict[str, Any], number: int) -> None:
@@ -79,19 +79,19 @@ class Agent:
 
 
 class Supervisor:
-    """One turn of `look` after the other. `agent` serves, `successor` is about to, `leaving` finish what they have."""
+    """One turn of `check` after the other. `agent` serves, `successor` is about to, `leaving` finish what they have."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._agent: Agent | None = None
-        self._successor: Agent | None = None
-        self._leaving: list[Agent] = []
+        self._agent: AgentProcess | None = None
+        self._successor: AgentProcess | None = None
+        self._leaving: list[AgentProcess] = []
         self._refused: dict[str, Any] | None = None
         self._starts = 0
         self._failures = 0  # in a row
         self._not_before = 0.0
 
-    def look(self) -> None:
+    def check(self) -> None:
         wanted = read_json(self._folder / "wanted.json")
         for agent in [one for one in self._leaving if not one.is_alive]:
             agent.discard()
@@ -120,7 +120,7 @@ class Supervisor:
             if agent.is_alive:
                 agent.process.kill()
 
-    def _agents(self) -> list[Agent]:
+    def _agents(self) -> list[AgentProcess]:
         return [one for one in (self._agent, self._successor, *self._leaving) if one is not None]
 
     def _want(self, wanted: dict[str, Any]) -> None:
@@ -129,17 +129,17 @@ class Supervisor:
             return
         self._starts += 1
         try:
-            self._successor = Agent(self._folder, wanted, self._starts)
+            self._successor = AgentProcess(self._folder, wanted, self._starts)
         except (OSError, KeyError, TypeError) as error:
             say(f"cannot start release {wanted.get('release')}: {type(error).__name__}: {error}")
             self._refuse(wanted)
 
-    def _await(self, successor: Agent) -> None:
+    def _await(self, successor: AgentProcess) -> None:
         if successor.listens() and successor.is_alive:
             if self._agent is not None:
                 self._leaving.append(self._agent)
             self._agent, self._successor, self._refused = successor, None, None
-            self._tell()
+            self._write_status()
         elif not successor.is_alive or uptime_s() - successor.began_at > START_TIMEOUT_S:
             say(f"the agent of release {successor.wanted['release']} did not come up")
             if successor.is_alive:
@@ -151,9 +151,9 @@ class Supervisor:
     def _refuse(self, wanted: dict[str, Any]) -> None:
         self._refused = wanted
         self._pause()
-        self._tell()
+        self._write_status()
 
-    def _lost(self, agent: Agent) -> None:
+    def _lost(self, agent: AgentProcess) -> None:
         say(f"the agent has ended with {agent.process.returncode}")
         if uptime_s() - agent.began_at > STEADY_AFTER_S:
             self._failures = 0
@@ -166,7 +166,7 @@ class Supervisor:
         self._not_before = uptime_s() + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures, 10))
         self._failures += 1
 
-    def _tell(self) -> None:
+    def _write_status(self) -> None:
         agent = self._agent
         state = {
             "release": agent.wanted["release"] if agent else None,
@@ -198,7 +198,7 @@ def uptime_s() -> float:
 
 
 def main() -> int:
-    keeper = Supervisor(Path.cwd())
+    supervisor = Supervisor(Path.cwd())
     stopping: list[int] = []
     reloading: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -207,11 +207,11 @@ def main() -> int:
     while not stopping:
         if reloading:
             reloading.clear()
-            keeper.reload()
+            supervisor.reload()
         with suppress(OSError):  # a full disk may have room again later
-            keeper.look()
+            supervisor.check()
         time.sleep(LOOK_EVERY_S)
-    keeper.stop()
+    supervisor.stop()
     return 0
 
 

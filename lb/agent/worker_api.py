@@ -45,7 +45,7 @@ class WorkerApi:
                 "stats": {
                     "total_workers": len(workers),
                     "healthy_workers": sum(worker["is_healthy"] for worker in workers),
-                    "total_models": 0,  # each serves whatever it is asked for
+                    "total_models": 0,  # each serves any model that a request names
                     "total_load": sum(worker["load"] for worker in workers),
                     "by_type": {"regular": len(workers), "prefill": 0, "decode": 0},
                 },
@@ -110,22 +110,22 @@ class WorkerApi:
     def _all(self) -> dict[str, dict[str, Any]]:
         now = asyncio.get_running_loop().time()
         rows = self._control.targets.rows(now)
-        return {target.id: _worker(target, standing, in_flight) for target, standing, in_flight in rows}
+        return {target.id: _worker(target, health, in_flight) for target, health, in_flight in rows}
 
 
-def _worker(target: Target, standing: Health, in_flight: int) -> dict[str, Any]:
+def _worker(target: Target, health: Health, in_flight: int) -> dict[str, Any]:
     return {
         **target.to_json(),
         "worker_type": "regular",
         "connection_mode": "http",
-        "is_healthy": standing is Health.GOOD,
-        "standing": standing.value,
+        "is_healthy": health is Health.GOOD,
+        "standing": health.value,
         "load": in_flight,
     }
 
 
 def _accepted(request: web.Request, worker_id: str, done: str, **more: str) -> web.Response:
-    """202 as SGLang's gateway answers, whose changes happen later; ours has happened."""
+    """Return 202 as SGLang's gateway does, whose changes happen later; ours has happened."""
     location = str(request.app.router["worker"].url_for(id=worker_id))
     body = {"status": "accepted", "worker_id": worker_id, **more, "location": location, "message": done}
     return web.json_response(body, status=202, headers={"Location": location})

@@ -30,7 +30,7 @@ OPTIONS = (
     "listen",
     "metrics",
 )
-# What SGLang's gateway may also have: prefill and decode workers, which cannot answer a request alone, and gRPC.
+# What SGLang's gateway may also have: prefill and decode workers, which cannot serve a request alone, and gRPC.
 _SERVED = (("worker_type", "regular"), ("connection_mode", "http"))
 
 

@@ -52,12 +52,12 @@ class _Options:
 class Limits(_Options):
     """How long and how much. All of them act on requests that arrive after the push.
 
-    `time_to_first_byte_s` is for a whole request over all its attempts; the time it is held does not count. An answer that
+    `time_to_first_byte_s` is for a whole request over all its attempts; the time it is held does not count. A response that
     is no stream begins when it is whole, and a model that thinks takes minutes for it: the default is the time for which
     OpenAI's clients wait.
-    `idle_timeout_s` is between two bytes of an answer. A request that no target can take is held up to `hold_s`, and
+    `idle_timeout_s` is between two bytes of a response. A request that no target can take is held up to `hold_s`, and
     at most `max_held` of them; a stream that was interrupted waits as long as `idle_timeout_s`, if that is longer. A
-    target that owes an answer, or the rest of one, and has been silent for `suspect_after_s` is asked for a sign of life and has `probe_timeout_s` to give it. `stall_timeout_s` is between two data events of a stream
+    target that owes a response, or the rest of one, and has been silent for `suspect_after_s` is probed and has `probe_timeout_s` to respond. `stall_timeout_s` is between two data events of a stream
     (comments are no sign of life); then it is continued elsewhere, if it can be.
 
     Of clients: `head_timeout_s` for a whole head, `keepalive_s` between two requests, `max_head_bytes` and
@@ -110,7 +110,7 @@ class Breaker(_Options):
     """When a target is left out.
 
     A target that cannot be reached or fails on a request is left out after `failures` in a row, for `first_s`, doubling up
-    to `longest_s`; then one request is its trial (a single half-open probe). One that answers 5xx is left out after
+    to `longest_s`; then one request is its trial (a single half-open probe). One that returns 5xx is left out after
     `errors_in_row` of them.
     """
 
@@ -133,9 +133,9 @@ class PushMode(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pushing(_Options):
-    """`probe_s` is how often an engine that has work is asked for its load.
+    """`probe_s` is how often an engine that has work is polled for its load.
 
-    Pushing by work or selectively falls back to `blind` for targets that tell no load, and by work to `selective` for
+    Pushing by work or selectively falls back to `blind` for targets that report no load, and by work to `selective` for
     routing policies that do not measure it.
     """
 
@@ -145,7 +145,7 @@ class Pushing(_Options):
 
     @property
     def asks(self) -> bool:
-        """Whether engines are asked for their load."""
+        """Whether engines are polled for their load."""
         return self.mode in (PushMode.WORK, PushMode.SELECTIVE)
 
 
@@ -244,7 +244,7 @@ class Access:
     """Who may call.
 
     Without keys everybody may, and all are one tenant. `overrides`: whether a request may name its routing policy
-    (`X-SkyServe-Policy`); each policy that is named stays in use and hears of every request.
+    (`X-SkyServe-Policy`); each policy that is named stays in use and is informed of every request.
     """
 
     keys: tuple[ApiKey, ...] = ()

@@ -50,10 +50,10 @@ class Readiness(str, Enum):
 class Target:
     """One backend. `url` is its base URL; `id` stays the same over its life and is never reused.
 
-    `health_path` is asked only under suspicion (see `lb.engines.health_checks`); None allows a mere TCP connect. For a DRAINING
+    `health_path` is probed only under suspicion (see `lb.engines.health_checks`); None allows a mere TCP connect. For a DRAINING
     target `drain_deadline_s` is the time left, counted from the push, until it is taken away; None = no limit.
     `capacity` is its size relative to others (see `policies.routing.base.TargetView`). With `tls_name` the target is spoken to only
-    if it has a certificate for that name by the table's `targets_ca`, whatever its address is.
+    if it has a certificate for that name by the table's `targets_ca`, at any address.
     """
 
     id: str

@@ -17,7 +17,7 @@ def stats(entries: Iterable[TargetState], now: float, window_s: float) -> tuple[
             in_flight=entry.view.in_flight,
             requests=entry.requests.count(now, window_s),
             errors=entry.errors.count(now, window_s),
-            ejected=entry.standing(now) is Health.EJECTED,
+            ejected=entry.health(now) is Health.EJECTED,
             heard_s=max(0.0, now - entry.heard_at),
             served_s=None if entry.served_at is None else max(0.0, now - entry.served_at),
         )
@@ -61,7 +61,7 @@ def audit(entries: Iterable[TargetState], open_bookings: Collection[Booking]) ->
         else:
             problems.append(f"open {booking} is on an unknown target")
     for entry, bookings in on.items():
-        unanswered = sum(not booking.answered for booking in bookings)
+        unanswered = sum(not booking.responded for booking in bookings)
         if entry.view.in_flight != len(bookings):
             problems.append(
                 f"{entry.key} counts {entry.view.in_flight} in flight, {len(bookings)} bookings are open"
@@ -72,7 +72,7 @@ def audit(entries: Iterable[TargetState], open_bookings: Collection[Booking]) ->
             )
         if entry.trial is not None and entry.trial not in open_bookings:
             problems.append(f"{entry.key} waits for a trial that is over")
-        if any(sent not in bookings or sent.answered for sent in entry.gate.unproven):
+        if any(sent not in bookings or sent.responded for sent in entry.gate.unproven):
             problems.append(f"{entry.key} waits for proof of an ended request")
         if entry.departed and not bookings:
             problems.append(f"{entry.key} left, idle, and is still remembered")

@@ -1,4 +1,4 @@
-"""The routing policies in use: the table's own, and those that requests have asked for by name.
+"""The routing policies in use: the table's own, and those that requests have named.
 
 All of them are informed of every request, whichever policy has chosen its target, so that each knows the whole load and every
 prompt. A new one is informed at once of requests under way.
@@ -26,9 +26,9 @@ class ActivePolicies:
         "_make",
         "_used_at",
         "needs_prompt",
-        "on_answered",
         "on_ended",
         "on_record",
+        "on_responded",
         "own",
     )
 
@@ -37,7 +37,7 @@ class ActivePolicies:
         self._make = make
         self.own: RoutingPolicy = make(name)
         self._by_name: dict[str, RoutingPolicy] = {name: self.own}
-        self._used_at: dict[str, float] = {}  # of those that requests have asked for
+        self._used_at: dict[str, float] = {}  # of those that requests have named
         self._learn_hooks()
 
     def adopt(self, name: str, under_way: Iterable[Booking]) -> None:
@@ -58,19 +58,19 @@ class ActivePolicies:
             for booking in sorted(under_way, key=_since):
                 if not booking.entry.departed:
                     policy.record(booking.request, booking.key.id, booking.since)
-                    if booking.answered:
-                        policy.answered(booking.request, booking.key.id, booking.since)
+                    if booking.responded:
+                        policy.responded(booking.request, booking.key.id, booking.since)
             self._by_name[name] = policy
             self._learn_hooks()
         return policy
 
     def used(self, name: str, now: float) -> None:
-        """A request has asked for this policy by name."""
+        """A request has named this policy."""
         if name != self.own.name:
             self._used_at[name] = now
 
     def drop_unused(self, now: float, unused_s: float = UNUSED_S) -> None:
-        """Drop policies that no request has asked for lately: every request feeds every policy, and trees take memory."""
+        """Drop policies that no request has named lately: every request feeds every policy, and trees take memory."""
         old = [
             name
             for name in self._by_name
@@ -89,7 +89,7 @@ class ActivePolicies:
         every = list(self._by_name.values())
         self.needs_prompt = any(policy.needs_prompt for policy in every)
         self.on_record: list[Callable[[RequestView, str, float], None]] = _doing(every, "record")
-        self.on_answered: list[Callable[[RequestView, str, float], None]] = _doing(every, "answered")
+        self.on_responded: list[Callable[[RequestView, str, float], None]] = _doing(every, "responded")
         self.on_ended: list[Callable[[RequestView, str, float, int | None], None]] = _doing(every, "ended")
 
 

@@ -8,8 +8,8 @@ SP-P (SkyWalker §3.3) gives a target more only while its engine has no *pending
 no room for, and looks every 100 ms. A look alone is not enough: between two of them a balancer of a hundred
 requests a second would push ten of them through one "nothing is pending". So what has been sent since counts:
 
-    unproven   requests of ours, neither answered nor over, of which nothing shows that the engine has found room
-               for them: sent after the look was asked for, or still on their way to its scheduler then (it
+    unproven   requests of ours, without a first byte and not over, of which nothing shows that the engine has found room
+               for them: sent after the look was requested, or still on their way to its scheduler then (it
                counted fewer requests than we have there), which ends after TRANSIT_S
     carried  = in_flight - unproven - pending       what it carries without complaint
     cap      = carried + allowance                  and never below 1: one of ours is always worth a try
@@ -27,7 +27,7 @@ The allowance is how much more than it is known to carry the engine is trusted w
     pending > 0                                         1; once that is over, half as much as before
 
 An engine of many slots thus fills up within a few looks, and once it is full it has a few requests pending, not
-ten for each look. Where looks stop coming, whatever is without its first byte is unproven, and the allowance stays.
+ten for each look. Where reports stop coming, every request without its first byte is unproven, and the allowance stays.
 Where an engine has never reported its load, or reports nothing, pushing is blind.
 """
 
@@ -49,7 +49,7 @@ TRANSIT_S = 2.0  # a scheduler takes notice of what has come after each iteratio
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine said of itself; None is what it does not tell. `kv_usage` is 0 to 1.
+    """What an engine reports of itself; None is what it does not report. `kv_usage` is 0 to 1.
 
     `running` requests are in its batch, at most `max_running` of them; `pending` ones wait for room in it.
     """
@@ -102,7 +102,7 @@ class Gate:
         if in_flight >= self.cap:
             self._hit = True
 
-    def answered(self, request: Sent, in_flight: int) -> bool:
+    def responded(self, request: Sent, in_flight: int) -> bool:
         """Its first byte has come; True if it was unproven until now."""
         if request not in self.unproven:
             return False

@@ -10,7 +10,7 @@ With keys configured, each header that carried a known key (`Admission.carried_b
 do not get it. Without keys every client is the anonymous tenant, nothing is limited, and all headers are passed on.
 
 **The account of a request** is opened by `admit_head`, on the head alone; `reserve` follows when its body is known, and
-`settle` exactly once when it has ended, in whatever way. Requests that are refused after `admit_head` (by `reserve`, by
+`settle` exactly once when it is over, in any way. Requests that are refused after `admit_head` (by `reserve`, by
 a full queue, for a bad body) are settled with 0 tokens.
 
 Limits of requests and tokens are token buckets. A bucket holds one minute's worth and fills evenly: a tenant that was

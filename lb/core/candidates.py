@@ -31,14 +31,14 @@ class _Group:
         self.admitting = TargetList(((rank, entry.view) for rank, entry in ranked if entry.admits()), fleet)
 
 
-class _Place:
+class _Membership:
     """Where a target is listed, its life as listed there, and the first of its timers in the heap."""
 
-    __slots__ = ("group", "life", "timer_at")
+    __slots__ = ("epoch", "group", "timer_at")
 
-    def __init__(self, group: _Group, life: int) -> None:
+    def __init__(self, group: _Group, epoch: int) -> None:
         self.group = group
-        self.life = life
+        self.epoch = epoch
         self.timer_at = _NEVER
 
 
@@ -47,7 +47,7 @@ class Candidates:
 
     __slots__ = (
         "_best",
-        "_by_life",
+        "_by_epoch",
         "_changed",
         "_due_at",
         "_entries",
@@ -66,8 +66,8 @@ class Candidates:
         self._open = open_bookings
         self._groups: dict[Health, _Group] = {}
         self._best = _NOTHING  # the first that has members
-        self._places: dict[TargetState, _Place] = {}
-        self._by_life: dict[int, TargetState] = {}
+        self._places: dict[TargetState, _Membership] = {}
+        self._by_epoch: dict[int, TargetState] = {}
         self._timers: list[tuple[float, int, TargetState]] = []  # a heap
         self._timers_set = 0
         self._changed: dict[TargetState, None] = {}  # not in their places yet
@@ -90,7 +90,7 @@ class Candidates:
         return self._best.members
 
     def room(self, now: float) -> bool:
-        """Return whether any target admits one more request, of whatever health."""
+        """Return whether any target admits one more request, of any health."""
         if self.views(now):
             return True
         return any(self._groups[health].admitting for health in _BEST_FIRST)
@@ -102,14 +102,14 @@ class Candidates:
         return self._version
 
     def without(
-        self, lives: Collection[int], now: float, gated: bool = True
+        self, epochs: Collection[int], now: float, gated: bool = True
     ) -> tuple[Health, Sequence[TargetView]]:
-        """Return the best health of any target without those lives, and which of that health admit (or all of them)."""
+        """Return the best health of any target without those epochs, and which of that health admit (or all of them)."""
         if now >= self._due_at:
             self._settle(now)
         gone: dict[_Group, list[int]] = {}
-        for life in lives:
-            entry = self._by_life.get(life)
+        for epoch in epochs:
+            entry = self._by_epoch.get(epoch)
             if entry is not None:
                 gone.setdefault(self._places[entry].group, []).append(_rank(entry))
         for health in _BEST_FIRST:
@@ -181,10 +181,10 @@ class Candidates:
         fleet = [entry.view for entry in entries]
         by_health: dict[Health, list[TargetState]] = {health: [] for health in Health}
         for entry in entries:
-            by_health[entry.standing(now)].append(entry)
+            by_health[entry.health(now)].append(entry)
         self._groups = {health: _Group(health, those, fleet) for health, those in by_health.items()}
-        self._places = {entry: _Place(self._groups[entry.standing(now)], entry.life) for entry in entries}
-        self._by_life = {entry.life: entry for entry in entries}
+        self._places = {entry: _Membership(self._groups[entry.health(now)], entry.epoch) for entry in entries}
+        self._by_epoch = {entry.epoch: entry for entry in entries}
         self._timers = []
         for entry, place in self._places.items():
             self._set_timer(entry, place, _next_change(entry, now))
@@ -196,11 +196,11 @@ class Candidates:
         place = self._places.get(entry)
         if place is None or entry.departed:
             return False
-        if place.life != entry.life:
-            self._by_life.pop(place.life, None)
-            self._by_life[entry.life] = entry
-            place.life = entry.life
-        rank, group = _rank(entry), self._groups[entry.standing(now)]
+        if place.epoch != entry.epoch:
+            self._by_epoch.pop(place.epoch, None)
+            self._by_epoch[entry.epoch] = entry
+            place.epoch = entry.epoch
+        rank, group = _rank(entry), self._groups[entry.health(now)]
         moved = group is not place.group
         if moved:
             place.group.members.drop(rank)
@@ -213,7 +213,7 @@ class Candidates:
         self._set_timer(entry, place, _next_change(entry, now))
         return moved or opened
 
-    def _set_timer(self, entry: TargetState, place: _Place, at: float) -> None:
+    def _set_timer(self, entry: TargetState, place: _Membership, at: float) -> None:
         """Only the earliest counts: when it is due, the next one is set."""
         if at < place.timer_at:
             place.timer_at = at
@@ -227,7 +227,7 @@ class Candidates:
         }
         if any(entry.view.waiting for entry in stale):
             for booking in self._open:
-                if not booking.answered and booking.entry in stale:
+                if not booking.responded and booking.entry in stale:
                     stale[booking.entry].append(booking)
         for entry, unanswered in stale.items():
             entry.unheard(sorted(unanswered, key=_since))

@@ -16,16 +16,16 @@ class Failure(str, Enum):
     UNREACHABLE = "unreachable"  # no connection: the request has run nowhere
     LOCAL = "local"  # no connection, for want of something of ours: descriptors, ports, memory, a name server
     STALE = "stale"  # a reused connection ended before the first byte
-    DIED = "died"  # a connection of our own ended before the answer had started (or, if whole, ended)
+    DIED = "died"  # a connection of our own ended before the response had started (or, if whole, ended)
     MALFORMED = "malformed"  # what it sends is not HTTP
     IDLE = "idle"  # no byte for too long in the middle of a response
     STALLED = "stalled"  # a stream without an event for too long
     UNFIT = "unfit"  # it does not continue what another has started
     GAVE_UP = "gave_up"  # the engine reports in the middle of a stream that it stops
-    SHORT = "short"  # a stream that ends in good order before its answer does
+    SHORT = "short"  # a stream that ends in good order before its response is complete
     EMPTY = "empty"  # 200, and nothing, where a model has to say something
     REFUSED = "refused"  # it says 502, 503 or 504
-    SILENT = "silent"  # no answer within the time to first byte, or no more of it and no sign of life
+    SILENT = "silent"  # no response within the time to first byte, or no more of it and no sign of life
 
 
 BLAME = {

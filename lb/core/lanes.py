@@ -46,7 +46,7 @@ class Lanes(Generic[T]):
         self.leave(ticket)
         longest_s = min(LONGEST_PUT_OFF_S, SHARE * (ticket.deadline - ticket.joined_at))
         late_s = longest_s * (put_off_s / LONGEST_PUT_OFF_S)
-        place = (not ticket.senior, ticket.joined_at + late_s, ticket.number)
+        place = (not ticket.has_priority, ticket.joined_at + late_s, ticket.number)
         ticket.lane = target_id
         self._places[ticket] = place
         insort(self._by_target.setdefault(target_id, {}).setdefault(ticket.tenant, []), (place, ticket))

@@ -11,7 +11,7 @@ import math
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-FULL = math.inf  # the level of a bucket that has never been used, whatever its size
+FULL = math.inf  # the level of a bucket that has never been used, of any size
 
 
 class LimitRow(Protocol):

@@ -20,7 +20,7 @@ import orjson
 from lb.config.schema import Readiness, Target
 from lb.core.target_state import Key, TargetState
 
-_NO_LIVES: frozenset[int] = frozenset()
+_NO_EPOCHS: frozenset[int] = frozenset()
 _LATEST = ":latest"
 
 
@@ -53,7 +53,7 @@ def read_models(body: bytes) -> ModelList | None:
 
 
 class ModelDirectory:
-    """The model lists of a table's targets. The table reports when its targets or their lives have changed."""
+    """The model lists of a table's targets. The table reports when its targets or their epochs have changed."""
 
     __slots__ = (
         "_barred",
@@ -89,15 +89,15 @@ class ModelDirectory:
     # --- questions
 
     def barred(self, model: str) -> frozenset[int]:
-        """Return the lives of the targets that do not serve the model. `model` is empty if a request names none."""
+        """Return the epochs of the targets that do not serve the model. `model` is empty if a request names none."""
         if not model or not self.mixed:
-            return _NO_LIVES
+            return _NO_EPOCHS
         name = model if model in self._names else ""  # clients make up any number of names
-        lives = self._barred.get(name)
-        if lives is None:
-            lives = frozenset(one.life for one in self._open if self._serves(one.key, name) is False)
-            self._barred[name] = lives
-        return lives
+        epochs = self._barred.get(name)
+        if epochs is None:
+            epochs = frozenset(one.epoch for one in self._open if self._serves(one.key, name) is False)
+            self._barred[name] = epochs
+        return epochs
 
     def missing(self, model: str) -> bool:
         """Return True if it is certain that no target serves the model, although they serve others."""
@@ -113,7 +113,7 @@ class ModelDirectory:
         if self._polled and model not in self._names:
             return False
         return any(
-            one.life not in tried and (one.key not in self._lists or self._serves(one.key, model))
+            one.epoch not in tried and (one.key not in self._lists or self._serves(one.key, model))
             for one in self._open
         )
 
@@ -131,7 +131,7 @@ class ModelDirectory:
     def targets(self) -> Iterator[tuple[Key, Target, int]]:
         """Yield every target whose list counts, with its life."""
         for one in self._open:
-            yield one.key, one.target, one.life
+            yield one.key, one.target, one.epoch
 
     # --- reports
 

@@ -25,7 +25,7 @@ from policies.routing.base import Choice, RequestView, Turns
 from policies.routing.gorgo import DEFAULT_S_PER_BYTE
 from policies.routing.prefix_policy import MAX_PROMPT_BYTES, MIN_MATCH_BYTES
 from policies.routing.radix_tree import NO_MATCH, RadixTree
-from policies.routing.work import prompt_bytes
+from policies.routing.request_work import prompt_bytes
 
 CREDIT_PER_ROOM = 1.5
 FRESH_REPORTS = 3.0

@@ -38,11 +38,11 @@ class Ticket(Generic[T]):
     __slots__ = (
         "deadline",
         "group",
+        "has_priority",
         "item",
         "joined_at",
         "lane",
         "number",
-        "senior",
         "tenant",
         "tried",
         "waits",
@@ -55,7 +55,7 @@ class Ticket(Generic[T]):
         deadline: float,
         number: int,
         tenant: str,
-        senior: bool,
+        has_priority: bool,
         tried: frozenset[int],
         group: str = "",
     ) -> None:
@@ -65,32 +65,34 @@ class Ticket(Generic[T]):
         self.number = number  # in the order of joining
         self.tenant = tenant
         self.group = group
-        self.senior = senior
+        self.has_priority = has_priority
         self.tried = tried
         self.waits = True
         self.lane: str | None = None  # the target it waits for (see `lb.core.lanes`), if it is one alone
 
 
-class _Line(Generic[T]):
+class _TenantQueue(Generic[T]):
     """The tickets of one tenant, each kind oldest first, and where it stands in virtual time."""
 
-    __slots__ = ("by_group", "seniors", "tag", "tickets", "weight")
+    __slots__ = ("by_group", "priority_tickets", "tag", "tickets", "weight")
 
     def __init__(self, tag: float, weight: float) -> None:
         self.tag = tag
         self.weight = weight
-        self.seniors: OrderedDict[Ticket[T], None] = OrderedDict()  # the first is found in constant time
+        self.priority_tickets: OrderedDict[Ticket[T], None] = (
+            OrderedDict()
+        )  # the first is found in constant time
         self.tickets: OrderedDict[Ticket[T], None] = OrderedDict()
         self.by_group: dict[str, int] = {}  # how many tickets there are of each, seniors left out
 
     def add(self, ticket: Ticket[T]) -> None:
         self.of(ticket)[ticket] = None
-        if not ticket.senior:
+        if not ticket.has_priority:
             self.by_group[ticket.group] = self.by_group.get(ticket.group, 0) + 1
 
     def remove(self, ticket: Ticket[T]) -> None:
         del self.of(ticket)[ticket]
-        if not ticket.senior:
+        if not ticket.has_priority:
             self.by_group[ticket.group] -= 1
             if not self.by_group[ticket.group]:
                 del self.by_group[ticket.group]
@@ -103,13 +105,13 @@ class _Line(Generic[T]):
         return next(ticket for ticket in reversed(self.tickets) if ticket.group == most)
 
     def __len__(self) -> int:
-        return len(self.seniors) + len(self.tickets)
+        return len(self.priority_tickets) + len(self.tickets)
 
     def __iter__(self) -> Iterator[Ticket[T]]:
-        return chain(self.seniors, self.tickets)
+        return chain(self.priority_tickets, self.tickets)
 
     def of(self, ticket: Ticket[T]) -> OrderedDict[Ticket[T], None]:
-        return self.seniors if ticket.senior else self.tickets
+        return self.priority_tickets if ticket.has_priority else self.tickets
 
     def walk(self) -> Iterator[Ticket[T]]:
         """Yield each ticket once; the line may change under way."""
@@ -124,13 +126,13 @@ class _Line(Generic[T]):
 class RequestQueue(Generic[T]):
     """`limit` is the owner's at the time of joining, since it may change.
 
-    `pushed_out` is called for each ticket that must make room for another tenant's; without it no ticket is pushed out.
+    `evicted` is called for each ticket that must make room for another tenant's; without it no ticket is pushed out.
     Constant or logarithmic time throughout, but for a full room (the number of tenants).
     """
 
-    def __init__(self, pushed_out: Callable[[Ticket[T]], None] | None = None) -> None:
-        self._pushed_out = pushed_out
-        self._lines: dict[str, _Line[T]] = {}
+    def __init__(self, evicted: Callable[[Ticket[T]], None] | None = None) -> None:
+        self._evicted = evicted
+        self._lines: dict[str, _TenantQueue[T]] = {}
         self._timers: list[tuple[float, int, Ticket[T]]] = []  # a heap; may hold tickets that have left
         self._with_tried: dict[frozenset[int], int] = {}  # how many tickets there are of each
         self._length = 0
@@ -149,7 +151,7 @@ class RequestQueue(Generic[T]):
         limit: int,
         tenant: str = "",
         weight: float = 1.0,
-        senior: bool = False,
+        has_priority: bool = False,
         tried: Collection[int] = (),
         group: str = "",
     ) -> Ticket[T] | None:
@@ -159,17 +161,17 @@ class RequestQueue(Generic[T]):
         """
         if hold_s <= 0:
             return None
-        finds_a_place = senior and self._length < 2 * limit
+        finds_a_place = has_priority and self._length < 2 * limit
         if self._length >= limit and not finds_a_place and not self._make_room(tenant, weight, limit, group):
             return None
         line = self._lines.get(tenant)
         if line is None:
-            line = self._lines[tenant] = _Line(self._now, weight)
+            line = self._lines[tenant] = _TenantQueue(self._now, weight)
         elif not len(line):
             line.tag = max(line.tag, self._now)
         line.weight = weight
         self.joined += 1
-        ticket = Ticket(item, now, now + hold_s, self.joined, tenant, senior, frozenset(tried), group)
+        ticket = Ticket(item, now, now + hold_s, self.joined, tenant, has_priority, frozenset(tried), group)
         self._with_tried[ticket.tried] = self._with_tried.get(ticket.tried, 0) + 1
         line.add(ticket)
         self._length += 1
@@ -182,7 +184,7 @@ class RequestQueue(Generic[T]):
         for line in self._lines.values():
             tickets = line.walk()
             for head in tickets:
-                heap.append((line.tag, not head.senior, head.number, head, line, tickets))
+                heap.append((line.tag, not head.has_priority, head.number, head, line, tickets))
                 break
         heapify(heap)
         while heap:
@@ -190,7 +192,9 @@ class RequestQueue(Generic[T]):
             if ticket.waits:
                 yield ticket
             for following in tickets:
-                heappush(heap, (line.tag, not following.senior, following.number, following, line, tickets))
+                heappush(
+                    heap, (line.tag, not following.has_priority, following.number, following, line, tickets)
+                )
                 break
 
     def take(self, ticket: Ticket[T]) -> bool:
@@ -199,7 +203,7 @@ class RequestQueue(Generic[T]):
         if line is None:
             return False
         self._now = max(self._now, line.tag)
-        if not ticket.senior:
+        if not ticket.has_priority:
             line.tag += 1.0 / line.weight
         self._drop(ticket)
         return True
@@ -257,7 +261,7 @@ class RequestQueue(Generic[T]):
 
     def _make_room(self, tenant: str, weight: float, limit: int, group: str) -> bool:
         """Push out a ticket of a tenant, or of a group of this one, that has more than its share; False if there is none."""
-        if self._pushed_out is None or not self._lines or self._length > limit:
+        if self._evicted is None or not self._lines or self._length > limit:
             return False
         greedy = max(self._lines.values(), key=_tickets_per_weight)
         own = self._lines.get(tenant)
@@ -270,7 +274,7 @@ class RequestQueue(Generic[T]):
         if youngest is None:
             return False
         self._drop(youngest)
-        self._pushed_out(youngest)
+        self._evicted(youngest)
         return True
 
     def _drop(self, ticket: Ticket[T]) -> None:
@@ -298,5 +302,5 @@ def _number(ticket: Ticket[T]) -> int:
     return ticket.number
 
 
-def _tickets_per_weight(line: _Line[T]) -> float:
+def _tickets_per_weight(line: _TenantQueue[T]) -> float:
     return len(line.tickets) / line.weight

@@ -4,7 +4,7 @@
 started four times because its targets die. An attempt whose connection could not be made costs nothing and is not
 counted. A target that has not failed the request always goes before one that has.
 
-*All requests.* Retries are at most a share of the requests of late, plus a floor for the quiet hours (a retry budget,
+*All requests.* Retries are at most a share of recent requests, plus a minimum for quiet hours (a retry budget,
 as Finagle's and Envoy's have it): when everything fails, retries must not multiply the load. A request that was on a target
 that died goes elsewhere outside of it, once: a replica takes hundreds with it in one moment, and they are no new load.
 
@@ -29,7 +29,7 @@ MAX_DEATHS = 2  # targets that may die on one request before its first byte
 _SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
-class Verdict(str, Enum):
+class RetryVerdict(str, Enum):
     """The verdict on a request whose attempt has failed before its first byte, and why."""
 
     ELSEWHERE = "elsewhere"  # on a target that has not failed it
@@ -43,7 +43,7 @@ class Verdict(str, Enum):
 
     @property
     def goes_on(self) -> bool:
-        return self in (Verdict.ELSEWHERE, Verdict.SAME_TARGET, Verdict.NO_TARGET_LEFT)
+        return self in (RetryVerdict.ELSEWHERE, RetryVerdict.SAME_TARGET, RetryVerdict.NO_TARGET_LEFT)
 
 
 class RetryHistory(NamedTuple):
@@ -63,21 +63,21 @@ class RetryHistory(NamedTuple):
     repeatable: bool = True
 
 
-def may_retry(history: RetryHistory, rules: Retries, others: bool) -> Verdict:
+def may_retry(history: RetryHistory, rules: Retries, others: bool) -> RetryVerdict:
     """Return the verdict of the rules; `others`: whether there is a target that has not failed the request."""
     if history.reached and not history.repeatable:
-        return Verdict.NOT_REPEATABLE
+        return RetryVerdict.NOT_REPEATABLE
     if history.deaths >= MAX_DEATHS:
-        return Verdict.KILLS_TARGETS
+        return RetryVerdict.KILLS_TARGETS
     if history.started > rules.max_total_retries:
-        return Verdict.TOO_OFTEN
+        return RetryVerdict.TOO_OFTEN
     if history.started >= 2 and history.longest_s >= rules.slow_after_s:
-        return Verdict.TOO_SLOW
+        return RetryVerdict.TOO_SLOW
     if others:
-        return Verdict.ELSEWHERE
+        return RetryVerdict.ELSEWHERE
     if history.on_target <= rules.max_worker_retries:
-        return Verdict.SAME_TARGET
-    return Verdict.NO_TARGET_LEFT
+        return RetryVerdict.SAME_TARGET
+    return RetryVerdict.NO_TARGET_LEFT
 
 
 def is_repeatable(method: bytes, for_model: bool, idempotency_key: bool) -> bool:
@@ -108,14 +108,14 @@ def backoff_s(rules: Retries, retry: int, rng: random.Random) -> float:
 class Tries:
     """What has become of one request so far: where it has been, how often it may have run, how long it may still wait.
 
-    `by_life` counts attempts by the lives of targets (see `lb.core.target_state`); those in it have failed the request.
+    `by_epoch` counts attempts by the epochs of targets (see `lb.core.target_state`); those in it have failed the request.
     `executions` are attempts that may have started to run. `replayable` is false once part of a body that is not kept has been
     sent.
     """
 
     __slots__ = (
         "attempts",
-        "by_life",
+        "by_epoch",
         "deaths",
         "executions",
         "failed",
@@ -132,7 +132,7 @@ class Tries:
         self.repeatable = repeatable
         self.wait_left_s = wait_left_s  # to the first byte, over all attempts
         self.queue_left_s = queue_left_s
-        self.by_life: dict[int, int] = {}
+        self.by_epoch: dict[int, int] = {}
         self.attempts = 0
         self.executions = 0
         self.deaths = 0
@@ -142,22 +142,22 @@ class Tries:
         self.was_queued = False
         self.replayable = True
 
-    def begin(self, life: int) -> None:
+    def begin(self, epoch: int) -> None:
         """An attempt on a target begins."""
-        self.by_life[life] = self.by_life.get(life, 0) + 1
+        self.by_epoch[epoch] = self.by_epoch.get(epoch, 0) + 1
         self.attempts += 1
 
     def may_move(self) -> bool:
         """Return True if an attempt that has been sent may be given up for another."""
         return self.replayable and self.repeatable
 
-    def after(self, *, reached: bool, died: bool, ran_s: float, life: int) -> RetryHistory:
+    def after(self, *, reached: bool, died: bool, ran_s: float, epoch: int) -> RetryHistory:
         """Return what the rules of a retry need to know after an attempt of `ran_s` seconds has failed."""
         self.failed = True
         self.longest_s = max(self.longest_s, ran_s)
         if died:
             self.deaths += 1
-        on_target = self.by_life.get(life, 0)
+        on_target = self.by_epoch.get(epoch, 0)
         return RetryHistory(
             self.executions, on_target, reached, self.longest_s, died, self.deaths, self.repeatable
         )

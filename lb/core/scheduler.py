@@ -6,14 +6,14 @@ no other request waiting.
 
 *Waiting for one target.* Where pushing is by work and the policy measures it, a request may be best off with a target that
 has enough to do. It is held for that target alone, in its lane (see `lb.core.lanes`), and the targets without a lane are free
-for those that are best off there. Each pass sends what its target can take from each lane whose target has been heard of since,
+for those that are best off there. Each pass sends what its target can take from each lane whose target has reported since,
 and ten times a second from all. If a target without a lane has nothing pending, and otherwise ten times a second, the last
 ones of the longest lane choose again: another target may have become the better one for them.
 
 *The drive.* Nothing happens here by itself. The owner of the scheduler calls `let_in` when something may have made
 room (see `lb.core.targets.TargetTable`) and when time may have (an ejection runs out, a look at an engine goes stale: a few
 times a second). That is cheap: no request is tried twice while nothing has changed, and none at all while there is no
-room. Whether any of them can go depends only on what each has tried. So that is asked once for each set of lives that
+room. Whether any of them can go depends only on what each has tried. So that is computed once for each set of epochs that
 some have tried, however many are held.
 """
 
@@ -31,8 +31,8 @@ from policies.routing.base import Choice, RequestView
 class Waiter(Protocol):
     """A request that looks for a target.
 
-    `tried` are the lives (see `lb.core.target_state`) that have failed it, `policy` the name of the policy it asks for,
-    None for the table's own, `senior` whether it comes back, having lost its target.
+    `tried` are the epochs (see `lb.core.target_state`) that have failed it, `policy` the name of the policy it requests,
+    None for the table's own, `has_priority` whether it comes back, having lost its target.
     """
 
     @property
@@ -42,7 +42,7 @@ class Waiter(Protocol):
     def tried(self) -> Collection[int]: ...
 
     @property
-    def senior(self) -> bool: ...
+    def has_priority(self) -> bool: ...
 
     @property
     def hold_left_s(self) -> float: ...
@@ -60,7 +60,7 @@ class Waiter(Protocol):
 W = TypeVar("W", bound=Waiter)
 
 MOVES = 2  # out of one lane, at most, each time
-REVIEW_S = 0.1  # how often all lanes are looked at, whatever has been heard
+REVIEW_S = 0.1  # how often all lanes are looked at, with or without reports
 
 
 class Scheduler(Generic[W]):
@@ -90,7 +90,7 @@ class Scheduler(Generic[W]):
                 return None
         return self._choose(waiter, now)
 
-    def hold(self, waiter: W, now: float) -> Ticket[W] | None:
+    def enqueue(self, waiter: W, now: float) -> Ticket[W] | None:
         """Return a place in the queue; None if there is none, or no time left to wait."""
         limit = self._table.table.limits.max_held
         model = waiter.view.scope if self._table.models.mixed else ""
@@ -101,7 +101,7 @@ class Scheduler(Generic[W]):
             limit,
             waiter.tenant,
             waiter.weight,
-            waiter.senior,
+            waiter.has_priority,
             waiter.tried,
             model,
         )
@@ -110,7 +110,7 @@ class Scheduler(Generic[W]):
         return ticket
 
     def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
-        """Yield the requests that may go now, one at a time and out of the queue: book it before you ask for the next."""
+        """Yield the requests that may go now, one at a time and out of the queue: book it before you request the next."""
         if len(self._queue):
             self._recount(now)
         relieved = self._table.take_relieved()

@@ -11,7 +11,7 @@ MAX_WINDOW_S = 600.0
 class WindowCounter:
     """Counts occurrences and forgets those older than MAX_WINDOW_S; `now` must not run backwards.
 
-    An answer is exact to one bucket of one second; memory is bounded by the window, not by the traffic.
+    A result is exact to one bucket of one second; memory is bounded by the window, not by the traffic.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class WindowCounter:
 class WindowMean:
     """The mean over time of a number that goes up and down; `now` must not run backwards.
 
-    Keeps the area under the number, with one or two marks a second: an answer is exact to what changed within the
+    Keeps the area under the number, with one or two marks a second: a result is exact to what changed within the
     second at the window's far end, and memory is bounded by the window, not by the traffic.
     """
 

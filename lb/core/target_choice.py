@@ -20,40 +20,40 @@ class TargetChoice(TargetStatus):
 
     def __init__(self, table: Table, now: float, make_policy: Callable[[str], RoutingPolicy]) -> None:
         super().__init__(table)
-        self._advisers = ActivePolicies(table.policy, make_policy)
+        self._active_policies = ActivePolicies(table.policy, make_policy)
         self._troubled: set[TargetState] = set()
         self._fade_at = now
         self._relieved: dict[str, None] = {}  # a dict, since it must be the same in every run
 
     def use(self, policy: str) -> None:
-        """Get ready for requests that ask for `policy` by name. Raises UnknownPolicyError."""
-        self._advisers.named(policy, self._open)
+        """Get ready for requests that name `policy`. Raises UnknownPolicyError."""
+        self._active_policies.named(policy, self._open)
 
     def drop_unused_policies(self, now: float) -> None:
-        """Forget policies that requests once asked for by name."""
-        self._advisers.drop_unused(now, UNUSED_S if self.table.access.overrides else 0.0)
+        """Forget policies that requests once named."""
+        self._active_policies.drop_unused(now, UNUSED_S if self.table.access.overrides else 0.0)
 
     @property
     def needs_prompt(self) -> bool:
         """Whether any of the policies in use wants to see prompts."""
-        return self._advisers.needs_prompt
+        return self._active_policies.needs_prompt
 
     def gauges(self) -> Mapping[str, float]:
         """Return the routing policy's own: how large its tree is, and the like."""
-        return self._advisers.own.gauges()
+        return self._active_policies.own.gauges()
 
     def choose(
         self, request: RequestView, now: float, exclude: Collection[int] = (), policy: str | None = None
     ) -> Choice | None:
-        """Return the choice among those who may take it now, without the lives in `exclude`; None if there are none.
+        """Return the choice among those who may take it now, without the epochs in `exclude`; None if there are none.
 
-        A policy that waits chooses among all of the best standing, and says if the target is to be waited for.
+        A policy that waits chooses among all of the best health, and says if the target is to be waited for.
 
-        `policy` is asked instead of the table's own. Raises UnknownPolicyError. Changes nothing.
+        `policy` chooses instead of the table's own. Raises UnknownPolicyError. Changes nothing.
         """
-        adviser = self._adviser(policy)
+        adviser = self._policy_named(policy)
         if policy is not None:
-            self._advisers.used(policy, now)
+            self._active_policies.used(policy, now)
         may_wait = self.table.pushing.mode is PushMode.WORK and adviser.waits
         if may_wait:
             views = self._ungated(exclude, now)
@@ -77,26 +77,26 @@ class TargetChoice(TargetStatus):
     ) -> Choice | None:
         """Return the choice of that one target, for a request that has waited for it."""
         entry = self._entries.get(target_id)
-        return self._adviser(policy).choose(request, [entry.view], now) if entry is not None else None
+        return self._policy_named(policy).choose(request, [entry.view], now) if entry is not None else None
 
     def waits(self, policy: str | None = None) -> bool:
         """Return whether requests of that policy wait for a target of their own, and not for any that has room."""
-        return self.table.pushing.mode is PushMode.WORK and self._adviser(policy).waits
+        return self.table.pushing.mode is PushMode.WORK and self._policy_named(policy).waits
 
     def offered(self, target_id: str, now: float) -> bool:
-        """Return whether the target is of the best standing there is."""
+        """Return whether the target is of the best health there is."""
         entry = self._entries.get(target_id)
         if entry is None:
             return False
-        return entry.standing(now) is Health.GOOD or entry.view in self._offers.best(now)
+        return entry.health(now) is Health.GOOD or entry.view in self._offers.best(now)
 
     def ready(self, target_id: str, now: float, policy: str | None = None) -> bool:
         """Return whether a target of the table could take work now: its engine has nothing pending, or little to do before it."""
         entry = self._entries[target_id]
-        return entry.admits() or self._adviser(policy).ready(entry.view, now)
+        return entry.admits() or self._policy_named(policy).ready(entry.view, now)
 
     def room_beside(self, target_ids: Collection[str], now: float) -> bool:
-        """Return whether a target of the best standing that is not one of those has nothing pending, and may soon run dry.
+        """Return whether a target of the best health that is not one of those has nothing pending, and may soon run dry.
 
         Where those are the targets for which requests wait, having no room, the first that is looked at decides.
         """
@@ -118,14 +118,14 @@ class TargetChoice(TargetStatus):
 
     def held(self, request: RequestView, choice: Choice, now: float, policy: str | None = None) -> None:
         """The request waits for the target of `choice`."""
-        self._adviser(policy).held(request, choice, now)
+        self._policy_named(policy).held(request, choice, now)
 
     def left(self, request: RequestView, policy: str | None = None) -> None:
         """The request waits no longer."""
-        self._adviser(policy).left(request)
+        self._policy_named(policy).left(request)
 
     def candidates(self, now: float, exclude: Collection[int] = ()) -> tuple[Health, Sequence[TargetView]]:
-        """Return the best standing of any target without the lives in `exclude`, and who of that standing admits."""
+        """Return the best health of any target without the epochs in `exclude`, and who of that health admits."""
         self._fade(now)
         return self._offers.without(exclude, now)
 
@@ -140,7 +140,7 @@ class TargetChoice(TargetStatus):
         return bool(self._offers.best(now))
 
     def room(self, now: float) -> bool:
-        """Return whether any target, of whatever standing, admits one more request."""
+        """Return whether any target, of any health, admits one more request."""
         return self._offers.room(now)
 
     def version(self, now: float) -> int:
@@ -153,8 +153,10 @@ class TargetChoice(TargetStatus):
         self._fade(now)
         return [entry.view for entry in self._entries.values()]
 
-    def _adviser(self, policy: str | None) -> RoutingPolicy:
-        return self._advisers.own if policy is None else self._advisers.named(policy, self._open)
+    def _policy_named(self, policy: str | None) -> RoutingPolicy:
+        return (
+            self._active_policies.own if policy is None else self._active_policies.named(policy, self._open)
+        )
 
     def _ungated(self, exclude: Collection[int], now: float) -> Sequence[TargetView]:
         if exclude:

@@ -1,15 +1,15 @@
 """One generation of a target: its requests in flight, its breaker, and what a policy sees of it. Pure.
 
-*The breaker.* A target that cannot be reached, fails on a request, or answers nothing but server errors is left
+*The breaker.* A target that cannot be reached, fails on a request, or returns nothing but server errors is left
 out for `first_s`, doubling up to `longest_s` seconds; then one request is its trial (a single half-open probe).
-The first byte of an answer ends the ejection. How long the next one would be is forgotten only when a request
-has ended well, so that a target which answers every trial with a 503 is left out longer and longer.
+The first byte of a response ends the ejection. How long the next one would be is forgotten only when a request
+has ended well, so that a target which returns 503 for every trial is left out longer and longer.
 
 *Doubt.* A request that waits for a target that cannot be reached, or is silent, is better off elsewhere. Not so if it died on
 one request: had it died as a whole, the connections of the others would have ended as well, and to begin them again
 elsewhere would cost their work a second time for nothing.
 
-*Lives.* A request must not try twice what failed it. It remembers `Booking.life`, which changes when a target
+*Epochs.* A request must not try twice what failed it. It remembers `Booking.epoch`, which changes when a target
 proves itself again, so that a request held meanwhile may use a target that has recovered.
 """
 
@@ -60,22 +60,22 @@ class Blame(str, Enum):
     """What a failed attempt says about the target."""
 
     NONE = "none"  # a keep-alive connection that had gone stale; a request that was moved away
-    TROUBLE = "trouble"  # it answers, but with a server error: less attractive for a while
-    DIED = "died"  # it died on the request: left out, though it may still answer others
+    TROUBLE = "trouble"  # it responds, but with a server error: less attractive for a while
+    DIED = "died"  # it died on the request: left out, though it may still serve others
     EJECT = "eject"  # it cannot be reached, or is silent: left out, and in doubt
 
 
 class Booking:
     """One attempt of one request on one target. Only its table changes it."""
 
-    __slots__ = ("answered", "blamed", "entry", "life", "released", "request", "since")
+    __slots__ = ("blamed", "entry", "epoch", "released", "request", "responded", "since")
 
     def __init__(self, entry: TargetState, request: RequestView, since: float) -> None:
         self.entry = entry
         self.request = request
-        self.life = entry.life
+        self.epoch = entry.epoch
         self.since = since
-        self.answered = False
+        self.responded = False
         self.blamed = False
         self.released = False
 
@@ -101,6 +101,7 @@ class TargetState:
         "drain_at",
         "ejected_until",
         "ejections",
+        "epoch",
         "errors",
         "errors_in_row",
         "failures_in_row",
@@ -108,7 +109,6 @@ class TargetState:
         "handed_over",
         "heard_at",
         "key",
-        "life",
         "load_asked_at",
         "load_good_until",
         "requests",
@@ -120,10 +120,10 @@ class TargetState:
         "view",
     )
 
-    def __init__(self, key: Key, target: Target, life: int, pushing: Pushing, now: float) -> None:
+    def __init__(self, key: Key, target: Target, epoch: int, pushing: Pushing, now: float) -> None:
         self.key = key
         self.target = target
-        self.life = life
+        self.epoch = epoch
         self.view = TargetView(target.id)
         self.gate = Gate(pushing)
         self.requests = WindowCounter()
@@ -133,7 +133,7 @@ class TargetState:
         self.load_asked_at = -_NEVER
         self.load_good_until = _NEVER  # there is none yet
         self.failures_in_row = 0  # not reached, or died on the request
-        self.errors_in_row = 0  # answered with a server error
+        self.errors_in_row = 0  # that got a server error
         self.ejections = 0  # since a request has last ended well
         self.ejected_until: float | None = None  # past: a trial is due
         self.doubted = False  # while ejected: what waits for it waits in vain
@@ -162,9 +162,9 @@ class TargetState:
         view.capacity_type, view.accelerator = target.capacity_type, target.accelerator
         view.capacity, view.price_usd_hour = target.capacity, target.price_usd_hour
 
-    # --- standing
+    # --- health
 
-    def standing(self, now: float) -> Health:
+    def health(self, now: float) -> Health:
         state = self.target.state
         if state is Readiness.DRAINING or self.departed:
             return Health.CLOSED
@@ -212,16 +212,16 @@ class TargetState:
         self.requests.add(now)
         return booking
 
-    def answered(self, booking: Booking, now: float, succeeded: bool) -> bool:
+    def responded(self, booking: Booking, now: float, succeeded: bool) -> bool:
         """The first byte has come; True if that ended an ejection."""
-        booking.answered = True
+        booking.responded = True
         self.heard_at = now
         if succeeded:
             self.served_at = now
         self.failures_in_row = 0
         view, gate = self.view, self.gate
         view.waiting -= 1
-        if gate.reports and gate.answered(booking, view.in_flight):
+        if gate.reports and gate.responded(booking, view.in_flight):
             if view.pending:
                 view.pending -= 1
             if view.running is not None:
@@ -234,7 +234,7 @@ class TargetState:
     def release(self, booking: Booking) -> None:
         view, gate = self.view, self.gate
         view.in_flight -= 1
-        if not booking.answered:
+        if not booking.responded:
             view.waiting -= 1
         elif not booking.blamed and self.ejected_until is None:
             self.errors_in_row = self.ejections = 0
@@ -254,7 +254,7 @@ class TargetState:
         self.trouble, self.trouble_at = self.trouble_now(now) + 1.0, now
         self.view.trouble = self.trouble
         on_trial = self.trial is booking
-        if blame is Blame.TROUBLE and not booking.answered:  # an error is an answer, too
+        if blame is Blame.TROUBLE and not booking.responded:  # an error is a response, too
             self.heard_at = now
             self.failures_in_row = 0
         if self.ejected_until is not None and not on_trial:
@@ -266,7 +266,7 @@ class TargetState:
         return on_trial or self.failures_in_row >= breaker.failures
 
     def trouble_now(self, now: float) -> float:
-        """Failures of late, each fading by half in TROUBLE_HALF_LIFE_S."""
+        """Recent failures, each fading by half in TROUBLE_HALF_LIFE_S."""
         faded: float = self.trouble * 0.5 ** (max(0.0, now - self.trouble_at) / TROUBLE_HALF_LIFE_S)
         return faded if faded >= TROUBLE_FORGOTTEN else 0.0
 
@@ -287,7 +287,7 @@ class TargetState:
         self._forget_load()
 
     def tells_nothing(self, asked_at: float) -> None:
-        """The engine has been asked, and gives no account of itself."""
+        """The engine has been polled and reported no load."""
         self.load_asked_at = asked_at
         self.gate.blind()
         self._forget_load()

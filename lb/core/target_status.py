@@ -39,12 +39,12 @@ class TargetStatus:
         entry = self._entries.get(target_id)
         return entry.key if entry is not None else None
 
-    def standing(self, key: Key, now: float) -> Health:
+    def health(self, key: Key, now: float) -> Health:
         entry = self._current(key)
-        return entry.standing(now) if entry is not None else Health.CLOSED
+        return entry.health(now) if entry is not None else Health.CLOSED
 
     def outlook(self, booking: Booking, now: float) -> Outlook:
-        """Return whether the booking's target can still be expected to answer."""
+        """Return whether the booking's target can still be expected to respond."""
         return booking.entry.outlook(now)
 
     def missing(self, booking: Booking, now: float) -> bool:
@@ -74,7 +74,7 @@ class TargetStatus:
         return max(booking.since, booking.entry.heard_at)
 
     def suspects(self, now: float, after_s: float) -> list[tuple[Key, Target]]:
-        """Targets of the table that have something to answer, or to go on answering, and have been silent for longer than `after_s`."""
+        """Targets of the table that owe a response, or the rest of one, and have been silent for longer than `after_s`."""
         quiet = [entry for entry in self._busy if now - entry.heard_at > after_s]
         if not quiet:
             return []
@@ -95,9 +95,9 @@ class TargetStatus:
         ]
 
     def rows(self, now: float) -> Iterator[tuple[Target, Health, int]]:
-        """Yield every target of the table with its standing and its requests in flight."""
+        """Yield every target of the table with its health and its requests in flight."""
         for entry in self._entries.values():
-            yield entry.target, entry.standing(now), entry.view.in_flight
+            yield entry.target, entry.health(now), entry.view.in_flight
 
     def probe_list(self) -> list[tuple[Key, Target, int]]:
         """Return every target of the table with its requests in flight: whose load may be worth a look."""

@@ -6,12 +6,12 @@ else. `audit` proves that counts and open bookings agree.
 *Generations.* A target that leaves and comes back, or changes its address, is a new generation: late news about
 the old one cannot touch it. A generation that left is remembered while it has bookings.
 
-*Passive ejection and lives* are one generation's own affair: see `lb.core.target_state`.
+*Passive ejection and epochs* belong to one generation: see `lb.core.target_state`.
 
-*Last resorts.* If no target is in good standing, ejected ones are offered, then those the controller calls
+*Last resorts.* If no target is healthy, ejected ones are offered, then those the controller calls
 unhealthy: a bad chance is better than none. A draining target is never offered.
 
-*Admission.* Among the targets of the best standing those are offered that may have one more request (see
+*Admission.* Among the targets of the best health those are offered that may have one more request (see
 `lb.core.admission`). If there are such targets but none has room, a request has to wait: it is not sent to a worse
 one instead.
 
@@ -49,7 +49,7 @@ class Changes(NamedTuple):
 class TargetTable(TargetChoice):
     """The live state behind a pushed `Table`, with the routing policy the table names.
 
-    `now` never runs backwards. While requests are held, let them in (see `lb.core.scheduler`) after whatever may have
+    `now` never runs backwards. While requests are held, let them in (see `lb.core.scheduler`) after anything that may have
     made room: a push, a first byte, a release, a look at an engine, a renewal.
     """
 
@@ -65,7 +65,7 @@ class TargetTable(TargetChoice):
 
     def apply(self, table: Table, now: float) -> Changes:
         """Replace the table. Idempotent. Raises UnknownPolicyError, before anything has changed."""
-        self._advisers.adopt(table.policy, self._open)
+        self._active_policies.adopt(table.policy, self._open)
         wanted = {target.id: target for target in table.targets}
         removed: list[str] = []
         lost: set[Key] = set()
@@ -87,7 +87,7 @@ class TargetTable(TargetChoice):
                 added.append(target.id)
                 continue
             if known.target.state is Readiness.UNHEALTHY and target.state is Readiness.READY:
-                known.life = self._next_life()
+                known.epoch = self._next_life()
             known.describe(target, now)
             if table.pushing != self.table.pushing:
                 known.use_pushing(table.pushing)
@@ -112,29 +112,29 @@ class TargetTable(TargetChoice):
             self._offers.changed(entry)
         elif entry.view.in_flight >= entry.gate.cap:
             self._offers.filled(entry)
-        for record in self._advisers.on_record:
+        for record in self._active_policies.on_record:
             record(request, target_id, now)
         return booking
 
-    def answered(self, booking: Booking, now: float, succeeded: bool = False) -> bool:
-        """The first byte of an answer has come, of 2xx if it `succeeded`; True if that ended an ejection.
+    def responded(self, booking: Booking, now: float, succeeded: bool = False) -> bool:
+        """The first byte of a response has come, of 2xx if it `succeeded`; True if that ended an ejection.
 
-        For an answer of 502, 503 or 504 call `failed` with TROUBLE instead.
+        For a response of 502, 503 or 504 call `failed` with TROUBLE instead.
         """
-        if booking.answered or booking.released:
+        if booking.responded or booking.released:
             return False
         entry = booking.entry
         was_full = not entry.admits()
-        readmitted = entry.answered(booking, now, succeeded)
+        readmitted = entry.responded(booking, now, succeeded)
         if readmitted:
-            entry.life = self._next_life()
+            entry.epoch = self._next_life()
             self._left_out.pop(entry, None)
             self._offers.changed(entry)
         elif was_full and entry.admits():
             self._offers.opened(entry)
         self._relieved[entry.key.id] = None
-        for answered in self._advisers.on_answered:
-            answered(booking.request, entry.key.id, now)
+        for responded in self._active_policies.on_responded:
+            responded(booking.request, entry.key.id, now)
         return readmitted
 
     def failed(self, booking: Booking, blame: Blame, now: float) -> bool:
@@ -151,7 +151,7 @@ class TargetTable(TargetChoice):
         return eject
 
     def release(self, booking: Booking, now: float, tokens: int | None = None) -> None:
-        """The attempt is over, however it ended; `tokens` if its answer is whole and their number is known.
+        """The attempt is over, however it ended; `tokens` if its response is whole and their number is known.
 
         Raises BookingError the second time.
         """
@@ -172,7 +172,7 @@ class TargetTable(TargetChoice):
             if entry.departed:
                 self._departed.pop(entry.key, None)
                 self._draining.pop(entry, None)
-        for ended in self._advisers.on_ended:
+        for ended in self._active_policies.on_ended:
             ended(booking.request, entry.key.id, now, tokens)
 
     # --- what probes teach
@@ -217,7 +217,7 @@ class TargetTable(TargetChoice):
         entry = self._current(key)
         if entry is None or not self.models.learned(entry, models):
             return False
-        entry.life = self._next_life()  # what has been held because of its old list may try it
+        entry.epoch = self._next_life()  # what has been held because of its old list may try it
         self._offers.changed(entry)
         return True
 
@@ -235,7 +235,7 @@ class TargetTable(TargetChoice):
             entry.heard_at = now
 
     def renew(self, key: Key) -> bool:
-        """A probe of an ejected target was answered: requests that it has failed may try it again.
+        """A probe of an ejected target succeeded: requests that it has failed may try it again.
 
         The ejection stands, since answering a probe is easier than answering a request; but what it has of requests is
         no longer in doubt.
@@ -243,7 +243,7 @@ class TargetTable(TargetChoice):
         entry = self._current(key)
         if entry is None or entry.ejected_until is None:
             return False
-        entry.life = self._next_life()
+        entry.epoch = self._next_life()
         entry.doubted = False
         self._offers.changed(entry)
         return True
@@ -263,7 +263,7 @@ class TargetTable(TargetChoice):
             those.pop(entry, None)
         if entry.view.in_flight:
             self._departed[entry.key] = entry
-        self._advisers.forget(entry.key.id)
+        self._active_policies.forget(entry.key.id)
 
     def _eject(self, entry: TargetState, now: float, at_least_s: float = 0.0, doubt: bool = True) -> None:
         entry.eject(now, self.table.breaker, at_least_s, doubt)

@@ -1,13 +1,13 @@
 """Signs of life: probing targets only when there is a reason to.
 
 *Frozen targets, and vanished ones.* A stopped process still accepts connections, and a machine that is taken away closes
-none: whatever is there waits for ever, and nothing fails. A target that has something to answer and has sent no byte to
-anybody for `suspect_after_s` is under suspicion and is asked for a sign of life. Answered: it is slow but alive, and is
+none: its requests wait for ever, and nothing fails. A target that owes a response and has sent no byte to
+anyone for `suspect_after_s` is under suspicion and is probed. If it responds, it is slow but alive, and is
 left alone until it has been silent as long again. Unanswered twice: it is ejected, its waiting requests go elsewhere, and
 its streams are continued there (`lb.proxy.context`). Healthy targets are not probed; readiness is the controller's business.
 
 *Targets that the controller cannot reach.* It may be the controller that is cut off. Those that its table calls unhealthy
-are probed every few seconds, and the report to the controller (`TargetStats.heard_s`) says when each was last heard from.
+are probed every few seconds, and the report to the controller (`TargetStats.heard_s`) says when each last sent a byte.
 
 *Ejected targets.* Shortly before the trial of an ejected target is due it is probed, so that no user's request
 is spent on finding out that it is still dead; while requests are held, it is probed once a second, so that they
@@ -75,13 +75,13 @@ class HealthChecker:
         """Until cancelled."""
         try:
             while True:
-                self.look()
+                self.check_silent()
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             for probe in self._probes.values():
                 probe.cancel()
 
-    def look(self) -> None:
+    def check_silent(self) -> None:
         """Start the probes that are due now."""
         now = self._clock()
         self._sum_up(now)
@@ -146,7 +146,7 @@ class HealthChecker:
 
     def _eject(self, key: Key, target: Target, why: str) -> None:
         now = self._clock()
-        known = self._table.standing(key, now) is Health.EJECTED
+        known = self._table.health(key, now) is Health.EJECTED
         if self._table.eject(key, now, FROZEN_EJECTION_S):
             self._metrics.of(target).ejections += 1
             if known:

@@ -24,14 +24,14 @@ _MAX_HEADERS = 256
 
 
 class HttpGetter:
-    """Asks targets over connections of its own, so that users' requests never wait behind a probe."""
+    """Sends requests to targets over connections of its own, so that users' requests never wait behind a probe."""
 
     def __init__(self, pools: Pools, clock: Callable[[], float]) -> None:
         self._pools = pools
         self._clock = clock
 
     async def fetch(self, target: Target, path: str, timeout_s: float, *, fresh: bool = False) -> Fetched:
-        """Raise OSError (also for an answer that is not HTTP, or too long) or asyncio.TimeoutError."""
+        """Raise OSError (also for a response that is not HTTP, or too long) or asyncio.TimeoutError."""
         return await asyncio.wait_for(self._fetch(target, path, timeout_s, fresh), timeout_s)
 
     async def alive(self, target: Target, timeout_s: float) -> bool:
@@ -41,8 +41,8 @@ class HttpGetter:
         """
         try:
             if target.health_path is not None:
-                answer = await self.fetch(target, target.health_path, timeout_s, fresh=True)
-                return answer.status < 500
+                response = await self.fetch(target, target.health_path, timeout_s, fresh=True)
+                return response.status < 500
             connection = await self._pools.of(target).dial(timeout_s)
             connection.drop()
             return True
@@ -73,7 +73,7 @@ class HttpGetter:
         return await self._ask(await pool.connect(timeout_s), path, fresh)
 
     async def _ask(self, connection: TargetConnection, path: str, fresh: bool) -> Fetched:
-        call = _Call(asyncio.get_running_loop())
+        call = _Fetch(asyncio.get_running_loop())
         connection.sink = call
         pool = connection.pool
         ending = b"Connection: close\r\n" if fresh else b""
@@ -83,32 +83,32 @@ class HttpGetter:
         )
         done = False
         try:
-            answer = await call.answer
+            response = await call.response
             done = True
         finally:
             if done and call.reusable and not fresh:
                 pool.give(connection, self._clock())
             else:
                 connection.drop()
-        return answer
+        return response
 
 
-class _Call:
-    """Has a connection until the answer is whole."""
+class _Fetch:
+    """Has a connection until the response is whole."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.answer: asyncio.Future[Fetched] = loop.create_future()
+        self.response: asyncio.Future[Fetched] = loop.create_future()
         self.reusable = False
         self._buffer = b""
         self._status = 0
-        self._walker: BodyDecoder | None = None
+        self._decoder: BodyDecoder | None = None
         self._keep_alive = True
         self._parts: list[bytes] = []
         self._size = 0
 
     def target_data(self, data: bytes) -> None:
         try:
-            if self._walker is None:
+            if self._decoder is None:
                 self._take_head(self._buffer + data)
             else:
                 self._take_body(data)
@@ -133,18 +133,18 @@ class _Call:
             data = rest
         self._status, self._keep_alive = head.status, head.keep_alive
         if head.status in (204, 304):
-            self._walker = LengthDecoder(0)
+            self._decoder = LengthDecoder(0)
         elif head.length is not None:
-            self._walker = LengthDecoder(head.length)
+            self._decoder = LengthDecoder(head.length)
         else:
-            self._walker = ChunkedDecoder(self._parts) if head.chunked else CloseDelimitedDecoder()
+            self._decoder = ChunkedDecoder(self._parts) if head.chunked else CloseDelimitedDecoder()
         self._take_body(rest)
 
     def _take_body(self, data: bytes) -> None:
-        walker = self._walker
-        assert walker is not None  # noqa: S101 (for the type checker)
-        end = walker.feed(data)
-        if not isinstance(walker, ChunkedDecoder):
+        decoder = self._decoder
+        assert decoder is not None  # noqa: S101 (for the type checker)
+        end = decoder.feed(data)
+        if not isinstance(decoder, ChunkedDecoder):
             self._parts.append(data if end < 0 else data[:end])
         self._size += len(data)
         if self._size > MAX_BODY_BYTES:
@@ -154,7 +154,7 @@ class _Call:
             self._finish()
 
     def target_lost(self, error: Exception | None) -> None:
-        if error is None and isinstance(self._walker, CloseDelimitedDecoder):
+        if error is None and isinstance(self._decoder, CloseDelimitedDecoder):
             self._finish()
         else:
             self._fail("the connection ended")
@@ -167,9 +167,9 @@ class _Call:
         self._fail(f"{type(error).__name__} while reading the response")
 
     def _finish(self) -> None:
-        if not self.answer.done():
-            self.answer.set_result(Fetched(self._status, b"".join(self._parts)))
+        if not self.response.done():
+            self.response.set_result(Fetched(self._status, b"".join(self._parts)))
 
     def _fail(self, why: str) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(OSError(why))
+        if not self.response.done():
+            self.response.set_exception(OSError(why))

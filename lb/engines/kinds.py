@@ -1,4 +1,4 @@
-"""Which engine answers behind a target, and what it says of its load. Pure: what to ask, and how to read the answer.
+"""Which engine runs behind a target, and what load it reports. Pure: what to request, and how to read the response.
 
 An `Adapter` knows where an engine reports its load and reads it. `detection` finds the adapter by polling; no one has
 to configure it. What each engine reports, current names first:
@@ -11,11 +11,11 @@ to configure it. What each engine reports, current names first:
     TGI           /metrics, without gauges until the first request, so it is known by /info as well
     trtllm-serve  /prometheus/metrics; its own /metrics are records that vanish when read: never used for load
     Triton        /metrics on the same port (its OpenAI frontend) or on 8002
-    llama.cpp     /metrics if it was started with --metrics (a scrape restarts its averages per second, as anybody's
-                  does), else /slots, which tell no waiting requests
+    llama.cpp     /metrics if it was started with --metrics (a scrape restarts its averages per second, as anyone's
+                  does), else /slots, which report no waiting requests
     others        nothing: the balancer counts by itself
 
-Whatever comes, nothing here raises: garbage makes its metric unknown, and an engine that reports neither running nor
+Nothing here raises on any input: garbage makes its metric unknown, and an engine that reports neither running nor
 waiting requests reports nothing.
 """
 
@@ -77,7 +77,7 @@ class Adapter:
     parse: Parse
 
     def read(self, fetched: Fetched) -> EngineLoad | None:
-        """Return the load; None if the answer does not tell it."""
+        """Return the load; None if the response does not have it."""
         if fetched.status != 200 or len(fetched.body) > MAX_BODY_BYTES:
             return None
         return self.parse(fetched.body)
@@ -130,8 +130,8 @@ _LLAMACPP = Page(
 
 def parse_sglang_loads(body: bytes) -> EngineLoad | None:
     """SGLang's /v1/loads: one object for each data-parallel rank."""
-    answer = _json(body)
-    ranks = answer.get("loads") if isinstance(answer, dict) else None
+    response = _json(body)
+    ranks = response.get("loads") if isinstance(response, dict) else None
     running = total(_of_all(ranks, "num_running_reqs"))
     pending = total(_of_all(ranks, "num_waiting_reqs"))
     if running is None or pending is None:
@@ -142,8 +142,8 @@ def parse_sglang_loads(body: bytes) -> EngineLoad | None:
 
 def parse_sglang_get_load(body: bytes) -> EngineLoad | None:
     """SGLang's older /get_load: a list of ranks, or one object; `num_reqs` has the waiting ones in it."""
-    answer = _json(body)
-    ranks = [answer] if isinstance(answer, dict) else answer
+    response = _json(body)
+    ranks = [response] if isinstance(response, dict) else response
     requests, pending = total(_of_all(ranks, "num_reqs")), total(_of_all(ranks, "num_waiting_reqs"))
     if requests is None or pending is None:
         return None
@@ -217,16 +217,16 @@ def _mute(kind: EngineKind) -> Adapter:
 
 
 def detection() -> Generator[LoadQuery, Fetched, Adapter | None]:
-    """Asks a target what it is: yields what to GET, is sent what came (NO_RESPONSE if nothing did).
+    """Detects the engine of a target: yields what to GET, is sent what came (NO_RESPONSE if nothing did).
 
     Returns the adapter, one of kind UNKNOWN for a server that is none of these engines, or None if it cannot be
     known yet: the target does not respond, or says that it is not ready.
     """
-    answers: list[Fetched] = []
+    responses: list[Fetched] = []
 
     def ask(what: LoadQuery) -> Generator[LoadQuery, Fetched, Fetched]:
-        answers.append((yield what))
-        return answers[-1]
+        responses.append((yield what))
+        return responses[-1]
 
     loads = yield from ask(_LOADS)
     if not loads.status:
@@ -267,7 +267,7 @@ def detection() -> Generator[LoadQuery, Fetched, Adapter | None]:
         engine = page_adapter((yield _TRITON_METRICS), _TRITON_METRICS)  # or another engine's inside
         return replace(engine, kind=EngineKind.TRITON) if engine else _mute(EngineKind.TRITON)
 
-    unready = any(not answer.status or answer.status in _UNREADY for answer in answers)
+    unready = any(not response.status or response.status in _UNREADY for response in responses)
     return None if unready else _mute(EngineKind.UNKNOWN)
 
 

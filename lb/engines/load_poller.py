@@ -1,9 +1,9 @@
 """Asking engines for their load, so that pushing by work and selective pushing know who has room.
 
-A target is asked every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
-seconds (where there are many less often: IDLE_PROBES_PER_S in all), because others may send it work; never twice at a time. Targets are asked in turns and not all at once:
+A target is polled every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
+seconds (where there are many less often: IDLE_PROBES_PER_S in all), because others may send it work; never twice at a time. Targets are polled in turns and not all at once:
 each has its own place in the interval. If pushing is neither, no load is needed: then an engine is only
-asked what it is, which continuing its streams depends on.
+detected, which continuing its streams depends on.
 
 *One budget.* An agent makes at most PROBES_PER_S probes: where the targets would need more, all intervals are stretched
 by the same factor.
@@ -17,8 +17,8 @@ the engines known, or could not be recognized.
 
 *Distances.* For a target of another region the shortest poll is its round trip, which costs no message of its own.
 
-An engine that does not answer is not judged: that is the business of `lb.engines.health_checks`. Knowledge of its load goes
-stale in the table; after half a minute without an answer it is unknown, and what the engine is, is asked again.
+An engine that does not respond is not judged: that is the business of `lb.engines.health_checks`. Knowledge of its load goes
+stale in the table; after half a minute without a response it is unknown, and the engine is detected again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from policies.backoff import delay_s
 IDLE_PROBE_S = 5.0
 IDLE_PROBES_PER_S = 50.0  # each is a connection, and what it brings is good for a second or so
 DETECT_AGAIN_S = 60.0  # a server that is no engine we know
-DETECT_RETRY_S = 1.0  # one that does not answer yet; doubling up to DETECT_AGAIN_S
+DETECT_RETRY_S = 1.0  # one that does not respond yet; doubling up to DETECT_AGAIN_S
 FORGET_AFTER_S = 30.0
 HELD_FOR_S = 1.0  # requests count as held for so long, since they are held and let in many times a second
 PROBES_PER_S = 1000.0
@@ -98,16 +98,16 @@ class Probed(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Watch:
+class _PolledLoad:
     """State of one target."""
 
     key: Key
     target: Target
     place: float  # in the interval, 0 to 1
-    asked_at: float  # until it was asked anything: when it was first seen
+    asked_at: float  # until it was polled: when it was first seen
     kind: EngineKind = EngineKind.UNKNOWN
     adapter: Adapter | None = None
-    mute_since: float | None = None  # since when it has been asked for its load in vain
+    mute_since: float | None = None  # since when it has been polled for its load in vain
     failed: int = 0  # attempts in a row to find out what it is
     probe: asyncio.Task[None] | None = None
     interval_s: float = math.inf
@@ -136,12 +136,12 @@ class LoadPoller:
         self._changed = changed
         self._anybody_held = anybody_held
         self._region = region  # of the agent; without it no distance is measured
-        self._watches: dict[Key, _Watch] = {}
+        self._watches: dict[Key, _PolledLoad] = {}
         self._seen = 0
         self._reviewed = (-1, False)  # the table, and whether requests are held
         self._held_until = -math.inf
         self._due: list[
-            tuple[float, float, _Watch]
+            tuple[float, float, _PolledLoad]
         ] = []  # a heap; a row whose watch has another `due_at` is void
         self._intervals: Counter[float] = Counter()  # how many watches have each
         self._stretch = 1.0  # of all intervals, to keep within the budget
@@ -153,7 +153,7 @@ class LoadPoller:
         """Return what the target is.
 
         One that has just joined is taken for what the others are: a stream that has waited for it must not be refused for
-        the moment it takes to ask.
+        the moment it takes to poll.
         """
         watch = self._watches.get(key)
         joining = watch is None or (watch.adapter is None and not watch.failed)
@@ -163,7 +163,7 @@ class LoadPoller:
         """Until cancelled."""
         try:
             while True:
-                pause_s = self.look()
+                pause_s = self.poll_due()
                 await asyncio.sleep(pause_s)
         finally:
             probes = [watch.probe for watch in self._watches.values() if watch.probe is not None]
@@ -171,7 +171,7 @@ class LoadPoller:
                 probe.cancel()
             await asyncio.gather(*probes, return_exceptions=True)
 
-    def look(self) -> float:
+    def poll_due(self) -> float:
         """Start the probes that are due; in how many seconds to look again."""
         now = self._clock()
         pushing = self._table.table.pushing
@@ -221,7 +221,7 @@ class LoadPoller:
                 watch.probe.cancel()
         self._hurry(list(self._watches.values()), now)
 
-    def _hurry(self, watches: list[_Watch], now: float) -> None:
+    def _hurry(self, watches: list[_PolledLoad], now: float) -> None:
         """These targets may have other intervals now."""
         late = [watch for watch in watches if self._count(watch, now)]
         self._share_budget()
@@ -233,15 +233,15 @@ class LoadPoller:
             if self._schedule(watch) < now:  # not all of them at once
                 self._put(watch, _place_after(now, watch.place, watch.interval_s * self._stretch))
 
-    def _new_watch(self, key: Key, target: Target, now: float) -> _Watch:
+    def _new_watch(self, key: Key, target: Target, now: float) -> _PolledLoad:
         self._seen += 1
-        return _Watch(key, target, place=self._seen * _GOLDEN % 1.0, asked_at=now)
+        return _PolledLoad(key, target, place=self._seen * _GOLDEN % 1.0, asked_at=now)
 
     def _share_budget(self) -> None:
         probes_per_s = sum(many / interval_s for interval_s, many in self._intervals.items())
         self._stretch = max(1.0, probes_per_s / PROBES_PER_S)
 
-    def _count(self, watch: _Watch, now: float) -> bool:
+    def _count(self, watch: _PolledLoad, now: float) -> bool:
         """Find out the interval of a target as things are now. Returns True if it has changed."""
         interval_s = self._interval_s(watch, now)
         if interval_s == watch.interval_s:
@@ -251,7 +251,7 @@ class LoadPoller:
         watch.interval_s = interval_s
         return True
 
-    def _schedule(self, watch: _Watch) -> float:
+    def _schedule(self, watch: _PolledLoad) -> float:
         """Return when the target is due for its next probe; infinite if one is under way."""
         due_at = math.inf
         if watch.probe is None and watch.interval_s < math.inf:
@@ -259,12 +259,12 @@ class LoadPoller:
         self._put(watch, due_at)
         return due_at
 
-    def _put(self, watch: _Watch, due_at: float) -> None:
+    def _put(self, watch: _PolledLoad, due_at: float) -> None:
         if due_at < math.inf and due_at != watch.due_at:
             heappush(self._due, (due_at, watch.place, watch))
         watch.due_at = due_at
 
-    def _interval_s(self, watch: _Watch, now: float) -> float:
+    def _interval_s(self, watch: _PolledLoad, now: float) -> float:
         """Return how long to wait between two probes."""
         pushing = self._table.table.pushing
         if watch.target.state is Readiness.DRAINING:
@@ -282,7 +282,7 @@ class LoadPoller:
             return pushing.probe_s
         return max(IDLE_PROBE_S, pushing.probe_s, len(self._watches) / IDLE_PROBES_PER_S)
 
-    def _start(self, watch: _Watch, selective: bool) -> None:
+    def _start(self, watch: _PolledLoad, selective: bool) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             watch.probe = None
             if self._watches.get(watch.key) is watch:
@@ -294,13 +294,13 @@ class LoadPoller:
         watch.probe = asyncio.get_running_loop().create_task(self._probe(watch, selective))
         watch.probe.add_done_callback(ended)
 
-    async def _probe(self, watch: _Watch, selective: bool) -> None:
+    async def _probe(self, watch: _PolledLoad, selective: bool) -> None:
         if watch.adapter is None or watch.adapter.ask is None:
             await self._find_out(watch)
         if selective and watch.adapter is not None:
             await self._read(watch, watch.adapter)
 
-    async def _find_out(self, watch: _Watch) -> None:
+    async def _find_out(self, watch: _PolledLoad) -> None:
         questions = detection()
         ask = next(questions)
         while True:
@@ -319,7 +319,7 @@ class LoadPoller:
         if adapter.kind is not EngineKind.UNKNOWN:
             self._usual = adapter.kind
 
-    async def _read(self, watch: _Watch, adapter: Adapter) -> None:
+    async def _read(self, watch: _PolledLoad, adapter: Adapter) -> None:
         asked_at, load = self._clock(), None
         if adapter.ask is not None:
             load = adapter.read(await self._get(watch.target, adapter.ask))
@@ -337,7 +337,7 @@ class LoadPoller:
         if self._table.loaded(watch.key, load, asked_at, now, every_s):
             self._changed()
 
-    def _measure(self, watch: _Watch, took_s: float, now: float) -> None:
+    def _measure(self, watch: _PolledLoad, took_s: float, now: float) -> None:
         region = watch.target.region
         if not self._region or not region or region == self._region:
             return
@@ -356,13 +356,13 @@ class LoadPoller:
             return NO_RESPONSE
 
 
-def _due_at(watch: _Watch, interval_s: float) -> float:
-    """Return when its place in the interval will come next, but for half an interval since it was asked."""
+def _due_at(watch: _PolledLoad, interval_s: float) -> float:
+    """Return when its place in the interval will come next, but for half an interval since it was polled."""
     return _place_after(watch.asked_at + 0.5 * interval_s, watch.place, interval_s)
 
 
 def _place_after(instant: float, place: float, interval_s: float) -> float:
-    # Without the hundredth, rounding would have a target that was asked in its place asked there again.
+    # Without the hundredth, rounding would have a target that was polled in its place polled there again.
     intervals = math.floor(instant / interval_s + place + 0.01) + 1
     return (intervals - place) * interval_s
 

@@ -32,7 +32,7 @@ POLL_EVERY_S = 30.0
 POLL_UNLISTED_EVERY_S = 120.0  # a target that lists no models
 POLLS_PER_S = 20.0  # in calm times: where targets are many, each is polled less often
 RETRY_S = 0.25  # a target that has not responded; doubling up to POLL_EVERY_S
-AGAIN_AFTER_S = 1.0  # a target that is asked for
+AGAIN_AFTER_S = 1.0  # a target that is requested
 ALL_AGAIN_AFTER_S = 5.0  # all targets, after a request for a model that none of them lists
 TIMEOUT_S = 5.0
 MOST_AT_ONCE = 64
@@ -58,13 +58,13 @@ class Listed(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Watch:
+class _PolledModels:
     """Results of the polls of one target."""
 
     key: Key
     target: Target
     place: float  # 0 to 1: where in the jitter its polls are
-    life: int
+    epoch: int
     due_at: float
     asked_at: float = -math.inf
     failed: int = 0  # polls in a row without a response
@@ -84,8 +84,10 @@ class ModelPoller:
         self._fetch = fetch
         self._clock = clock
         self._changed = changed
-        self._watches: dict[Key, _Watch] = {}
-        self._due: list[tuple[float, float, _Watch]] = []  # a heap; void are rows with another `due_at`
+        self._watches: dict[Key, _PolledModels] = {}
+        self._due: list[
+            tuple[float, float, _PolledModels]
+        ] = []  # a heap; void are rows with another `due_at`
         self._reviewed = -1  # the state of the directory
         self._seen = 0
         self._all_again_at = -math.inf
@@ -97,7 +99,7 @@ class ModelPoller:
         try:
             while True:
                 self._wake.clear()
-                self.look()
+                self.poll_due()
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), _LOOK_EVERY_S)
         finally:
@@ -120,13 +122,13 @@ class ModelPoller:
     def missing_model(self) -> None:
         """No target lists the model of a request: one of them may do so by now."""
         now = self._clock()
-        if now < self._all_again_at:  # clients may ask for it all the time
+        if now < self._all_again_at:  # clients may request it all the time
             return
         self._all_again_at = now + AGAIN_AFTER_S
         for watch in self._watches.values():
             self._put(watch, min(watch.due_at, watch.asked_at + ALL_AGAIN_AFTER_S))
 
-    def look(self) -> None:
+    def poll_due(self) -> None:
         """Start the polls that are due."""
         now = self._clock()
         if self._reviewed != self._table.models.changes:
@@ -143,28 +145,28 @@ class ModelPoller:
         """Go through all targets."""
         before = self._watches
         self._watches = {}
-        for key, target, life in self._table.models.targets():
-            watch = before.pop(key, None) or self._new_watch(key, target, life, now)
+        for key, target, epoch in self._table.models.targets():
+            watch = before.pop(key, None) or self._new_watch(key, target, epoch, now)
             self._watches[key] = watch
             watch.target = target
-            if watch.life != life:  # it has been readmitted
-                watch.life, watch.due_at = life, now
+            if watch.epoch != epoch:  # it has been readmitted
+                watch.epoch, watch.due_at = epoch, now
         self._due = [(watch.due_at, watch.place, watch) for watch in self._watches.values()]
         heapify(self._due)
         for watch in before.values():
             if watch.poll is not None:
                 watch.poll.cancel()
 
-    def _new_watch(self, key: Key, target: Target, life: int, now: float) -> _Watch:
+    def _new_watch(self, key: Key, target: Target, epoch: int, now: float) -> _PolledModels:
         self._seen += 1
-        return _Watch(key, target, self._seen * _GOLDEN % 1.0, life, now)
+        return _PolledModels(key, target, self._seen * _GOLDEN % 1.0, epoch, now)
 
-    def _put(self, watch: _Watch, due_at: float) -> None:
+    def _put(self, watch: _PolledModels, due_at: float) -> None:
         if due_at != watch.due_at:
             watch.due_at = due_at
             heappush(self._due, (due_at, watch.place, watch))
 
-    def _start(self, watch: _Watch, now: float) -> None:
+    def _start(self, watch: _PolledModels, now: float) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             watch.poll = None
             if self._watches.get(watch.key) is watch:
@@ -176,7 +178,7 @@ class ModelPoller:
         watch.poll = asyncio.get_running_loop().create_task(self._poll(watch))
         watch.poll.add_done_callback(ended)
 
-    async def _poll(self, watch: _Watch) -> None:
+    async def _poll(self, watch: _PolledModels) -> None:
         async with self._at_once:
             fetched = await self._get(watch.target)
         now = self._clock()

@@ -1,7 +1,7 @@
 """Reading a few gauges off a Prometheus page, quickly. Pure.
 
 A page is searched for the few names wanted, never split into lines: a vLLM page of 60 KB is read ten times a second
-for each busy target. Names are matched whole, other labels are ignored. Whatever comes, nothing
+for each busy target. Names are matched whole, other labels are ignored. On any input, nothing
 raises: a number that is not finite, negative or absurd makes its gauge unknown.
 
 Several engines behind one port are one target: their counts are added up, their shares averaged. Several series of
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from lb.core.admission import EngineLoad
 
-MOST = 1e9  # requests, or whatever is counted; more is garbage
+MOST = 1e9  # requests or other units; more is garbage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Gauge:
 class Page:
     """How one engine's page is read. Of several gauges the first that the page has counts.
 
-    `engine_label` is the label whose values tell apart engines behind one port; None: every series is its own.
+    `engine_label` is the label whose values identify the engines behind one port; None: every series is its own.
     """
 
     running: tuple[Gauge, ...]

@@ -1,4 +1,4 @@
-"""Where a body ends: walkers over the bytes of one, which never change them.
+"""Where a body ends: decoders of the bytes of one, which never change them.
 
 Chunked bodies are walked size by size (RFC 9112 §7.1), not searched for their last bytes: `0\\r\\n\\r\\n` may well
 occur within a body. Sizes are hexadecimal digits and nothing else; extensions and trailers are bounded. Anything

@@ -1,4 +1,4 @@
-"""Cross-origin resource sharing (CORS): which web pages may call, and the header lines that tell browsers so. Pure.
+"""Cross-origin resource sharing (CORS): which web pages may call, and the header lines that allow it. Pure.
 
 A browser first sends a preflight (`OPTIONS` with `Access-Control-Request-Method`) for a request with a key or a JSON
 body. The preflight has no key, so it is decided before access is checked, and no target receives it. The request itself
@@ -22,7 +22,7 @@ _LIST = re.compile(rf"{TOKEN}(?:[ \t]*,[ \t]*{TOKEN})*".encode())
 _VARY_PREFLIGHT = b"Vary: Origin, Access-Control-Request-Headers\r\n"
 
 
-class Decision(NamedTuple):
+class CorsDecision(NamedTuple):
     """What to do: with `status` 204 or 403, respond to this preflight with `lines`, without a target.
 
     With None, add `lines` to any response to this request. `lines` are whole header lines, each with its CRLF, or empty.
@@ -63,19 +63,19 @@ class CorsRules(dict[bytes | None, bytes]):
 
     def decide(
         self, method: bytes, origin: bytes | None, asked_method: bytes | None, asked_headers: bytes | None
-    ) -> Decision:
+    ) -> CorsDecision:
         """Decides by `Origin` and `Access-Control-Request-Method`, `-Headers`; None: the request has no such header."""
         if method != b"OPTIONS" or origin is None or asked_method is None:
-            return Decision(None, self[origin])
+            return CorsDecision(None, self[origin])
         allow = self._allow(origin)
         if not allow:
-            return Decision(403, self[origin], "this origin is not allowed")
+            return CorsDecision(403, self[origin], "this origin is not allowed")
         if asked_method not in self._methods:
-            return Decision(403, self[origin], "this method is not allowed")
+            return CorsDecision(403, self[origin], "this method is not allowed")
         if asked_headers and not self._may_carry(asked_headers):
-            return Decision(403, self[origin], "one of these headers is not allowed")
+            return CorsDecision(403, self[origin], "one of these headers is not allowed")
         headers = b"Access-Control-Allow-Headers: " + asked_headers + b"\r\n" if asked_headers else b""
-        return Decision(204, _VARY_PREFLIGHT + allow + headers + self._preflight)
+        return CorsDecision(204, _VARY_PREFLIGHT + allow + headers + self._preflight)
 
     def _allow(self, origin: bytes | None) -> bytes:
         if self._any:

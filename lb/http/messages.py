@@ -56,11 +56,11 @@ _DIGITS = re.compile(rb"[0-9]{1,15}\r\n")
 class Reader:
     """Reads heads, and remembers those it has read."""
 
-    __slots__ = ("_answers", "_requests")
+    __slots__ = ("_requests", "_responses")
 
     def __init__(self) -> None:
         self._requests: dict[tuple[bytes, bytes], RequestHead] = {}
-        self._answers: dict[tuple[bytes, bytes], ResponseHead] = {}
+        self._responses: dict[tuple[bytes, bytes], ResponseHead] = {}
 
     def request(self, head: bytes, max_headers: int) -> tuple[RequestHead, int]:
         """Return the head, which is shared and must not be changed, and the length of its body, as far as it is known.
@@ -87,8 +87,8 @@ class Reader:
                 self._requests[key] = known
         return known, length if at >= 0 else known.length
 
-    def answer(self, head: bytes, max_headers: int) -> tuple[ResponseHead, int | None]:
-        """As `request`; the length is None if the head does not tell it."""
+    def response(self, head: bytes, max_headers: int) -> tuple[ResponseHead, int | None]:
+        """As `request`; the length is None if the head does not have it."""
         at = head.find(_LENGTH_LINE)
         if at < 0:
             key: tuple[bytes, bytes] = (head, b"")
@@ -96,15 +96,15 @@ class Reader:
         else:
             digits = _DIGITS.match(head, at + 18)
             if digits is None or len(head) > _LONGEST_REMEMBERED:
-                answer = read_response(head, max_headers)
-                return answer, answer.length
+                response = read_response(head, max_headers)
+                return response, response.length
             end = digits.end()
             key, length = (head[:at], head[end:]), int(head[at + 18 : end - 2])
-        known = self._answers.get(key)
+        known = self._responses.get(key)
         if known is None:
             known = read_response(head, max_headers)
             if len(head) <= _LONGEST_REMEMBERED:
-                if len(self._answers) >= MAX_REMEMBERED:
-                    self._answers.clear()
-                self._answers[key] = known
+                if len(self._responses) >= MAX_REMEMBERED:
+                    self._responses.clear()
+                self._responses[key] = known
         return known, length if at >= 0 else known.length

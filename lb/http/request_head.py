@@ -118,7 +118,7 @@ def read_request(head: bytes, max_headers: int) -> RequestHead:
         raise HeadError(505, "unsupported_version", "HTTP/1.1 and HTTP/1.0 are spoken here.")
     request = RequestHead()
     request.method = parser.get_method()
-    if request.method == b"CONNECT":  # whatever its target: a 2xx would make a tunnel of the connection
+    if request.method == b"CONNECT":  # for any target: a 2xx would make a tunnel of the connection
         raise HeadError(400, "bad_request_target", "The request target must be a path.")
     authority, request.target = _origin_form(seen.url)
     request.path = request.target.partition(b"?")[0]

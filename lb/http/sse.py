@@ -38,7 +38,7 @@ def ends_with_done(events: bytes) -> bool:
 
 
 def is_readable(content_type: bytes, content_encoding: bytes) -> bool:
-    """Return whether an answer with these headers is a stream of events whose bytes can be read as they are."""
+    """Return whether a response with these headers is a stream of events whose bytes can be read as they are."""
     kind = content_type.partition(b";")[0].strip().lower()
     return kind == b"text/event-stream" and content_encoding.strip().lower() in (b"", b"identity")
 
@@ -50,13 +50,13 @@ def event(chunk: dict[str, Any]) -> bytes:
 def error_event(code: str, message: str) -> bytes:
     """Return the last event of a stream that cannot go on, in the shape OpenAI's clients raise an error for.
 
-    No `[DONE]` follows it: the answer is not whole.
+    No `[DONE]` follows it: the response is not whole.
     """
     error = {"message": message, "type": "server_error", "param": None, "code": code}
     return event({"error": error})
 
 
-class Gate:
+class EventBuffer:
     """Lets whole events pass and holds the beginning of one back.
 
     A client that was sent half an event could not be helped: what another target says would be glued to it. Engines

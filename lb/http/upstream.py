@@ -85,7 +85,7 @@ class TargetConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         sink = self.sink
         if sink is None or self.unsent:
-            self.transport.abort()  # it speaks without having been asked
+            self.transport.abort()  # it sends without a request
             return
         try:
             sink.target_data(data)
@@ -126,7 +126,7 @@ class TargetConnection(asyncio.Protocol):
             self.transport.write(unsent)
 
     def drop(self) -> None:
-        """Close at once; the sink, if any, hears nothing."""
+        """Close at once; the sink, if any, is not called."""
         self.unsent = b""
         self.sink = None
         self.transport.abort()
@@ -173,11 +173,11 @@ class Pool:
         return None
 
     def give(self, connection: TargetConnection, now: float) -> None:
-        """The answer was read to its end, and the target keeps the connection open."""
+        """The response was read to its end, and the target keeps the connection open."""
         connection.sink = None
         transport = connection.transport
         if self.closed or transport.is_closing() or transport.get_write_buffer_size():
-            transport.abort()  # with a request that has not been taken yet, it was answered rashly
+            transport.abort()  # with a request that has not been taken yet, the response came too early
             return
         connection.used = True
         connection.idle_since = now

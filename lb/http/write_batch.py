@@ -31,7 +31,7 @@ class WriteBatcher:
         self._due: list[Sender] = []
 
     def add(self, sender: Sender) -> None:
-        """It is asked to `flush` at the end of this turn."""
+        """`flush` is called at the end of this turn."""
         if not self._due:
             self._loop.call_soon(self._flush)
         self._due.append(sender)

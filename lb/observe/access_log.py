@@ -1,6 +1,6 @@
 """The record of a request that has ended, and its line in the access log.
 
-Records are made once per request, and only if a log or a trace is enabled. No prompt, no answer, no header value but the
+Records are made once per request, and only if a log or a trace is enabled. No prompt, no response, no header value but the
 request's id and its place in a trace, no query: those may carry secrets.
 """
 
@@ -16,7 +16,7 @@ class RequestRecord(NamedTuple):
 
     `path` is without query. `status` is what the client was sent, 0 if it left before it was sent any. `target_id`
     is the last target it was on. `queued_s` is how long it waited for targets in all, `ttft_s` when the first byte
-    of the answer's body was sent, None if none was. `continued` counts the times its stream went on on another
+    of the response's body was sent, None if none was. `continued` counts the times its stream went on on another
     target. Tokens are None if no engine reported them. `error` names in a word what went wrong, empty if nothing did
     ("client_gone", "no_target_ready", "cut" ...).
 

@@ -58,7 +58,7 @@ def _by_kind() -> defaultdict[str, int]:
 
 @dataclass(slots=True, eq=False)
 class Counts:
-    """The agent's own, of requests. `responses[f]` are answers to clients with a status of f hundred.
+    """The agent's own, of requests. `responses[f]` are responses to clients with a status of f hundred.
 
     Of a request's prompt `prompt_bytes` were seen by the policy, and `matched_bytes` of them were thought to be
     in the chosen target's cache; the cache match ratio is one over the other.

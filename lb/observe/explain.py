@@ -1,6 +1,6 @@
 """Why a request went where it went: the last requests with every choice, its candidates and their costs.
 
-Every request writes its story and hardly any is ever read, so writing is an append of what was at hand, and all
+Every request records its steps and hardly any record is ever read, so writing is an append of what was at hand, and all
 the work (searching, naming the terms, building JSON) is the reader's. Nothing of the request itself is kept but
 its id, method and path without query.
 
@@ -24,7 +24,7 @@ _KEPT_ROWS = 16  # of a choice: to find the best of that many is left to the rea
 
 
 class Explanation:
-    """The story of one request, in seconds since its arrival."""
+    """The steps of one request, in seconds since its arrival."""
 
     __slots__ = ("_arrived_at", "_steps", "method", "number", "path", "request_id")
 
@@ -65,7 +65,7 @@ class Explanation:
 class Explanations:
     """The last `kept` stories, by their beginning or by their end; of a repeated id the latest is found.
 
-    A story is found while it goes on, too: `running` are those, for the reader.
+    An explanation is found while its request runs, too: `running` are those, for the reader.
     """
 
     def __init__(
@@ -77,24 +77,26 @@ class Explanations:
         self._running = running
 
     def begin(self, request_id: str, method: str, path: str, now: float) -> Explanation:
-        story = Explanation(request_id, method, path, now)
-        self._keep(story)
-        return story
+        explanation = Explanation(request_id, method, path, now)
+        self._keep(explanation)
+        return explanation
 
-    def ended(self, story: Explanation) -> None:
+    def ended(self, explanation: Explanation) -> None:
         """A long one has been pushed out of the ring by those that came later, and belongs to the last ones again."""
-        if story.number <= self._count - self._kept:
-            self._keep(story)
+        if explanation.number <= self._count - self._kept:
+            self._keep(explanation)
 
-    def _keep(self, story: Explanation) -> None:
+    def _keep(self, explanation: Explanation) -> None:
         self._count += 1
-        story.number = self._count
-        self._ring.append(story)
+        explanation.number = self._count
+        self._ring.append(explanation)
 
     def find(self, request_id: str) -> Explanation | None:
         """A search through all there is: an index would cost every request what only a reader needs."""
-        stories = chain(reversed(self._ring), self._running())
-        return next((story for story in stories if story.request_id == request_id), None)
+        explanations = chain(reversed(self._ring), self._running())
+        return next(
+            (explanation for explanation in explanations if explanation.request_id == request_id), None
+        )
 
     def latest(self, limit: int) -> list[Explanation]:
         """At most `limit` stories, the latest first."""

@@ -2,7 +2,7 @@
 
 Names are `skyserve_lb_<noun>_<unit>[_total]`. Labels are bounded by construction: service, region, zone,
 capacity_type, policy, and on a few families one more with a closed set of values (`kind` of a failure, `reason`
-of a refused continuation, `standing` of a target). None grows with traffic. Of request metrics `region` is the
+of a refused continuation, `health` of a target). None grows with traffic. Of request metrics `region` is the
 agent's own, of target metrics the target's. Targets (`lb.config.options.MetricsOptions.target_label`) and owners of API
 keys have series of their own up to a bound (`lb.observe.label_slots`).
 
@@ -135,7 +135,7 @@ class Metrics:
             *self._target_gauges(table, now),
             *self._process.collect(),
         ]
-        return generate_latest(_Photograph(families))
+        return generate_latest(_MetricSnapshot(families))
 
     @property
     def _target_names(self) -> tuple[str, ...]:
@@ -174,14 +174,14 @@ class Metrics:
     def _target_gauges(self, table: TargetTable, now: float) -> Iterator[Metric]:
         """Targets with the same labels are one row: their counts are added up, their cache usage is averaged."""
         sums = _Sums()
-        for (target, standing, _), view in zip(table.rows(now), table.views(now), strict=True):
+        for (target, health, _), view in zip(table.rows(now), table.views(now), strict=True):
             labels = self._labels(target)
             sums.add("in_flight", labels, view.in_flight)
             sums.add("waiting", labels, view.waiting)
             sums.add("targets", labels, 1)
-            sums.add("good", labels, 1 if standing is Health.GOOD else 0)
+            sums.add("good", labels, 1 if health is Health.GOOD else 0)
             for one in Health:
-                sums.add("standing", (*labels, one.value), 1 if one is standing else 0)
+                sums.add("standing", (*labels, one.value), 1 if one is health else 0)
             if view.running is not None or view.pending is not None:
                 sums.add("telling", labels, 1)
             sums.add("running", labels, view.running)
@@ -224,7 +224,7 @@ class _Sums:
             rows[labels] = rows.get(labels, 0.0) + value
 
 
-class _Photograph(Collector):
+class _MetricSnapshot(Collector):
     """Families that have been read already."""
 
     def __init__(self, families: Iterable[Metric]) -> None:

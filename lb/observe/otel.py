@@ -2,7 +2,7 @@
 
 A span is made when its request is over, from its facts, so that nothing is paid for while it runs. Only its ids
 are drawn at the beginning, since targets must name it as their parent. Attributes follow OpenTelemetry's
-conventions for HTTP and generative AI, the latencies vLLM's; none of them holds a prompt, an answer, a query, an
+conventions for HTTP and generative AI, the latencies vLLM's; none of them holds a prompt, a response, a query, an
 address of a client or a key.
 """
 

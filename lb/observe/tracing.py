@@ -46,7 +46,7 @@ class Tracing(Protocol):
 def tracing(
     service: str, region: str, environment: Mapping[str, str], wall_ns: Callable[[], int]
 ) -> Tracing | None:
-    """Return the tracer that the environment asks for, or None. `wall_ns` is the time since 1970 in nanoseconds."""
+    """Return the tracer that the environment requests, or None. `wall_ns` is the time since 1970 in nanoseconds."""
     if not any(environment.get(name) for name in ENDPOINT_VARIABLES):
         return None
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":

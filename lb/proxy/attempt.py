@@ -96,7 +96,7 @@ class Attempt(AttemptConnection):
             client.resume_reading(2)  # and more comes through `more_body`
         elif len(body) < JOIN_BELOW_BYTES:
             connection.unsent = sent + body
-            self._services.outbox.add(connection)
+            self._services.write_batcher.add(connection)
         else:
             connection.transport.writelines((sent, body))
 
@@ -139,18 +139,18 @@ class Attempt(AttemptConnection):
                 self._buffer = data
             return
         try:
-            reply, length = proxy.heads.answer(data[: end + 4], proxy.limits.max_headers)
+            response, length = proxy.heads.response(data[: end + 4], proxy.limits.max_headers)
         except HeadError as error:
             request.attempt_failed(Failure.MALFORMED, str(error))
             return
         rest = data[end + 4 :]
-        status = reply.status
+        status = response.status
         if status < 200:
-            self._take_interim(reply, rest)
+            self._take_interim(response, rest)
             return
-        self.reply, self.reply_length = reply, length
+        self.response, self.response_length = response, length
         # The client has the beginning of a stream already?
-        if request.relay is not None and (length == 0 or not is_resumable(reply)):
+        if request.relay is not None and (length == 0 or not is_resumable(response)):
             why = f"HTTP status {status} instead of the rest of a stream"
             request.attempt_failed(Failure.UNFIT, why)
             return
@@ -165,8 +165,8 @@ class Attempt(AttemptConnection):
                     self._read_whole(LengthDecoder(length), rest)
                 return
             self.decoder = LengthDecoder(length)
-        elif reply.chunked:
-            if status in RETRY_STATUSES or reply.content_type.startswith(b"application/json"):
+        elif response.chunked:
+            if status in RETRY_STATUSES or response.content_type.startswith(b"application/json"):
                 self._read_whole(None, rest)
                 return
             self.decoder = ChunkedDecoder()
@@ -179,15 +179,15 @@ class Attempt(AttemptConnection):
         if rest:
             self._begin(rest)
 
-    def _take_interim(self, reply: ResponseHead, rest: bytes) -> None:
-        """100 Continue and its like are for us; 101 opens a tunnel if one was asked for."""
+    def _take_interim(self, response: ResponseHead, rest: bytes) -> None:
+        """100 Continue and its like are for us; 101 opens a tunnel if one was requested."""
         request = self._request
-        if reply.status == 101:
+        if response.status == 101:
             if not request.head.websocket:
                 request.attempt_failed(Failure.MALFORMED, "it switches protocols unasked")
-            elif opens_websocket(request.head, reply):
+            elif opens_websocket(request.head, response):
                 self.phase = TUNNEL
-                request.open_tunnel(reply, rest)
+                request.open_tunnel(response, rest)
             else:
                 request.websocket_refused()
             return
@@ -229,8 +229,8 @@ class Attempt(AttemptConnection):
 
     def _begin(self, data: bytes) -> None:
         """The first bytes of a body that is passed on as it comes."""
-        reply = self.reply
-        if data.startswith(b"0\r\n") and reply.chunked and self._must_speak():
+        response = self.response
+        if data.startswith(b"0\r\n") and response.chunked and self._must_speak():
             self._request.attempt_failed(Failure.EMPTY, "HTTP status 200 without a body")
             return
         self.phase = RELAY
@@ -242,12 +242,12 @@ class Attempt(AttemptConnection):
             self._request.attempt_failed(Failure.EMPTY, "HTTP status 200 without a body")
             return
         self.give_back(reusable=not rest)
-        self._request.responded_whole(self.reply, body)
+        self._request.responded_whole(self.response, body)
 
     def _must_speak(self) -> bool:
-        """Return whether this response has to have a body: a model that says nothing has not answered."""
+        """Return whether this response has to have a body: a model that says nothing has not responded."""
         head = self._request.head
-        return self.reply.status == 200 and head.method == b"POST" and for_model(head.path)
+        return self.response.status == 200 and head.method == b"POST" and for_model(head.path)
 
     def target_lost(self, error: Exception | None) -> None:
         """The connection has ended; whether that is an end or a failure depends on where we are."""

@@ -19,7 +19,7 @@ OVER = 6
 
 
 class AttemptConnection:
-    """`reply` is the head of the response once there is one, `reply_length` the length of its body if the head has it."""
+    """`response` is the head of the response once there is one, `response_length` the length of its body if the head has it."""
 
     __slots__ = (
         "_buffer",
@@ -33,8 +33,8 @@ class AttemptConnection:
         "connection",
         "decoder",
         "phase",
-        "reply",
-        "reply_length",
+        "response",
+        "response_length",
         "since",
     )
 
@@ -45,8 +45,8 @@ class AttemptConnection:
         self.since = now
         self.connection: TargetConnection | None = None
         self.phase = DIALLING
-        self.reply: ResponseHead
-        self.reply_length: int | None = None
+        self.response: ResponseHead
+        self.response_length: int | None = None
         self.decoder: BodyDecoder
         self._dialling: Dialling | None = None
         self._buffer = b""
@@ -94,10 +94,10 @@ class AttemptConnection:
         self.phase = OVER
         if connection is None:
             return
-        reply = self.reply
-        if reply.status == 204 and (self.reply_length or reply.chunked):
+        response = self.response
+        if response.status == 204 and (self.response_length or response.chunked):
             reusable = False  # has it a body after all?
-        if reusable and reply.keep_alive and not self._request.client.body_left:
+        if reusable and response.keep_alive and not self._request.client.body_left:
             connection.pool.give(connection, self._services.clock())
         else:
             connection.drop()

@@ -8,7 +8,7 @@ from enum import IntFlag
 from lb.core.api_keys import Admission
 from lb.http import error_responses
 from lb.http.messages import Hop, RequestHead
-from lb.proxy.ports import ClientRequest, Entrance, Refusal
+from lb.proxy.ports import ClientRequest, Entrance, Rejection
 from lb.proxy.upload import Upload
 
 _LINGER_S = 2.0
@@ -116,7 +116,7 @@ class ClientOutput(asyncio.Protocol):
             self.transport.abort()
             return
         try:
-            self._refuse(Refusal(500, "internal_error", "The load balancer failed on this request."))
+            self._refuse(Rejection(500, "internal_error", "The load balancer failed on this request."))
         except Exception as second:  # noqa: BLE001 (the barrier)
             self.proxy.faults.report("client", second)
             self.transport.abort()
@@ -133,7 +133,7 @@ class ClientOutput(asyncio.Protocol):
 
     def send_soon(self, response: bytes) -> None:
         self.unsent = response
-        self.proxy.outbox.add(self)
+        self.proxy.write_batcher.add(self)
 
     def flush(self) -> None:
         unsent, self.unsent = self.unsent, b""
@@ -183,17 +183,19 @@ class ClientOutput(asyncio.Protocol):
                     self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
                 self.transport.resume_reading()
 
-    def _too_large(self) -> Refusal:
+    def _too_large(self) -> Rejection:
         limit = self.proxy.limits.max_body_bytes
-        return Refusal(413, "body_too_large", f"The body exceeds {limit} bytes (load_balancer.max_body_mb).")
+        return Rejection(
+            413, "body_too_large", f"The body exceeds {limit} bytes (load_balancer.max_body_mb)."
+        )
 
-    def _answer_here(self, refusal: Refusal | bytes) -> None:
+    def _answer_here(self, refusal: Rejection | bytes) -> None:
         """Respond without a request, and go on with the connection. `refusal` may be a whole response."""
         head = self.head
         if head is not None and head.http_1_0:
             self.closing = True
         close = self.closing = self.closing or self.body_left or self.proxy.closing
-        if isinstance(refusal, Refusal):
+        if isinstance(refusal, Rejection):
             self.proxy.refused(refusal)
             refusal = self._error(refusal, head, close=close)
         elif close:
@@ -201,13 +203,13 @@ class ClientOutput(asyncio.Protocol):
         self.transport.write(refusal)
         self.next()
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: Rejection) -> None:
         """Respond here and now, and read no more of this connection."""
         self.proxy.refused(refusal)
         self.transport.write(self._error(refusal, self.head, close=True))
         self._linger()
 
-    def _error(self, refusal: Refusal, head: RequestHead | None, *, close: bool) -> bytes:
+    def _error(self, refusal: Rejection, head: RequestHead | None, *, close: bool) -> bytes:
         retry_after_s = refusal.retry_after_s
         cors = self.proxy.cors
         return error_responses.raw_error(

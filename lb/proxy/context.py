@@ -15,8 +15,8 @@ from lb.core.queue import RequestQueue
 from lb.core.retry import (
     RetryBudget,
     RetryHistory,
+    RetryVerdict,
     Tries,
-    Verdict,
     backoff_s,
     is_free,
     is_repeatable,
@@ -37,10 +37,10 @@ from lb.observe.explain import Explanation, Explanations
 from lb.observe.metrics import Metrics
 from lb.proxy import model_list
 from lb.proxy.ending import Endings
-from lb.proxy.entrance import Gate
+from lb.proxy.entrance import RequestAdmission
 from lb.proxy.fast_path import FastPath
 from lb.proxy.faults import Faults
-from lb.proxy.ports import Client, Refusal
+from lb.proxy.ports import ClientPort, Rejection
 from lb.proxy.request import ProxiedRequest
 from lb.stream.model_name import names_model
 from lb.stream.openai_request import for_model, is_dense
@@ -51,7 +51,9 @@ LET_IN_AT_ONCE = (
     8  # queued requests launched in one turn of the loop, each of which takes a few tenths of a millisecond
 )
 _TROUBLE_EVERY_S = 10.0
-_NO_ROOM = Refusal(503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0)
+_NO_ROOM = Rejection(
+    503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0
+)
 
 _log = logging.getLogger("lb.proxy")
 
@@ -77,7 +79,7 @@ class Proxy:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.fast_path = fast_path
-        self.outbox = WriteBatcher(self.loop)
+        self.write_batcher = WriteBatcher(self.loop)
         self.table = table
         self.pools = pools
         self.metrics = metrics
@@ -89,7 +91,7 @@ class Proxy:
         self.closing = False  # no connection is kept alive any longer
         self.draining = False  # serves on, but is not ready
         self.queueing = True  # may a request wait for a target?
-        self.clients: set[Client] = set()
+        self.clients: set[ClientPort] = set()
         self.heads = Reader()
         self.queue: RequestQueue[ProxiedRequest] = RequestQueue(
             lambda ticket: self._guarded(ticket.item, lambda one: one.evicted(clock()))
@@ -114,7 +116,9 @@ class Proxy:
         self.api_keys = ApiKeyStore(table.table.access, clock())
         self.budget = RetryBudget(table.table.retries, self.arrivals)
         self.limits: Limits = table.table.limits
-        self.gate = Gate(table, self.api_keys, metrics, self.explanations, id_prefix, begin_span, self.ready)
+        self.gate = RequestAdmission(
+            table, self.api_keys, metrics, self.explanations, id_prefix, begin_span, self.ready
+        )
         self.endings = Endings(
             metrics, self.api_keys, self.explanations, self.counts_of, lambda: table.table.policy, finished
         )
@@ -149,7 +153,7 @@ class Proxy:
             )
         return True
 
-    def check(self, head: RequestHead) -> Refusal | Admission | bytes:
+    def check(self, head: RequestHead) -> Rejection | Admission | bytes:
         verdict = self.gate.check(head, self.clock())
         if self.table.models.differ and isinstance(verdict, Admission):
             more_lines = b"" if self.cors is None else self.cors[head.origin]
@@ -160,8 +164,8 @@ class Proxy:
         return verdict
 
     def begin(
-        self, client: Client, head: RequestHead, body: bytes, admission: Admission
-    ) -> ProxiedRequest | Refusal:
+        self, client: ClientPort, head: RequestHead, body: bytes, admission: Admission
+    ) -> ProxiedRequest | Rejection:
         now = self.clock()
         size = len(body)
         dense = False
@@ -176,7 +180,7 @@ class Proxy:
         if not self.buffers.take(size):
             return _NO_ROOM
         arrival = self.gate.arrival(head, body, admission, client, dense, now)
-        if isinstance(arrival, Refusal):
+        if isinstance(arrival, Rejection):
             self.buffers.give_back(size)
             return arrival
         limits = self.limits
@@ -194,7 +198,7 @@ class Proxy:
     def client_gone(self) -> None:
         self.metrics.counts.client_gone += 1
 
-    def refused(self, refusal: Refusal) -> None:
+    def refused(self, refusal: Rejection) -> None:
         self.metrics.counts.responded(refusal.status)
         self.metrics.counts.errors[refusal.code] += 1
 
@@ -223,20 +227,20 @@ class Proxy:
             self.let_in_soon()
         self.table.release(booking, now, tokens)
 
-    def verdict(self, request: ProxiedRequest, history: RetryHistory, now: float) -> Verdict:
+    def verdict(self, request: ProxiedRequest, history: RetryHistory, now: float) -> RetryVerdict:
         rules = self.table.table.retries
         tries = request.tries
         verdict = may_retry(history, rules, self.table.anybody(now, request.tried))
         if verdict.goes_on and not tries.replayable:
-            return Verdict.NOT_REPEATABLE
+            return RetryVerdict.NOT_REPEATABLE
         if verdict.goes_on and not is_free(history) and not self.budget.allow(now):
-            return Verdict.OVER_BUDGET
+            return RetryVerdict.OVER_BUDGET
         return verdict
 
     def serves_other_models(self, request: ProxiedRequest, body: bytes) -> bool:
         """Return True if the 404 of a request's target means its model, and another target may serve that.
 
-        The engine has done nothing then, so the request may be sent again whatever it is. Which models the target serves is
+        The engine has done nothing then, so any request may be sent again. Which models the target serves is
         not known rightly, or not yet: it is polled.
         """
         model, booking = request.arrival.model, request.booking
@@ -245,14 +249,16 @@ class Proxy:
         self.on_wrong_model(booking.key)
         tries = request.tries
         may_move = tries.replayable and tries.attempts <= MOST_WRONG_MODELS
-        return may_move and self.table.models.served_elsewhere(model, tries.by_life)
+        return may_move and self.table.models.served_elsewhere(model, tries.by_epoch)
 
-    def delay_before(self, request: ProxiedRequest, verdict: Verdict, life: int, now: float) -> float | None:
+    def delay_before(
+        self, request: ProxiedRequest, verdict: RetryVerdict, epoch: int, now: float
+    ) -> float | None:
         if not verdict.goes_on:
             request.arrival.explanation.note(now, "no_retry", why=verdict.value)
             return None
-        if verdict is Verdict.SAME_TARGET:
-            request.tries.by_life.pop(life, None)
+        if verdict is RetryVerdict.SAME_TARGET:
+            request.tries.by_epoch.pop(epoch, None)
         return backoff_s(self.table.table.retries, request.tries.executions, self._rng)
 
     def local_trouble(self, why: str, now: float) -> None:

@@ -3,7 +3,7 @@
 Bounded in everything a client can make long: heads (`max_head_bytes`, `max_headers`, `head_timeout_s`), bodies
 (`max_body_bytes` where they are parsed, `idle_timeout_s` between two parts, one budget for what all of them keep), idleness (`keepalive_s`), and
 what it sends ahead of its response (the connection is closed). Whether a request is let in is decided on its head, before
-its body is asked for or kept. Bodies up to `buffer_bytes` are collected, so that they can be sent again; of longer ones only
+its body is requested or kept. Bodies up to `buffer_bytes` are collected, so that they can be sent again; of longer ones only
 the first part is, and the rest is passed on as the target takes it.
 
 Every callback is an entrance of the fault barrier (`lb.proxy.faults`).
@@ -28,7 +28,7 @@ from lb.proxy.client_output import (
     TUNNEL,
     ClientOutput,
 )
-from lb.proxy.ports import Refusal
+from lb.proxy.ports import Rejection
 from lb.proxy.upload import TinyChunksError, Upload
 from lb.stream.openai_request import for_model
 
@@ -36,10 +36,14 @@ WRITE_HIGH_WATER = 64 * 1024
 _NEVER = float("inf")
 MAX_AHEAD_BYTES = 256 * 1024  # what a client may send before its response is over
 
-_NO_ROOM = Refusal(503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0)
-_TINY = Refusal(400, "tiny_chunks", "The chunks of the body are too small.")
-_MALFORMED_BODY = Refusal(400, "malformed_body", "The body is not well-formed.")
-_TOO_MANY = Refusal(503, "too_many_connections", "The load balancer has as many connections as it may.", 1.0)
+_NO_ROOM = Rejection(
+    503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0
+)
+_TINY = Rejection(400, "tiny_chunks", "The chunks of the body are too small.")
+_MALFORMED_BODY = Rejection(400, "malformed_body", "The body is not well-formed.")
+_TOO_MANY = Rejection(
+    503, "too_many_connections", "The load balancer has as many connections as it may.", 1.0
+)
 
 
 class ClientConnection(ClientOutput):
@@ -133,7 +137,7 @@ class ClientConnection(ClientOutput):
         try:
             head, length = self.proxy.heads.request(data[: end + 4], limits.max_headers)
         except HeadError as error:
-            self._refuse(Refusal(error.status, error.code, str(error)))
+            self._refuse(Rejection(error.status, error.code, str(error)))
             return
         self.closing = not head.keep_alive or self._leaving > 0.0
         self.head, self.length = head, length
@@ -142,9 +146,9 @@ class ClientConnection(ClientOutput):
     def _wait_for_head(self, data: bytes) -> None:
         limit = self.proxy.limits.max_head_bytes
         if not data[:1].isalpha() or b"\n\n" in data:  # a handshake of TLS, say, or bare line feeds
-            self._refuse(Refusal(400, "malformed_request", "The head of the request is malformed."))
+            self._refuse(Rejection(400, "malformed_request", "The head of the request is malformed."))
         elif len(data) > limit:
-            self._refuse(Refusal(431, "head_too_large", f"The head of the request exceeds {limit} bytes."))
+            self._refuse(Rejection(431, "head_too_large", f"The head of the request exceeds {limit} bytes."))
         else:
             self._ahead = data
             self._look_sooner()
@@ -218,7 +222,7 @@ class ClientConnection(ClientOutput):
         self._phase = RESPONSE
         self._admission = admission
         request = self.proxy.begin(self, head, body, admission)
-        if isinstance(request, Refusal):
+        if isinstance(request, Rejection):
             self._drop_upload()
             self._answer_here(request)
             return
@@ -262,7 +266,7 @@ class ClientConnection(ClientOutput):
         if request is not None:
             request.more_body(part, last=end >= 0)
 
-    def _abort_body(self, refusal: Refusal) -> None:
+    def _abort_body(self, refusal: Rejection) -> None:
         self.closing = True
         if self.request is not None:
             self.request.bad_body(refusal.status, refusal.code, refusal.message)
@@ -330,7 +334,7 @@ class ClientConnection(ClientOutput):
             if not self.body_left:
                 return
             if not self._paused_by and now >= self._deadline:
-                self._abort_body(Refusal(408, "body_timeout", "The body did not arrive in time."))
+                self._abort_body(Rejection(408, "body_timeout", "The body did not arrive in time."))
                 return
             wait_s = max(1.0, self.proxy.limits.head_timeout_s)
             wait_s = min(wait_s, max(0.05, self._deadline - now)) if not self._paused_by else 1.0
@@ -340,10 +344,12 @@ class ClientConnection(ClientOutput):
         phase = self._phase
         if now >= self._deadline:
             if phase == HEAD:
-                self._refuse(Refusal(408, "head_timeout", "The head of the request did not arrive in time."))
+                self._refuse(
+                    Rejection(408, "head_timeout", "The head of the request did not arrive in time.")
+                )
             elif phase == BODY:
                 self._drop_upload()
-                self._refuse(Refusal(408, "body_timeout", "The body did not arrive in time."))
+                self._refuse(Rejection(408, "body_timeout", "The body did not arrive in time."))
             elif phase == IDLE:
                 self._close()
             else:

@@ -40,7 +40,7 @@ class Arrival(NamedTuple):
     model: str
     admission: Admission
     explanation: Explanation
-    policy: str | None = None  # asked for by the client
+    policy: str | None = None  # requested by the client
     span: str = ""
     continues: bool = True  # the client has not forbidden to resume its stream
     resume_state: ResumeState | None = None
@@ -62,7 +62,7 @@ class Ending:
         self.queued_s = 0.0
 
 
-class Spent(NamedTuple):
+class TokensSpent(NamedTuple):
     """Tokens of a request that is over. `reported` if the engine counted them; else they are estimates."""
 
     prompt: int
@@ -87,7 +87,7 @@ class Ended(Protocol):
 
 
 class Endings:
-    """Reports requests that are over to whatever keeps accounts: tenants, metrics, explanations, the access log, traces."""
+    """Reports finished requests to all that record them: tenants, metrics, explanations, the access log, traces."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Endings:
         self._policy = policy
         self._record = record
 
-    def spent(self, request: Ended, body: bytes | None) -> Spent:
+    def spent(self, request: Ended, body: bytes | None) -> TokensSpent:
         """Return the tokens of a request, before its target is released. `body` is that of a response sent whole.
 
         An engine that does not count is estimated: four bytes of prompt are one token, and of the response what its
@@ -118,13 +118,13 @@ class Endings:
         elif relay is not None:
             tokens = relay.tokens()
         if tokens is not None:
-            return Spent(tokens.prompt, tokens.out, True)
+            return TokensSpent(tokens.prompt, tokens.out, True)
         if not request.executions and relay is None:
-            return Spent(0, 0, False)
+            return TokensSpent(0, 0, False)
         out = relay.generated() if relay is not None else 0
-        return Spent(estimated_prompt(request.arrival.view), out, False)
+        return TokensSpent(estimated_prompt(request.arrival.view), out, False)
 
-    def ended(self, request: Ended, outcome: Outcome, spent: Spent, now: float) -> None:
+    def ended(self, request: Ended, outcome: Outcome, spent: TokensSpent, now: float) -> None:
         """Exactly once per request, at its end."""
         arrival, ending = request.arrival, request.ending
         self._api_keys.settle(arrival.admission, spent.prompt + spent.out, now)
@@ -157,13 +157,13 @@ class Endings:
         if not request.arrival.admission.settled:
             self._api_keys.settle(request.arrival.admission, 0, now)
 
-    def charged_to_target(self, booking: Booking, spent: Spent) -> None:
+    def charged_to_target(self, booking: Booking, spent: TokensSpent) -> None:
         """Count the tokens of a request for its last target."""
         target = self._counts_of(booking)
         target.tokens_in += spent.prompt
         target.tokens_out += spent.out
 
-    def _record_of(self, request: Ended, spent: Spent, now: float) -> RequestRecord:
+    def _record_of(self, request: Ended, spent: TokensSpent, now: float) -> RequestRecord:
         arrival, ending = request.arrival, request.ending
         view, first = arrival.view, ending.first_at
         return RequestRecord(

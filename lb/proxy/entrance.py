@@ -1,4 +1,4 @@
-"""Where requests come in: who may enter is decided on the head, what a request asks for once its body is here."""
+"""Where requests come in: who may enter is decided on the head, what a request requests once its body is here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lb.http.messages import RequestHead
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
 from lb.proxy.ending import Arrival
-from lb.proxy.ports import Downstream, Refusal
+from lb.proxy.ports import Downstream, Rejection
 from lb.stream import openai_request
 from lb.stream.model_name import model_of, names_a_model
 from lb.stream.openai_request import NOT_PARSED, ParsedRequest
@@ -40,18 +40,18 @@ _NO_OVERRIDES = RequestOverrides()
 _SESSION_POLICY = "consistent_hash"
 _HEALTH = b"/-/healthz"
 _READY = b"/-/ready"
-_NOT_SERVED = Refusal(404, "not_found", "Of the paths under /-/ this port serves /-/healthz and /-/ready.")
-_READ_ONLY = Refusal(405, "method_not_allowed", "This path is for GET and HEAD.")
+_NOT_SERVED = Rejection(404, "not_found", "Of the paths under /-/ this port serves /-/healthz and /-/ready.")
+_READ_ONLY = Rejection(405, "method_not_allowed", "This path is for GET and HEAD.")
 _DOT_SEGMENT = re.compile(  # `.` or `..` as a server reads it that decodes, or takes a backslash for a slash
     rb"(?:/|\\|%2f|%5c)(?:\.|%2e){1,2}(?=/|\\|%2f|%5c|;|%3b|$)", re.IGNORECASE
 )
-_DOTS = Refusal(400, "dot_segments", "The path must not contain the segments . and .. here.")
-_TRACE = Refusal(
+_DOTS = Rejection(400, "dot_segments", "The path must not contain the segments . and .. here.")
+_TRACE = Rejection(
     405, "method_not_allowed", "TRACE is not served: it would show the client's headers to scripts."
 )
 
 
-class Gate:
+class RequestAdmission:
     """Lets requests in, or refuses them."""
 
     def __init__(
@@ -99,15 +99,15 @@ class Gate:
             address = address.ipv4_mapped or address  # as a socket for both sees IPv4
         return any(address in network for network in self._trusted)
 
-    def check(self, head: RequestHead, now: float) -> Refusal | Admission | bytes:
-        """Decide on the head alone, before a byte of the body is kept or asked for. Bytes are a whole response."""
+    def check(self, head: RequestHead, now: float) -> Rejection | Admission | bytes:
+        """Decide on the head alone, before a byte of the body is kept or requested. Bytes are a whole response."""
         cors = self.cors
         if cors is not None and head.method == b"OPTIONS":  # browsers send preflights without a key
             decision = cors.decide(head.method, head.origin, head.cors_method, head.cors_headers)
             if decision.status == 204:
                 return error_responses.raw_text(204, "", more_lines=decision.lines)
             if decision.status is not None:
-                return Refusal(decision.status, "cors_rejected", f"CORS: {decision.problem}.")
+                return Rejection(decision.status, "cors_rejected", f"CORS: {decision.problem}.")
         path = head.path
         if path.startswith(b"/-/") or path == b"/-":
             return self._own_path(head)
@@ -122,15 +122,15 @@ class Gate:
         if isinstance(verdict, Unauthorized):
             counts.unauthorized += 1
             text = "The API key is not known." if verdict.given else "An API key is needed."
-            return Refusal(401, "invalid_api_key", text)
+            return Rejection(401, "invalid_api_key", text)
         return self._limited(verdict)
 
-    def _limited(self, verdict: Limited) -> Refusal:
+    def _limited(self, verdict: Limited) -> Rejection:
         self._metrics.counts.limited += 1
         self._metrics.of_key(verdict.tenant).refusals[verdict.reason] += 1
-        return Refusal(429, "rate_limit_exceeded", verdict.message, verdict.retry_after_s)
+        return Rejection(429, "rate_limit_exceeded", verdict.message, verdict.retry_after_s)
 
-    def _own_path(self, head: RequestHead) -> Refusal | bytes:
+    def _own_path(self, head: RequestHead) -> Rejection | bytes:
         """Return whether the process serves, and whether a target would take a request.
 
         For load balancers and supervisors before this one, which have no key.
@@ -155,12 +155,12 @@ class Gate:
         client: Downstream,
         dense: bool,
         now: float,
-    ) -> Arrival | Refusal:
-        """Return what the request asks for, or why it is refused after all. A `dense` body is not parsed."""
+    ) -> Arrival | Rejection:
+        """Return what the request requests, or why it is refused after all. A `dense` body is not parsed."""
         for name in admission.carried_by:
             head = head.without(name)  # the key was for us
         overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head)
-        if isinstance(overrides, Refusal):
+        if isinstance(overrides, Rejection):
             return overrides
         path, body_left = head.path, client.body_left
         parsed: ParsedRequest = NOT_PARSED
@@ -230,12 +230,12 @@ class Gate:
             set_cookie,
         )
 
-    def _overrides(self, head: RequestHead) -> RequestOverrides | Refusal:
+    def _overrides(self, head: RequestHead) -> RequestOverrides | Rejection:
         """Read the X-SkyServe-* headers."""
         ours = head.ours or {}
         policy = ours.get(b"policy") if self._table.table.access.overrides else None
         if policy is not None and policy.decode("latin-1") not in POLICIES:
-            return Refusal(400, "unknown_policy", "X-SkyServe-Policy names no routing policy.")
+            return Rejection(400, "unknown_policy", "X-SkyServe-Policy names no routing policy.")
         return RequestOverrides(
             policy.decode("latin-1") if policy is not None else None,
             ours.get(b"session", b"")[: openai_request.MAX_SESSION_BYTES].decode("latin-1"),

@@ -25,10 +25,10 @@ class StopReason(IntEnum):
     ENDED = 3  # the connection has ended
 
 
-class Mode(IntEnum):
+class ForwardingMode(IntEnum):
     """What a forwarding passes: whole chunks, and what else it requires of them or changes."""
 
-    CHUNKS = 0  # whatever is in them; only their last bytes are kept
+    CHUNKS = 0  # with any content; only their last bytes are kept
     EVENTS = 1  # of whole events that neither end nor give up the stream
     WITHOUT_IDS = 2  # the same, less the token ids
     WITHOUT_USAGE = 3  # the same, less the usage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lb.proxy.fast_path import Forwarding, Mode, StopReason, descriptor_of
+from lb.proxy.fast_path import Forwarding, ForwardingMode, StopReason, descriptor_of
 from lb.proxy.ports import RelayHost
 from lb.stream.token_usage import OutputCounter
 
@@ -31,7 +31,7 @@ class ForwardedRelay:
         "silent_s",
     )
 
-    def __init__(self, request: RelayHost, mode: Mode, limit_bytes: int) -> None:
+    def __init__(self, request: RelayHost, mode: ForwardingMode, limit_bytes: int) -> None:
         """`limit_bytes` are kept by a forwarding before it comes back."""
         self._request = request
         self._mode = mode
@@ -133,6 +133,6 @@ class ForwardedRelay:
             self._forwarding = None
 
     def pulse(self) -> bool:
-        """Return whether something has come since this was last asked."""
+        """Return whether something has come since the last call."""
         heard, self._heard = self._heard, False
         return (self._forwarding is not None and self._forwarding.pulse()) or heard

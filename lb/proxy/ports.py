@@ -178,7 +178,7 @@ class Relay(Protocol):
 class AttemptServices(Protocol):
     """What attempts share."""
 
-    outbox: WriteBatcher
+    write_batcher: WriteBatcher
     pools: Pools
     limits: Limits
     heads: Reader
@@ -190,8 +190,8 @@ class AttemptServices(Protocol):
 class Responding(Protocol):
     """An attempt whose target has started to respond."""
 
-    reply: ResponseHead
-    reply_length: int | None
+    response: ResponseHead
+    response_length: int | None
     decoder: BodyDecoder
 
     def pause(self) -> None: ...
@@ -228,7 +228,7 @@ class AttemptHost(Protocol):
         """After the first byte."""
         ...
 
-    def responded_whole(self, reply: ResponseHead, body: bytes) -> None:
+    def responded_whole(self, response: ResponseHead, body: bytes) -> None:
         """All of the response is here."""
         ...
 
@@ -236,7 +236,7 @@ class AttemptHost(Protocol):
         """The first byte has come of a response that is passed on as it comes."""
         ...
 
-    def open_tunnel(self, reply: ResponseHead, rest: bytes) -> None: ...
+    def open_tunnel(self, response: ResponseHead, rest: bytes) -> None: ...
     def tunnel_data(self, data: bytes) -> None: ...
     def target_closed_tunnel(self) -> None: ...
     def websocket_refused(self) -> None: ...
@@ -265,7 +265,7 @@ class ClientRequest(Protocol):
     def crashed(self, entrance: str, error: Exception) -> None: ...
 
 
-class Refusal(NamedTuple):
+class Rejection(NamedTuple):
     """An error response of our own to a request that is not let in."""
 
     status: int
@@ -278,13 +278,13 @@ class Entrance(Protocol):
     """The proxy, as clients' connections use it."""
 
     loop: asyncio.AbstractEventLoop
-    outbox: WriteBatcher
+    write_batcher: WriteBatcher
     faults: Faults
     buffers: ByteBudget
     limits: Limits
     heads: Reader
     closing: bool
-    clients: set[Client]
+    clients: set[ClientPort]
 
     @property
     def cors(self) -> CorsRules | None:
@@ -306,13 +306,13 @@ class Entrance(Protocol):
         """Return True if there are more clients than descriptors allow."""
         ...
 
-    def check(self, head: RequestHead) -> Refusal | Admission | bytes:
+    def check(self, head: RequestHead) -> Rejection | Admission | bytes:
         """Decide on the head alone whether a request is let in. Bytes are a response to it, already whole."""
         ...
 
     def begin(
-        self, client: Client, head: RequestHead, body: bytes, admission: Admission
-    ) -> ClientRequest | Refusal:
+        self, client: ClientPort, head: RequestHead, body: bytes, admission: Admission
+    ) -> ClientRequest | Rejection:
         """A request is here with its body, or with as much of it as is kept. The caller places it."""
         ...
 
@@ -324,12 +324,12 @@ class Entrance(Protocol):
         """Count a client that left before its request was whole."""
         ...
 
-    def refused(self, refusal: Refusal) -> None:
+    def refused(self, refusal: Rejection) -> None:
         """Count a response to what never became a request."""
         ...
 
 
-class Client(Downstream, Protocol):
+class ClientPort(Downstream, Protocol):
     """A client's connection, as the proxy keeps it."""
 
     def close_soon(self, grace_s: float, fresh_s: float | None = None) -> None: ...

@@ -17,7 +17,7 @@ from lb.http.body_framing import (
     chunk,
 )
 from lb.http.messages import ResponseHead
-from lb.proxy.fast_path import Mode
+from lb.proxy.fast_path import ForwardingMode
 from lb.proxy.forwarded_relay import TAIL_BYTES, ForwardedRelay
 from lb.proxy.ports import RelayHost
 from lb.stream.token_usage import Tokens, prompt_tokens_in, usage_of
@@ -31,7 +31,7 @@ class PlainRelay(ForwardedRelay):
     def __init__(
         self, request: RelayHost, response: ResponseHead, decoder: BodyDecoder, length: int | None = None
     ) -> None:
-        super().__init__(request, Mode.CHUNKS, TAIL_BYTES)
+        super().__init__(request, ForwardingMode.CHUNKS, TAIL_BYTES)
         self._decoder = decoder
         self._frame = begin_response(request, response, decoder, length)
         self._chunks = self._frame and not isinstance(

@@ -1,6 +1,6 @@
 """One proxied request: it is placed, tried on targets until one responds, and relayed to its end.
 
-Before the first byte whatever happens to a target, the request goes to another, never to one that has failed it, as far as
+Before the first byte a request whose target fails goes to another one, never to one that has failed it, as far as
 it may be repeated (`lb.core.retry`). It moves at once when the table says that its target is lost, or when the target falls
 silent (`lb.engines.health_checks`) and a better one exists. While no target may take it, it is queued, and counted as
 demand. After the first byte it belongs to the target that has started to respond; if that one fails, a stream of a model is
@@ -17,14 +17,14 @@ the queue call it, and each call leaves it in one of its states. However it ends
 from __future__ import annotations
 
 from lb.core.failures import RETRY_STATUSES, Failure
-from lb.core.retry import Verdict
+from lb.core.retry import RetryVerdict
 from lb.core.targets import Health
 from lb.http.messages import ResponseHead
 from lb.proxy.attempt import Attempt
 from lb.proxy.ending import Outcome
 from lb.proxy.request_responding import RespondingRequest
 from lb.proxy.resumable_relay import BY_ENGINE, ResumableRelay
-from lb.proxy.states import Event, State, move
+from lb.proxy.states import RequestEvent, State, move
 from lb.stream.resume_rules import NotResumable
 from policies.routing.base import Choice
 
@@ -65,9 +65,9 @@ class ProxiedRequest(RespondingRequest):
     def _try(self, target_id: str, now: float, fresh: bool) -> None:
         proxy, tries = self.proxy, self.tries
         booking = proxy.table.book(self.view, target_id, now)
-        self.state = move(self.state, Event.CHOSEN)
+        self.state = move(self.state, RequestEvent.CHOSEN)
         self.attempt = Attempt(self, booking, now)
-        tries.begin(booking.life)
+        tries.begin(booking.epoch)
         self.ending.last_target = target_id
         if tries.attempts > 1:
             proxy.metrics.counts.retries += 1
@@ -79,11 +79,11 @@ class ProxiedRequest(RespondingRequest):
 
     def _enqueue(self, now: float) -> None:
         proxy = self.proxy
-        ticket = proxy.scheduler.hold(self, now) if proxy.queueing else None
+        ticket = proxy.scheduler.enqueue(self, now) if proxy.queueing else None
         if ticket is None:
             self._turn_away(full=proxy.queueing and len(proxy.queue) >= proxy.limits.max_held > 0)
             return
-        self.state = move(self.state, Event.ENQUEUED)
+        self.state = move(self.state, RequestEvent.ENQUEUED)
         self.ticket = ticket
         self.tries.was_queued = True
         proxy.metrics.counts.held_total += 1
@@ -123,7 +123,7 @@ class ProxiedRequest(RespondingRequest):
         relay = self.relay
         assert isinstance(relay, ResumableRelay)  # noqa: S101 (for the type checker)
         now = self.proxy.clock()
-        self.state = move(self.state, Event.FAILED)
+        self.state = move(self.state, RequestEvent.FAILED)
         self._drop_attempt(now)
         if self.proxy.table.anybody(now, self.tried) and error.reason in BY_ENGINE:
             self.place()
@@ -142,19 +142,19 @@ class ProxiedRequest(RespondingRequest):
         else:
             self.cut(code)
 
-    def responded_whole(self, reply: ResponseHead, body: bytes) -> None:
+    def responded_whole(self, response: ResponseHead, body: bytes) -> None:
         if (
-            reply.status in RETRY_STATUSES and self.tries.repeatable
+            response.status in RETRY_STATUSES and self.tries.repeatable
         ):  # kept, in case no target has a better one
-            self.refusal = reply, body
+            self.refusal = response, body
             self.proxy.waiting.pop(self, None)
             self.tries.executions += 1
-            self._failed(Failure.REFUSED, f"HTTP status {reply.status}", self.proxy.clock())
-        elif reply.status == 404 and self.proxy.serves_other_models(self, body):
+            self._failed(Failure.REFUSED, f"HTTP status {response.status}", self.proxy.clock())
+        elif response.status == 404 and self.proxy.serves_other_models(self, body):
             self.call_back("it does not serve the model")
         else:
-            self._first_byte(reply.status)
-            self._send_whole(reply, body)
+            self._first_byte(response.status)
+            self._send_whole(response, body)
 
     # --- failing
 
@@ -174,20 +174,20 @@ class ProxiedRequest(RespondingRequest):
         booking = attempt.booking
         ran_s = now - attempt.since
         tries.wait_left_s -= ran_s
-        self.state = move(self.state, Event.FAILED)
+        self.state = move(self.state, RequestEvent.FAILED)
         self.arrival.explanation.note(now, "failed", booking.key.id, why)
         history = tries.after(
             reached=failure not in (Failure.UNREACHABLE, Failure.LOCAL),
             died=failure in (Failure.DIED, Failure.STALE),
             ran_s=ran_s,
-            life=booking.life,
+            epoch=booking.epoch,
         )
         stale = failure is Failure.STALE and not tries.stale and tries.may_move()
         if stale:
             tries.deaths -= 1
         verdict = proxy.verdict(self, history, now)
         # Two targets dead of one request: it is the request that is to blame, and not the second target as well.
-        innocent = verdict is Verdict.KILLS_TARGETS
+        innocent = verdict is RetryVerdict.KILLS_TARGETS
         self._blame(booking, Failure.STALE if innocent else failure, why, now)
         self._drop_attempt(now)
         if failure is Failure.LOCAL:
@@ -202,19 +202,19 @@ class ProxiedRequest(RespondingRequest):
             # cannot be known that a request which was sent has not started to run.
             tries.stale = True
             tries.executions -= 1
-            if proxy.table.standing(booking.key, now) is not Health.CLOSED:
+            if proxy.table.health(booking.key, now) is not Health.CLOSED:
                 self.arrival.explanation.note(now, "chose", booking.key.id, "again, on a new connection")
                 self._try(booking.key.id, now, fresh=True)
                 return
-        self._go_on(failure, verdict, history.on_target, booking.life, now)
+        self._go_on(failure, verdict, history.on_target, booking.epoch, now)
 
-    def _go_on(self, failure: Failure, verdict: Verdict, on_target: int, life: int, now: float) -> None:
+    def _go_on(self, failure: Failure, verdict: RetryVerdict, on_target: int, epoch: int, now: float) -> None:
         proxy = self.proxy
-        delay = proxy.delay_before(self, verdict, life, now)
+        delay = proxy.delay_before(self, verdict, epoch, now)
         if failure is Failure.MALFORMED and not proxy.table.anybody(now, self.tried):
             delay = None  # retrying later would meet the same malformed target
         if delay is None:
-            if verdict is Verdict.KILLS_TARGETS and self.relay is None:
+            if verdict is RetryVerdict.KILLS_TARGETS and self.relay is None:
                 self._respond(
                     502,
                     "request_kills_engines",
@@ -223,14 +223,14 @@ class ProxiedRequest(RespondingRequest):
             else:
                 self._give_up()
         elif delay > 0:
-            self.state = move(self.state, Event.BACKED_OFF)
+            self.state = move(self.state, RequestEvent.BACKED_OFF)
             proxy.loop.call_later(delay, self._guarded, self._retry)
         else:
             self.place()
 
     def _retry(self) -> None:
         if self.state is State.BACKING_OFF:
-            self.state = move(self.state, Event.RETRIED)
+            self.state = move(self.state, RequestEvent.RETRIED)
             self.place()
 
     def call_back(self, why: str) -> None:
@@ -242,7 +242,7 @@ class ProxiedRequest(RespondingRequest):
         self.proxy.metrics.counts.moves += 1
         self.arrival.explanation.note(now, "moved", attempt.booking.key.id, why)
         self.tries.wait_left_s -= now - attempt.since
-        self.state = move(self.state, Event.FAILED)
+        self.state = move(self.state, RequestEvent.FAILED)
         self._drop_attempt(now)
         self.place()
 
@@ -261,7 +261,7 @@ class ProxiedRequest(RespondingRequest):
         self._respond(504, "time_to_first_byte", "No target answered in time.")
 
     def client_lost(self) -> None:
-        """The client has left: whatever is under way ends, and with it the engine's work."""
+        """The client has left: stop what is under way, and with it the engine's work."""
         if self.state is _DONE:
             return
         if self.tunnel is not None:  # either side may close a tunnel when it likes

@@ -15,7 +15,7 @@ from lb.proxy.attempt import JOIN_BELOW_BYTES, Attempt
 from lb.proxy.ending import Arrival, Ending, Outcome
 from lb.proxy.ports import AttemptServices, Downstream, Relay
 from lb.proxy.services import Services
-from lb.proxy.states import Event, State, move
+from lb.proxy.states import RequestEvent, State, move
 from lb.proxy.tunnel import Tunnel
 from lb.stream.resume_state import ResumeState
 from policies.routing.base import RequestView
@@ -88,13 +88,13 @@ class RequestCore:
 
     @property
     def tried(self) -> Collection[int]:
-        """The lives of targets (see `lb.core.target_state`) that have had the request, or do not serve its model."""
-        by_life = self.tries.by_life
+        """The epochs of targets (see `lb.core.target_state`) that have had the request, or do not serve its model."""
+        by_epoch = self.tries.by_epoch
         barred = self.proxy.table.models.barred(self.arrival.model)
-        return barred.union(by_life) if barred else by_life
+        return barred.union(by_epoch) if barred else by_epoch
 
     @property
-    def senior(self) -> bool:
+    def has_priority(self) -> bool:
         """True if it was queued before, or was with a target that may have started to run it."""
         tries = self.tries
         return tries.was_queued or tries.executions > 0 or self.relay is not None
@@ -134,20 +134,20 @@ class RequestCore:
             return b"Connection: close\r\n"
         return b"Connection: keep-alive\r\n" if self.head.http_1_0 else b""
 
-    def _send_whole(self, reply: ResponseHead, body: bytes) -> None:
-        if reply.status == 204:
+    def _send_whole(self, response: ResponseHead, body: bytes) -> None:
+        if response.status == 204:
             framing = b""
-        elif reply.status == 304 or self.head.method == b"HEAD":
-            length = self.attempt.reply_length if self.attempt is not None else None
+        elif response.status == 304 or self.head.method == b"HEAD":
+            length = self.attempt.response_length if self.attempt is not None else None
             framing = b"Content-Length: %d\r\n" % length if length is not None else b""
         else:
             framing = b"Content-Length: %d\r\n" % len(body)
-        head = self.response_head(reply, framing + self.connection_line())
+        head = self.response_head(response, framing + self.connection_line())
         if len(body) < JOIN_BELOW_BYTES:
             self.client.send_soon(head + body)
         else:
             self.client.transport.writelines((head, body))
-        self.status = reply.status
+        self.status = response.status
         self.ending.bytes_out = len(body)
         self.end(Outcome.WHOLE, body)
 
@@ -189,7 +189,7 @@ class RequestCore:
         Called exactly once: the automaton has no event after it. It leaves the queue, releases the target, informs policy and
         tenant what was used, counts, and goes on with the client's next request.
         """
-        self.state = move(self.state, Event.ENDED)
+        self.state = move(self.state, RequestEvent.ENDED)
         proxy = self.proxy
         now = proxy.clock()
         proxy.ongoing.step(now, -1)

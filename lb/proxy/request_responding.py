@@ -16,7 +16,7 @@ from lb.proxy.ports import Relay, Responding
 from lb.proxy.relay import PlainRelay
 from lb.proxy.request_core import RequestCore
 from lb.proxy.resumable_relay import ResumableRelay, is_resumable
-from lb.proxy.states import Event, State, move
+from lb.proxy.states import RequestEvent, State, move
 from lb.proxy.tunnel import Tunnel
 from lb.stream.resume_rules import Reason
 
@@ -77,7 +77,7 @@ class RespondingRequest(RequestCore):
         self.tries.deaths = 0
         proxy.counts_of(booking).ttfb.observe(now - self.arrival.at)
         self.arrival.explanation.note(now, "answered", booking.key.id)
-        if proxy.table.answered(booking, now, 200 <= status < 300):
+        if proxy.table.responded(booking, now, 200 <= status < 300):
             _log.info("readmit target=%s why=%r", booking.key.id, "it responded again")
             proxy.changed_soon()
         elif len(proxy.queue):
@@ -85,19 +85,23 @@ class RespondingRequest(RequestCore):
         return now
 
     def begin_relay(self, attempt: Responding) -> Relay:
-        now = self._first_byte(attempt.reply.status)
-        self.state = move(self.state, Event.FIRST_BYTE)
+        now = self._first_byte(attempt.response.status)
+        self.state = move(self.state, RequestEvent.FIRST_BYTE)
         proxy, relay = self.proxy, self.relay
         if self.ending.first_at is None:
             self.ending.first_at = now
             proxy.metrics.counts.ttft.observe(now - self.arrival.at)
         if relay is None:
             self.refusal = None
-            if self.resume_state is not None and attempt.reply_length is None and is_resumable(attempt.reply):
-                relay = ResumableRelay(self, self.resume_state, attempt.reply, attempt.decoder)
+            if (
+                self.resume_state is not None
+                and attempt.response_length is None
+                and is_resumable(attempt.response)
+            ):
+                relay = ResumableRelay(self, self.resume_state, attempt.response, attempt.decoder)
             else:
                 self.resume_state = None
-                relay = PlainRelay(self, attempt.reply, attempt.decoder, attempt.reply_length)
+                relay = PlainRelay(self, attempt.response, attempt.decoder, attempt.response_length)
             self.relay = relay
         elif isinstance(relay, ResumableRelay):
             relay.next_leg(attempt.decoder)
@@ -126,11 +130,11 @@ class RespondingRequest(RequestCore):
         assert attempt is not None and relay is not None  # noqa: S101, PT018 (for the type checker)
         now = proxy.clock()
         booking = attempt.booking
-        self.state = move(self.state, Event.BROKEN)
+        self.state = move(self.state, RequestEvent.BROKEN)
         self.arrival.explanation.note(now, "broke", booking.key.id, why)
         attempt.drop()
         self.tries.failed = True
-        self.tries.by_life = {booking.life: 1}
+        self.tries.by_epoch = {booking.epoch: 1}
         self._blame(booking, failure, why, now)
         if failure is Failure.STALLED:
             proxy.metrics.counts.stalled += 1
@@ -153,8 +157,8 @@ class RespondingRequest(RequestCore):
             return False
         now = self.proxy.clock()
         booking = attempt.booking
-        self.state = move(self.state, Event.BROKEN)
-        self.tries.by_life = {booking.life: 1}
+        self.state = move(self.state, RequestEvent.BROKEN)
+        self.tries.by_epoch = {booking.epoch: 1}
         self.arrival.explanation.note(now, "handed_over", booking.key.id)
         self._drop_attempt(now)
         self.proxy.metrics.counts.handed_over += 1
@@ -191,13 +195,13 @@ class RespondingRequest(RequestCore):
 
     # --- tunnels
 
-    def open_tunnel(self, reply: ResponseHead, rest: bytes) -> None:
+    def open_tunnel(self, response: ResponseHead, rest: bytes) -> None:
         """A WebSocket: from here on bytes pass both ways as they come."""
-        self.ending.first_at = self._first_byte(reply.status)
-        self.state = move(self.state, Event.UPGRADED)
+        self.ending.first_at = self._first_byte(response.status)
+        self.state = move(self.state, RequestEvent.UPGRADED)
         connection = self.connection
         assert connection is not None  # noqa: S101 (for the type checker)
-        head = self.response_head(reply, b"Connection: Upgrade\r\nUpgrade: websocket\r\n")
+        head = self.response_head(response, b"Connection: Upgrade\r\nUpgrade: websocket\r\n")
         ahead = self.client.tunnel()
         self.client.transport.write(head)
         self.status = 101

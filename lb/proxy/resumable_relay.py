@@ -1,7 +1,7 @@
 """Streams of models that outlive their target: the relay that can change engines under a running response.
 
 While all is well the chunks go through a forwarding of the fast path (`lb.proxy.fast_path`), where there is one, which also
-removes what the client did not ask for. Without it a chunk of an engine, which is one write and one whole event, passes
+removes what the client did not request. Without it a chunk of an engine, which is one write and one whole event, passes
 as it came; what it costs beyond that is a look at its ends and a place in the transcript. Only when something is unusual
 (events cut in two, several chunks at once, fields to be removed) are bodies unframed and framed again.
 
@@ -29,8 +29,8 @@ from lb.http.body_framing import (
     one_chunk,
 )
 from lb.http.messages import ResponseHead
-from lb.http.sse import DONE, Gate, ends_with_done, error_event, is_data, is_readable
-from lb.proxy.fast_path import Mode
+from lb.http.sse import DONE, EventBuffer, ends_with_done, error_event, is_data, is_readable
+from lb.proxy.fast_path import ForwardingMode
 from lb.proxy.forwarded_relay import TAIL_BYTES, ForwardedRelay
 from lb.proxy.ports import RelayHost
 from lb.proxy.relay import begin_response
@@ -49,10 +49,10 @@ _MAX_HELD_BYTES = 256 * 1024  # of an event that has not ended; a longer one is 
 _EVENT_END = b"\n\n\r\n"  # of an event that is a chunk
 _GOES_ON = b'"finish_reason":null'  # an event with this neither ends a stream nor gives it up
 _MODES = {
-    Strip.NOTHING: Mode.EVENTS,
-    Strip.IDS: Mode.WITHOUT_IDS,
-    Strip.COUNTS: Mode.WITHOUT_USAGE,  # the last one, which the client wants, has no choices: it comes back
-    Strip.USAGE: Mode.WITHOUT_USAGE,
+    Strip.NOTHING: ForwardingMode.EVENTS,
+    Strip.IDS: ForwardingMode.WITHOUT_IDS,
+    Strip.COUNTS: ForwardingMode.WITHOUT_USAGE,  # the last one, which the client wants, has no choices: it comes back
+    Strip.USAGE: ForwardingMode.WITHOUT_USAGE,
 }
 
 
@@ -83,7 +83,7 @@ class ResumableRelay(ForwardedRelay):
         limit = resume_state.options.buffer_bytes
         chunked = isinstance(decoder, ChunkedDecoder)
         self._transcript = Transcript(chunked, limit)
-        self._gate = Gate(min(limit, _MAX_HELD_BYTES))
+        self._gate = EventBuffer(min(limit, _MAX_HELD_BYTES))
         self._strip = stripper(resume_state.strip)
         self._merger: StreamMerger | None = None
         self._verdict: tuple[object, bool] | None = None  # of `may_continue`, and for what
@@ -151,7 +151,7 @@ class ResumableRelay(ForwardedRelay):
             if events:
                 sent = events if self._strip is None else self._strip(events)
                 # The usage matters at the end, also if it is not sent. Token ids do not, and a prompt has many.
-                ending = sent if self._mode is Mode.WITHOUT_IDS else events
+                ending = sent if self._mode is ForwardingMode.WITHOUT_IDS else events
                 self._last = (self._last + ending)[-TAIL_BYTES:]
                 self._counter.add(events)
                 self._send(sent)
@@ -182,7 +182,7 @@ class ResumableRelay(ForwardedRelay):
         return True
 
     def _over(self, rest: bool, reusable: bool) -> None:
-        """The target has ended its response in good order, whatever it was."""
+        """The target has completed its response."""
         missing = self._missing()
         if (
             missing is None
@@ -235,7 +235,7 @@ class ResumableRelay(ForwardedRelay):
     # --- when it is not
 
     def may_continue(self, *, now_or_later: bool = False) -> bool:
-        # Silent streams are asked every second, and a verdict takes a parse of the transcript and a new request for each kind.
+        # Silent streams are checked every second, and a verdict takes a parse of the transcript and a new request for each kind.
         self._absorb()
         kinds = self._request.kinds_elsewhere(now_or_later=now_or_later)
         circumstances = (self.chunks, self._resume_state.breaks, frozenset(kinds))

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from lb.config.options import Limits
 from lb.core.queue import RequestQueue
-from lb.core.retry import RetryHistory, Verdict
+from lb.core.retry import RetryHistory, RetryVerdict
 from lb.core.scheduler import Scheduler
 from lb.core.sliding_window import WindowCounter, WindowMean
 from lb.core.targets import Booking, Key, TargetTable
@@ -27,7 +27,7 @@ class Services(Protocol):
     """The proxy, as its requests use it. Requests are `Any` here: only `context` names their class."""
 
     loop: asyncio.AbstractEventLoop
-    outbox: WriteBatcher
+    write_batcher: WriteBatcher
     pools: Pools
     limits: Limits
     heads: Reader
@@ -63,7 +63,7 @@ class Services(Protocol):
         """The attempt is over; a queued request may find room now."""
         ...
 
-    def verdict(self, request: Any, history: RetryHistory, now: float) -> Verdict:
+    def verdict(self, request: Any, history: RetryHistory, now: float) -> RetryVerdict:
         """Return whether and where a failed request may be tried again, by the rules and the budget."""
         ...
 
@@ -71,8 +71,8 @@ class Services(Protocol):
         """Return True if the 404 of a request's target means its model, and another target may serve that."""
         ...
 
-    def delay_before(self, request: Any, verdict: Verdict, life: int, now: float) -> float | None:
-        """Return how long to wait before another attempt; None if there must be none. `life` is the target's that failed."""
+    def delay_before(self, request: Any, verdict: RetryVerdict, epoch: int, now: float) -> float | None:
+        """Return how long to wait before another attempt; None if there must be none. `epoch` is the target's that failed."""
         ...
 
     def local_trouble(self, why: str, now: float) -> None:

@@ -15,7 +15,7 @@ class State(Enum):
 
     __hash__ = (
         object.__hash__
-    )  # Enum's own is written in Python, and this one is asked for at each step of each request
+    )  # Enum's own is written in Python, and this one is requested at each step of each request
 
     CHOOSING = "choosing"  # a target is being chosen; never seen from outside
     QUEUED = "queued"  # no target has room
@@ -26,7 +26,7 @@ class State(Enum):
     DONE = "done"
 
 
-class Event(Enum):
+class RequestEvent(Enum):
     """What happens to a request."""
 
     __hash__ = object.__hash__
@@ -42,33 +42,33 @@ class Event(Enum):
     ENDED = "ended"  # the client has all it will get
 
 
-TABLE: Mapping[State, Mapping[Event, State]] = {
+TABLE: Mapping[State, Mapping[RequestEvent, State]] = {
     State.CHOOSING: {
-        Event.CHOSEN: State.ATTEMPTING,
-        Event.ENQUEUED: State.QUEUED,
-        Event.BACKED_OFF: State.BACKING_OFF,
-        Event.ENDED: State.DONE,
+        RequestEvent.CHOSEN: State.ATTEMPTING,
+        RequestEvent.ENQUEUED: State.QUEUED,
+        RequestEvent.BACKED_OFF: State.BACKING_OFF,
+        RequestEvent.ENDED: State.DONE,
     },
     State.QUEUED: {
-        Event.CHOSEN: State.ATTEMPTING,
-        Event.ENDED: State.DONE,
+        RequestEvent.CHOSEN: State.ATTEMPTING,
+        RequestEvent.ENDED: State.DONE,
     },
     State.BACKING_OFF: {
-        Event.RETRIED: State.CHOOSING,
-        Event.ENDED: State.DONE,
+        RequestEvent.RETRIED: State.CHOOSING,
+        RequestEvent.ENDED: State.DONE,
     },
     State.ATTEMPTING: {
-        Event.FAILED: State.CHOOSING,
-        Event.FIRST_BYTE: State.STREAMING,
-        Event.UPGRADED: State.TUNNEL,
-        Event.ENDED: State.DONE,
+        RequestEvent.FAILED: State.CHOOSING,
+        RequestEvent.FIRST_BYTE: State.STREAMING,
+        RequestEvent.UPGRADED: State.TUNNEL,
+        RequestEvent.ENDED: State.DONE,
     },
     State.STREAMING: {
-        Event.BROKEN: State.CHOOSING,
-        Event.ENDED: State.DONE,
+        RequestEvent.BROKEN: State.CHOOSING,
+        RequestEvent.ENDED: State.DONE,
     },
     State.TUNNEL: {
-        Event.ENDED: State.DONE,
+        RequestEvent.ENDED: State.DONE,
     },
     State.DONE: {},
 }
@@ -78,7 +78,7 @@ class TransitionError(Exception):
     """An event that the state of a request does not allow."""
 
 
-def move(state: State, event: Event) -> State:
+def move(state: State, event: RequestEvent) -> State:
     """Return the next state. Raises TransitionError."""
     after = TABLE[state].get(event)
     if after is None:

@@ -1,6 +1,6 @@
-"""What the first request of a stream asks of its engine, so that the stream can be resumed. Pure.
+"""What the first request of a stream requests from its engine, so that the stream can be resumed. Pure.
 
-Engines return token ids or running counts only where a request asks for them. A client that did not ask must not see
+Engines return token ids or running counts only where a request names them. A client that did not request them must not see
 them: `Preparation.strip` says what to remove (`lb.stream.stream_merge.stripper`, and `lb/proxy/_fast_path.c`).
 """
 
@@ -20,7 +20,7 @@ from lb.stream.resume_rules import NotResumable, Reason, refusal
 
 
 class Strip(str, Enum):
-    """What a response contains only because the first request asked for it, and the client must not see."""
+    """What a response contains only because we requested it, and the client must not see."""
 
     NOTHING = "nothing"
     IDS = "ids"
@@ -43,10 +43,10 @@ class Preparation:
 _TELLS_IDS: Mapping[EngineKind, frozenset[bytes]] = {
     EngineKind.VLLM: frozenset({CHAT, COMPLETIONS}),
     EngineKind.SKYSERVE: frozenset({CHAT, COMPLETIONS}),
-    EngineKind.SGLANG: frozenset({COMPLETIONS}),  # a streamed chat that asks for them is refused
+    EngineKind.SGLANG: frozenset({COMPLETIONS}),  # a streamed chat that requests them is refused
 }
 TAKES_FLAGS = frozenset({EngineKind.VLLM, EngineKind.SGLANG, EngineKind.SKYSERVE})
-_COUNTS = TAKES_FLAGS  # the tokens of each chunk, if asked to
+_COUNTS = TAKES_FLAGS  # the tokens of each chunk, if requested
 # Ids and text of one event end at the same place, also while a stop string may be coming.
 _IDS_KEEP_STEP = frozenset({EngineKind.SKYSERVE})
 ASK_IDS: Mapping[str, Any] = {"return_token_ids": True}
@@ -59,7 +59,7 @@ _STOPS = ("stop", "stop_regex")
 def prepare(
     path: bytes, request: Mapping[str, Any], kind: EngineKind, mode: Continue = Continue.AUTO
 ) -> Preparation:
-    """Return what to ask of an engine of this kind: its token ids, or else their number."""
+    """Return what to request from an engine of this kind: its token ids, or else their number."""
     refused = Reason.OFF if mode is Continue.OFF else refusal(path, request)
     if refused is not None or mode is Continue.TEXT or kind not in _COUNTS:
         return Preparation(_NONE, refused=refused)

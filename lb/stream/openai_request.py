@@ -1,6 +1,6 @@
-"""What a request to a model says: the prompt in bytes that can be compared, and the little else routing asks for.
+"""What a request to a model says: the prompt in bytes that can be compared, and the little else routing requests.
 
-Two requests share a prefix for the engine if their messages do, whatever the whitespace, escapes and key order of
+Two requests share a prefix for the engine if their messages do, independent of the whitespace, escapes and key order of
 the JSON around them. So the JSON is parsed and written again in one form: tools first, as templates put them,
 then role and text of each message, each ended by a byte that valid text does not contain. No tokenizer: bytes are enough
 to find out who has seen what (SGLang's router over HTTP and SkyWalker do the same with characters).

@@ -3,7 +3,7 @@
 A stream of `/v1/chat/completions` or `/v1/completions` breaks after k tokens. Another engine with the same model goes
 on where the first stopped if it is given the same context: the prompt and those k tokens. Three ways, best first:
 
-    RESTART   nothing of the answer has been said yet: the same request again
+    RESTART   nothing of the response has been sent yet: the same request again
     TOKENS    the engine has sent its token ids: `/v1/completions` with prompt ids + output ids (a chat is turned
               back into chat chunks by `lb.stream.stream_merge`). No seam: what follows depends on the same tokens as before
     TEXT      the text so far is given back: appended to the prompt, or as the assistant's unfinished message with
@@ -13,21 +13,21 @@ on where the first stopped if it is given the same context: the prompt and those
 What engines understand (vLLM 0.33, SGLang 0.5, llama.cpp and TGI as documented):
 
     engine       sends ids                     goes on from ids    goes on from the text of a chat by
-    vLLM         if asked (return_token_ids)   yes                 continue_final_message, no generation prompt
+    vLLM         if requested (return_token_ids)   yes                 continue_final_message, no generation prompt
     our engine   as vLLM                       yes                 as vLLM
     SGLang       completions only              completions only    as vLLM
     llama.cpp    no                            no                  as vLLM, and before it could itself: a trailing
                                                                    assistant message is open
     others       no                            no                  not at all: unknown flags are refused (TRT-LLM)
                                                                    or ignored, and then the model begins a new turn
-The text of a completion is continued by every engine. Text does not tell how many tokens it was: where it is the
-only way, vLLM, SGLang and our engine are asked to count along (continuous_usage_stats). With others an event counts
-as one token, so the answer may get longer than its limit by what came together in one event.
+The text of a completion is continued by every engine. Text does not show how many tokens it was: where it is the
+only way, vLLM, SGLang and our engine are told to count along (continuous_usage_stats). With others an event counts
+as one token, so the response may get longer than its limit by what came together in one event.
 
-TOKENS is not taken, though ids are known, where the text of an answer is more than its tokens: for a chat with tools
+TOKENS is not taken, though ids are known, where the text of a response is more than its tokens: for a chat with tools
 (their parser reads chats only), with images or audio (their content is not in the ids), and, but for our engine,
 with stop strings: engines hold back text that may become one, so the ids run ahead of what the client has seen. From
-the text the answer goes on just behind what was seen, be it within a word, and what was held back is made again. A stop
+the text the response goes on just behind what was seen, be it within a word, and what was held back is made again. A stop
 string that begins in front of such a seam and ends behind it is not found: no engine sees both of its parts.
 
 Not preserved over a seam: the position of a seeded generator (an engine whose next token depends on the seed and the
@@ -52,7 +52,7 @@ from lb.stream.resume_rules import NotResumable as NotResumable
 from lb.stream.transcript import StreamProgress
 
 
-class Way(str, Enum):
+class ResumeMethod(str, Enum):
     """How a stream goes on; see above."""
 
     RESTART = "restart"
@@ -62,17 +62,17 @@ class Way(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """The request that continues a stream: POST `body` to `path`; `lb.stream.stream_merge.Stitcher` joins the answer."""
+    """The request that continues a stream: POST `body` to `path`; `lb.stream.stream_merge.Stitcher` joins the response."""
 
-    way: Way
+    way: ResumeMethod
     path: bytes
     body: bytes
     strip: Strip = Strip.NOTHING
 
     @property
     def exact(self) -> bool:
-        """Whether the engine goes on from the very tokens of the answer."""
-        return self.way is not Way.TEXT
+        """Whether the engine goes on from the very tokens of the response."""
+        return self.way is not ResumeMethod.TEXT
 
 
 # How long a completion gets that sets no limit; others have none, or one that the operator sets.
@@ -132,7 +132,7 @@ def resume(
     _check(sofar)
     if sofar.silent and not (request.get("return_token_ids") and sofar.output_ids):
         ready = prepare(path, request, kind, mode)
-        return ResumeRequest(Way.RESTART, path, written({**request, **ready.fields}), ready.strip)
+        return ResumeRequest(ResumeMethod.RESTART, path, written({**request, **ready.fields}), ready.strip)
     if refused is not None:
         raise NotResumable(refused)
     if sofar.tool_call:
@@ -151,7 +151,7 @@ def resume(
 
 
 def left(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> int | None:
-    """Return how many tokens the answer may still get; None if nothing limits it that is known here."""
+    """Return how many tokens the response may still get; None if nothing limits it that is known here."""
     limits = [limit for name in _OUTPUT_LIMITS if (limit := whole(request.get(name))) is not None]
     if limits:
         return max(0, limits[0] - sofar.tokens)
@@ -174,7 +174,7 @@ def _by_tokens(
         body["max_tokens"] = rest
     body.update(ASK_IDS)
     body["prompt"] = [*context, *(sofar.output_ids or ())]
-    return ResumeRequest(Way.TOKENS, COMPLETIONS, written(body), prepare(path, request, kind).strip)
+    return ResumeRequest(ResumeMethod.TOKENS, COMPLETIONS, written(body), prepare(path, request, kind).strip)
 
 
 def _by_text(
@@ -189,7 +189,7 @@ def _by_text(
         if not isinstance(prompt, str):
             raise NotResumable(Reason.PROMPT_IDS)
         body["prompt"] = prompt + sofar.text
-    return ResumeRequest(Way.TEXT, path, written(body), ready.strip)
+    return ResumeRequest(ResumeMethod.TEXT, path, written(body), ready.strip)
 
 
 def _reopened(request: Mapping[str, Any], text: str, kind: EngineKind) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _reopened(request: Mapping[str, Any], text: str, kind: EngineKind) -> dict[s
         raise NotResumable(Reason.LAST_MESSAGE)
     else:
         messages = [*messages, {"role": "assistant", "content": text}]
-    # llama.cpp would open the message unasked, but then its answer begins with all that was said before, once more;
+    # llama.cpp would open the message unasked, but then its response begins with all that was said before, once more;
     # versions that do not know the flags pass them over.
     return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
@@ -229,7 +229,7 @@ def _longer(message: Mapping[str, Any], text: str) -> dict[str, Any]:
 def _lowered(
     path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind
 ) -> dict[str, Any]:
-    """Return the limits of the answer, less what it has."""
+    """Return the limits of the response, less what it has."""
     lowered: dict[str, Any] = {}
     for name in _OUTPUT_LIMITS:
         limit = whole(request.get(name))

@@ -23,11 +23,11 @@ class Reason(str, Enum):
     SEVERAL_PROMPTS = "several_prompts"
     ECHO = "echo"  # the prompt is part of the text
     SUFFIX = "suffix"  # the text must meet its end
-    LOGPROBS = "logprobs"  # those of tokens that have become prompt are not to be had
+    LOGPROBS = "logprobs"  # those of tokens that have become prompt are not available
     GRAMMAR = "grammar"  # the state of the grammar is lost
     FORCED_TOOL = "forced_tool"  # as with a grammar
     PROMPT_EMBEDS = "prompt_embeds"  # a prompt that is no tokens cannot be appended to
-    MODALITIES = "modalities"  # an answer that is not text
+    MODALITIES = "modalities"  # a response that is not text
     KV_TRANSFER = "kv_transfer"  # tied to one other engine
     # By what the stream has said.
     ENDED = "ended"  # nothing is left to be made: see `lb.stream.stream_merge.closing`
@@ -38,7 +38,7 @@ class Reason(str, Enum):
     REASONING = "reasoning"  # in progress, or only its text is known: no engine takes it back
     # By the engine that would continue it.
     ENGINE = "engine"
-    PROMPT_IDS = "prompt_ids"  # the prompt is ids and only the answer's text is known
+    PROMPT_IDS = "prompt_ids"  # the prompt is ids and only the response's text is known
     LAST_MESSAGE = "last_message"  # the client's own use of the template leaves no place for the text
 
 
@@ -50,12 +50,12 @@ class NotResumable(Exception):
         self.reason = reason
 
 
-# A stream without any data is started again, and one whose answer is complete is closed, whatever else its
-# request asks for, unless it is one of these.
+# A stream without any data is started again, and one whose response is complete is closed, whatever else its
+# request requests, unless it is one of these.
 NEVER = frozenset({Reason.NOT_A_STREAM, Reason.SEVERAL_CHOICES, Reason.SEVERAL_PROMPTS, Reason.KV_TRANSFER})
 
 
-# Fields of a request that rule a continuation out if they ask for anything.
+# Fields of a request that rule a continuation out if they request anything.
 _RULES_OUT: tuple[tuple[Reason, tuple[str, ...]], ...] = (
     (Reason.SEVERAL_CHOICES, ("use_beam_search",)),
     (Reason.ECHO, ("echo",)),
@@ -70,7 +70,7 @@ _ZERO_ASKS = frozenset({"logprobs", "prompt_logprobs"})  # of a completion: thos
 
 
 def refusal(path: bytes, request: Mapping[str, Any]) -> Reason | None:
-    """Return why a request's answer cannot be continued once something of it has been said; None if it can."""
+    """Return why a request's response cannot be continued once something of it has been said; None if it can."""
     if path not in (CHAT, COMPLETIONS) or request.get("stream") is not True:
         return Reason.NOT_A_STREAM
     if _above_one(request.get("n")) or _above_one(request.get("best_of")):

@@ -1,8 +1,8 @@
-"""One stream for the client, made of the answers of several targets. Pure.
+"""One stream for the client, made of the responses of several targets. Pure.
 
-    stripper   takes out of what an engine says what it was asked for by us and not by the client
-    StreamMerger   turns the answer to a `lb.stream.resume_request.ResumeRequest` into the rest of the stream that broke
-    closing    ends a stream whose answer was complete when its target was lost
+    stripper   takes out of what an engine says what we requested and the client did not
+    StreamMerger   turns the response to a `lb.stream.resume_request.ResumeRequest` into the rest of the stream that broke
+    closing    ends a stream whose response was complete when its target was lost
 
 What the client sees has one `id`, `created`, `model` and `system_fingerprint`, the role once, one `finish_reason`, one
 `[DONE]`, and a `usage` as if one engine had done it all: the prompt of the first request, the tokens of all legs.
@@ -20,7 +20,7 @@ from lb.engines.kinds import EngineKind
 from lb.http.sse import ABORT, DONE, EventReader, error_event, event
 from lb.stream.first_request import Strip
 from lb.stream.openai_request import CHAT
-from lb.stream.resume_request import ResumeRequest, Way, left
+from lb.stream.resume_request import ResumeMethod, ResumeRequest, left
 from lb.stream.resume_rules import NEVER, refusal
 from lb.stream.transcript import ProgressTally, StreamProgress
 
@@ -111,7 +111,7 @@ _DROPS: Mapping[Strip, Change] = {Strip.COUNTS: _drop_counts, Strip.USAGE: _drop
 class StreamMerger:
     """One further leg of a stream.
 
-    `feed` takes the bytes of the new answer, without chunk framing, and gives whole events for the client. If this
+    `feed` takes the bytes of the new response, without chunk framing, and gives whole events for the client. If this
     leg breaks as well, `sofar` says how far the stream has come by then, over all legs, for the next `resume`.
     An event in which the engine gives up is not passed on but kept in `error`: the leg is broken. So it is if one event
     is longer than the limit.
@@ -136,12 +136,16 @@ class StreamMerger:
         self._is_chat = path == CHAT
         self._reshapes = self._is_chat and resumption.path != CHAT
         self._asked_ids = request.get("return_token_ids") is True
-        self._tells_prompt_ids = self._asked_ids and way is Way.RESTART and before.context_ids is None
-        self._tokens_before = 0 if way is Way.RESTART else before.tokens
+        self._tells_prompt_ids = (
+            self._asked_ids and way is ResumeMethod.RESTART and before.context_ids is None
+        )
+        self._tokens_before = 0 if way is ResumeMethod.RESTART else before.tokens
         self._drop = _DROPS.get(resumption.strip)
-        self._goes_on = way is not Way.RESTART
+        self._goes_on = way is not ResumeMethod.RESTART
         self._reader = EventReader()
-        self._tally = ProgressTally(before, answer_again=way is Way.RESTART, from_text=way is Way.TEXT)
+        self._tally = ProgressTally(
+            before, answer_again=way is ResumeMethod.RESTART, from_text=way is ResumeMethod.TEXT
+        )
 
     @property
     def over(self) -> bool:
@@ -183,7 +187,7 @@ class StreamMerger:
                 choice.get("finish_reason") == ABORT for choice in chunk.get("choices") or ()
             )
             says_something = not gives_up and self._rewrite(chunk)
-        except (orjson.JSONDecodeError, AttributeError, TypeError):  # whatever it is, the client may know
+        except (orjson.JSONDecodeError, AttributeError, TypeError):  # the client may know any of it
             self._tally.strange = True
             return b"data: " + data + b"\n\n"
         if gives_up:
@@ -237,7 +241,7 @@ class StreamMerger:
             delta["role"] = "assistant"
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """Return what the engine has counted, as if it had done the whole answer."""
+        """Return what the engine has counted, as if it had done the whole response."""
         if not self._goes_on:
             return usage
         here = usage.get("completion_tokens") or 0
@@ -250,7 +254,7 @@ class StreamMerger:
             "completion_tokens": self._tokens_before + here,
             "total_tokens": prompt + self._tokens_before + here,
         }
-        # What this engine found in its cache includes the answer, and says nothing about the first prompt.
+        # What this engine found in its cache includes the response, and says nothing about the first prompt.
         cached = self._tally.cached_tokens
         if usage.get("prompt_tokens_details"):
             stitched["prompt_tokens_details"] = None if cached is None else {"cached_tokens": cached}
@@ -260,7 +264,7 @@ class StreamMerger:
 
 
 def closing(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> bytes | None:
-    """Return the end of a broken stream whose answer is complete.
+    """Return the end of a broken stream whose response is complete.
 
     Its finish reason has been seen, or it has got all the tokens it was allowed. None if something is left to be generated,
     or it cannot be known.

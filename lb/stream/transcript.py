@@ -5,8 +5,8 @@ lost are the events parsed, into a `StreamProgress`: who the stream claims to be
 the bytes outgrow half of their limit the oldest are parsed, a few at a time as new ones come, and dropped; the part
 left of an event then is its text and its token ids.
 
-The transcript is given what the engine said, of which the client has seen every whole event (see `lb.http.sse.Gate`), with
-or without the token ids it did not ask for. The beginning of an event at the end is not part of what was said.
+The transcript is given what the engine said, of which the client has seen every whole event (see `lb.http.sse.EventBuffer`), with
+or without the token ids it did not request. The beginning of an event at the end is not part of what was said.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StreamProgress:
     """How far a stream has come.
 
     `context_ids` are the tokens the engine was given, `output_ids` those it made after them; None where it did not
-    tell. `tokens` of the answer have been made: as many as there are ids, or as the engine counts, or else at least
+    show. `tokens` of the response have been made: as many as there are ids, or as the engine counts, or else at least
     one for each event that says something. `prompt_tokens` and `cached_tokens` are those of the client's own prompt.
     `usage_told` is the count that closes a stream, `usage` the last one there was.
 
@@ -67,7 +67,7 @@ class StreamProgress:
 
     @property
     def silent(self) -> bool:
-        """Nothing of the answer itself has been said: at most who will speak."""
+        """Nothing of the response itself has been said: at most who will speak."""
         return not (self.text or self.reasoning or self.tool_call or self.finish_reason or self.strange)
 
 
@@ -79,7 +79,7 @@ class ProgressTally:
     ) -> None:
         """Goes on where `before` stopped.
 
-        `answer_again`: the answer is started again, its tokens count from zero; `from_text`: the next engine reads the text
+        `answer_again`: the response is started again, its tokens count from zero; `from_text`: the next engine reads the text
         into tokens of its own, so the ids known do not go on.
         """
         before = before or StreamProgress()
@@ -293,11 +293,11 @@ class Transcript:
 class _Reading:
     """The part of a transcript that has been read."""
 
-    __slots__ = ("_payloads", "_reader", "_walker", "tally")
+    __slots__ = ("_decoder", "_payloads", "_reader", "tally")
 
     def __init__(self, chunked: bool) -> None:
         self._payloads: list[bytes] = []
-        self._walker = ChunkedDecoder(self._payloads) if chunked else None
+        self._decoder = ChunkedDecoder(self._payloads) if chunked else None
         self._reader = EventReader()
         self.tally = ProgressTally()
 
@@ -307,9 +307,9 @@ class _Reading:
 
     def take(self, part: bytes) -> None:
         payloads = [part]
-        if self._walker is not None:
+        if self._decoder is not None:
             try:
-                self._walker.feed(part)
+                self._decoder.feed(part)
             except FramingError:
                 self.tally.strange = True
             payloads = self._payloads.copy()

@@ -1,1 +1,1 @@
-"""Forecasts: how long answers will be, and how full an engine's memory will get."""
+"""Forecasts: how long responses will be, and how full an engine's memory will get."""

@@ -1,8 +1,8 @@
 """Forecast of a service's demand, as quantiles: NumPy only, pure, and cheap enough for every minute.
 
-A scaler asks two questions: how much demand comes in the busiest minute once a replica launched now is ready, and what
+A scaler needs two numbers: how much demand comes in the busiest minute once a replica launched now is ready, and what
 is the most that comes before a replica terminated now could be replaced. `Horizon` names such a question; `fit` learns
-the answer from a series of equal steps, and `Model.quantiles` gives it for the last step of a series.
+the result from a series of equal steps, and `Model.quantiles` gives it for the last step of a series.
 
 The target is predicted relative to the level, which is the mean of the last ten minutes:
 

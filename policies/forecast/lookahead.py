@@ -24,7 +24,7 @@ EXTENSION_SHARE = 0.2
 
 
 class Expected(NamedTuple):
-    """What a request will take: tokens of its prompt and of its answer, and seconds per answer token."""
+    """What a request will take: tokens of its prompt and of its response, and seconds per response token."""
 
     prompt_tokens: float
     answer_tokens: float

@@ -1,6 +1,6 @@
-"""How many tokens an answer will have, guessed before it begins.
+"""How many tokens a response will have, guessed before it begins.
 
-A port with two small forecasters. PreServe (section 4.2) asks a fine-tuned DistilBERT, which reads the prompt
+A port with two small forecasters. PreServe (section 4.2) uses a fine-tuned DistilBERT, which reads the prompt
 and costs 36 ms a request; that may stand behind the same port. Ours knows only whose requests they are:
 
 - `RunningMedian`: the median of the last lengths of the same scope (model and tenant), else of the last of
@@ -8,7 +8,7 @@ and costs 36 ms a request; that may stand behind the same port. Ours knows only 
 - `Constant`: a number, for comparisons and tests.
 
 A client's own limit (`max_tokens`) caps every guess. It is no guess itself: most clients set it high and few
-answers reach it.
+responses reach it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Protocol
 
 from policies.routing.base import RequestView
 
-DEFAULT_TOKENS = 200  # ours: between the short answers of question sets and the long ones of chats
+DEFAULT_TOKENS = 200  # ours: between the short responses of question sets and the long ones of chats
 WINDOW = 101
 ENOUGH = 5
 MAX_SCOPES = 1000
 
 
 class ResponseLength(Protocol):
-    """Guesses the length of answers in tokens, and learns from those that are whole."""
+    """Guesses the length of responses in tokens, and learns from those that are whole."""
 
     def predict(self, request: RequestView) -> int:
         """Expected tokens, at least 1. Changes nothing."""
         ...
 
     def learn(self, request: RequestView, tokens: int) -> None:
-        """The answer is complete and was `tokens` long."""
+        """The response is complete and was `tokens` long."""
         ...
 
 
@@ -51,9 +51,9 @@ class Constant:
 
 
 class RunningMedian:
-    """Of the last `window` answers of a scope; of all scopes until it has `ENOUGH`, `default` until they have.
+    """Of the last `window` responses of a scope; of all scopes until it has `ENOUGH`, `default` until they have.
 
-    The `max_scopes` scopes heard of last are remembered.
+    The `max_scopes` most recent scopes are remembered.
     """
 
     def __init__(

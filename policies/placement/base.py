@@ -15,8 +15,8 @@ class View:
     """What a placer sees, once per tick.
 
     `wanted` is the number of replicas the load needs (the paper's N_tar). `replicas` are those of the wanted
-    version that live and are not being ended. `others` are of an older version and serve beside them during a
-    rolling update: a placer neither ends nor replaces them, but they occupy zones and answer requests. `offers`
+    version that live and are not being terminated. `others` are of an older version and serve beside them during a
+    rolling update: a placer neither terminates nor replaces them, but they occupy zones and serve requests. `offers`
     are best first; on-demand ones are among them where the goal has a use for them. At most `limit` launches may
     be made now.
     """
@@ -30,14 +30,14 @@ class View:
     limit: int
 
 
-class Place(NamedTuple):
+class PlannedLaunch(NamedTuple):
     """One decided launch: where, and why there."""
 
     offer: Offer
     why: str
 
 
-class End(NamedTuple):
+class PlannedTermination(NamedTuple):
     """One replica too many, and why this one."""
 
     replica_id: int
@@ -52,8 +52,8 @@ class Decision(NamedTuple):
 
     target: int
     memory: Json
-    launches: Sequence[Place] = ()
-    ends: Sequence[End] = ()
+    launches: Sequence[PlannedLaunch] = ()
+    ends: Sequence[PlannedTermination] = ()
     wake_at: float | None = None
     notes: tuple[str, ...] = ()
 
@@ -72,10 +72,10 @@ class PlacementPolicy(Protocol):
         """Return what the events teach.
 
         `replicas` are as they were before the events. Only capacity errors and preemptions say something about a zone;
-        quota and permission errors say where not to ask.
+        quota and permission errors say where not to launch.
         """
         ...
 
     def decide(self, view: View, memory: Json) -> Decision:
-        """The launches and ends that bring the fleet to what it should be now."""
+        """The launches and terminations that bring the fleet to what it should be now."""
         ...

@@ -1,10 +1,10 @@
 """What SpotHedge is compared with: the placements of SkyServe's evaluation (sections 2 and 5) and of the clouds.
 
 They differ in where a missing spot replica goes. None falls back to on-demand replicas, and none waits after a
-refusal before it asks again, because that is what they are: what the goal says about fallback is not for them.
-Where a zone cannot be asked at all (quota, permission) they do not ask.
+refusal before it tries again, because that is what they are: what the goal says about fallback is not for them.
+Where a zone cannot be tried at all (quota, permission) they do not try.
 
-A replica of the other capacity type, left by another placer, is ended when what replaces it is ready.
+A replica of the other capacity type, left by another placer, is terminated when what replaces it is ready.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from policies.model import CapacityType, Event, Json, Launched, Offer, Replica
 from policies.placement import blocks, fleet
-from policies.placement.base import Decision, Place, View
+from policies.placement.base import Decision, PlannedLaunch, View
 from policies.placement.blocks import is_spot
 
 _SPOT, _ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
@@ -51,7 +51,7 @@ class OnDemand:
 
 
 class _SpotPool(ABC):
-    """So many spot replicas, and for `on_demand_share` of the target on-demand ones."""
+    """A fixed number of spot replicas, and for `on_demand_share` of the target on-demand ones."""
 
     on_demand_share: ClassVar[float] = 0.0
 
@@ -72,7 +72,7 @@ class _SpotPool(ABC):
 
         launches = fleet.on_demand_places(on_demand, view, f"{pool} of {target} replicas are on demand")
         room = min(spot.missing, view.limit - len(launches))
-        chosen: Sequence[Place] = ()
+        chosen: Sequence[PlannedLaunch] = ()
         if room > 0 and spot.usable:
             chosen, after = self._choose(room, spot, view, memory)
             memory = after if chosen else memory
@@ -94,39 +94,45 @@ class _SpotPool(ABC):
     @abstractmethod
     def _choose(
         self, count: int, spot: fleet.Share, view: View, memory: Json
-    ) -> tuple[Sequence[Place], Json]:
-        """At most `count` places, and the memory once they are asked for. Something is usable."""
+    ) -> tuple[Sequence[PlannedLaunch], Json]:
+        """At most `count` places, and the memory once they are requested. Something is usable."""
 
 
 class EvenSpread(_SpotPool):
     """Every zone has a fixed share of the target, the first zones one more where it does not divide.
 
-    What a zone lacks is asked for in that zone, whatever it answers.
+    Replicas that a zone lacks are launched in that zone, also if it has refused them.
     """
 
-    def _choose(self, count: int, spot: fleet.Share, view: View, memory: Json) -> tuple[list[Place], Json]:
+    def _choose(
+        self, count: int, spot: fleet.Share, view: View, memory: Json
+    ) -> tuple[list[PlannedLaunch], Json]:
         zones = list(dict.fromkeys(offer.zone for offer in spot.offers))
         there = Counter(replica.zone for replica in spot.replicas)
         best = {offer.zone: offer for offer in reversed(spot.usable)}
-        places: list[Place] = []
+        places: list[PlannedLaunch] = []
         for index, zone in enumerate(zones):
             quota = spot.wanted // len(zones) + (index < spot.wanted % len(zones))
             if zone in best:
                 why = f"{there[zone]} there, {quota} is its share"
-                places += [Place(best[zone], why)] * max(0, quota - there[zone])
+                places += [PlannedLaunch(best[zone], why)] * max(0, quota - there[zone])
         return places[:count], memory
 
 
 class RoundRobin(_SpotPool):
     """Every attempt goes to the zone after that of the attempt before. Memory, beside the blocks: {"last": zone}."""
 
-    def _choose(self, count: int, spot: fleet.Share, view: View, memory: Json) -> tuple[list[Place], Json]:
+    def _choose(
+        self, count: int, spot: fleet.Share, view: View, memory: Json
+    ) -> tuple[list[PlannedLaunch], Json]:
         zones = list(dict.fromkeys(offer.zone for offer in spot.offers))
         best = {offer.zone: offer for offer in reversed(spot.usable)}
         names = [str(zone) for zone in zones]
         turn = names.index(memory["last"]) + 1 if memory.get("last") in names else 0
         ahead = (zones[(turn + step) % len(zones)] for step in range(count * len(zones)))
-        places = [Place(best[zone], "the next zone in turn") for zone in ahead if zone in best][:count]
+        places = [PlannedLaunch(best[zone], "the next zone in turn") for zone in ahead if zone in best][
+            :count
+        ]
         return places, {**memory, "last": str(places[-1].offer.zone)}
 
 
@@ -136,17 +142,19 @@ class SingleZone(_SpotPool):
     Memory, beside the blocks: {"home": zone}.
     """
 
-    def _choose(self, count: int, spot: fleet.Share, view: View, memory: Json) -> tuple[list[Place], Json]:
+    def _choose(
+        self, count: int, spot: fleet.Share, view: View, memory: Json
+    ) -> tuple[list[PlannedLaunch], Json]:
         home, memory = _home(memory, [str(offer.zone) for offer in spot.offers])
         here = [offer for offer in spot.usable if str(offer.zone) == home]
-        return [Place(offer, "the zone of this service") for offer in here[:1] * count], memory
+        return [PlannedLaunch(offer, "the zone of this service") for offer in here[:1] * count], memory
 
 
 class SingleRegion(_SpotPool):
-    """A pool over the zones of one region, as balanced as can be had.
+    """A pool over the zones of one region, as balanced as possible.
 
     Each missing replica goes to the zone with the fewest among those that did not fail at the last attempt; when all have,
-    they all are asked again.
+    they all are tried again.
 
     Memory, beside the blocks: {"home": cloud/region, "failed": [zones]}.
     """
@@ -159,7 +167,9 @@ class SingleRegion(_SpotPool):
         failed -= set(_launched_zones(events, replicas))
         return super().learn({**memory, "failed": sorted(failed)}, events, replicas, now)
 
-    def _choose(self, count: int, spot: fleet.Share, view: View, memory: Json) -> tuple[list[Place], Json]:
+    def _choose(
+        self, count: int, spot: fleet.Share, view: View, memory: Json
+    ) -> tuple[list[PlannedLaunch], Json]:
         home, memory = _home(memory, [_region(offer) for offer in spot.offers])
         here = [offer for offer in spot.usable if _region(offer) == home]
         failed = memory.get("failed", ())
@@ -170,7 +180,7 @@ class SingleRegion(_SpotPool):
         return [spread.take(good) for _ in range(count if good else 0)], memory
 
 
-class Asg(SingleRegion):
+class AutoScalingGroup(SingleRegion):
     """An AWS Auto Scaling group: `SingleRegion` with a static pool of 10 % on demand, rounded up."""
 
     on_demand_share = 0.1

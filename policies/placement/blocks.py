@@ -1,10 +1,10 @@
-"""Where not to ask for a while: the memory of refusals that every placer shares.
+"""Where not to launch for a while: the memory of refusals that every placer shares.
 
 A capacity error or a preemption (its notice, where there is one) blocks the zone, for that capacity type and that
 kind of machine (accelerator and count), for 10 s, doubling with every further one up to 5 min, until a replica launched
 there becomes ready: a zone without room for an L4 may have an A100. So does an on-demand instance that is lost before its
 replica was ready. A quota error blocks the region (or the cloud, where the quota is the cloud's) for that capacity type and
-accelerator until `retry_at` (default 5 min), and a region whose answers were errors to the last try is left alone for a
+accelerator until `retry_at` (default 5 min), and a region that returned errors to the last try is left alone for a
 minute. A permission error blocks what was refused, the region or the whole cloud, for 15 s, doubling up to 15 min until a
 launch there is accepted: a person may be about to fix it, or not before Monday. A refusal for a reason that waiting does not
 cure (FailureKind.REFUSED) blocks its scope for an hour, doubling up to six, until a replica launched there becomes ready.
@@ -133,7 +133,7 @@ def learn(
         match event:
             case LaunchFailed(kind=FailureKind.QUOTA, retry_at=retry_at, scope=scope):
                 until = now + QUOTA_BLOCK_S if retry_at is None else retry_at
-                after.pop(_region_key(held.offer), None)  # that was an answer
+                after.pop(_region_key(held.offer), None)  # that was a refusal
                 after[_quota_key(held.offer, scope)] = {"until": until, "failures": 1}
             case LaunchFailed(kind=FailureKind.AUTH, scope=scope):
                 key = _denied_key(held.offer, scope)
@@ -173,13 +173,13 @@ def open_offers(offers: Sequence[Offer], blocks: Json, now: float) -> list[Offer
 
 
 def next_opening(offers: Sequence[Offer], blocks: Json, now: float) -> float | None:
-    """Return when the first blocked offer may be asked for again; None if none is blocked."""
+    """Return when the first blocked offer may be requested again; None if none is blocked."""
     waits = [max(until) for offer in offers if (until := [u for u in _until(offer, blocks) if u > now])]
     return min(waits, default=None)
 
 
 def all_refused(offers: Sequence[Offer], blocks: Json) -> bool:
-    """Return whether every one of them refused when last asked, be it open again by now."""
+    """Return whether every one of them refused at the last try, be it open again by now."""
     return all(_until(offer, blocks) for offer in offers)
 
 
@@ -195,20 +195,20 @@ def without_refusals(blocks: Json) -> dict[str, dict[str, float]]:
     return {key: block for key, block in blocks.items() if "|=" not in key}
 
 
-class Refusal(NamedTuple):
+class LastShortage(NamedTuple):
     """The last time that a zone had no room, and how often that was since a replica there was last ready."""
 
     at: float
     times: int
 
 
-def refusal(offer: Offer, blocks: Json) -> Refusal | None:
+def refusal(offer: Offer, blocks: Json) -> LastShortage | None:
     """Return the zone's last lack of room for such a machine; None if it had none."""
     block = blocks.get(_key(offer))
     if block is None:
         return None
     times = int(block["failures"])
-    return Refusal(block["until"] - _wait_s(times, LONGEST_BLOCK_S), times)
+    return LastShortage(block["until"] - _wait_s(times, LONGEST_BLOCK_S), times)
 
 
 def barred(offer: Offer, blocks: Json, now: float) -> bool:

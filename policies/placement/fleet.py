@@ -9,9 +9,9 @@ from typing import NamedTuple
 from policies.goals import AcceleratorQps
 from policies.model import CapacityType, Json, Offer, Replica, ReplicaState, Zone
 from policies.placement import blocks, thrift
-from policies.placement.base import End, Place, View
+from policies.placement.base import PlannedLaunch, PlannedTermination, View
 from policies.placement.blocks import is_spot
-from policies.work import usd_of_work
+from policies.throughput import usd_of_work
 
 FLAP_GRACE_S = 30.0
 #: Prices that differ by less than this fraction are the same price: a cent is no reason to crowd a zone.
@@ -52,7 +52,9 @@ def grace_ends_at(replicas: Iterable[Replica], now: float) -> float | None:
     return min((at for at in ends if at > now), default=None)
 
 
-def ends(replicas: Sequence[Replica], keep: int, why: str, own: frozenset[Zone] = frozenset()) -> list[End]:
+def ends(
+    replicas: Sequence[Replica], keep: int, why: str, own: frozenset[Zone] = frozenset()
+) -> list[PlannedTermination]:
     """Return the replicas beyond `keep`.
 
     First those that do not serve yet, then the oldest version, then those not in a zone of `own` hosts, then from the
@@ -70,15 +72,15 @@ def ends(replicas: Sequence[Replica], keep: int, why: str, own: frozenset[Zone] 
         )
         left.remove(last)
         in_zone[last.zone] -= 1
-        chosen.append(End(last.id, why))
+        chosen.append(PlannedTermination(last.id, why))
     return chosen
 
 
 class Share(NamedTuple):
     """The part of the fleet that is of one capacity type: what should be there, what exists, and what can be launched.
 
-    Nothing is on offer to a share that is complete: `offers`, and the `usable` of them that may be asked now, are
-    only looked up for one that is not. `opens_at` is when the first may be asked where none may be now.
+    Nothing is on offer to a share that is complete: `offers`, and the `usable` of them that may be tried now, are
+    only looked up for one that is not. `opens_at` is when the first may be tried where none may be now.
     """
 
     kind: CapacityType
@@ -112,11 +114,11 @@ class Share(NamedTuple):
         """How many replicas are missing; negative if there are too many."""
         return self.wanted - len(self.replicas)
 
-    def ends(self, why: str) -> list[End]:
+    def ends(self, why: str) -> list[PlannedTermination]:
         return ends(self.replicas, self.wanted, why, self.own)
 
     def note(self) -> tuple[str, ...]:
-        """The sentence for the user while nothing can be had.
+        """The sentence for the user while nothing is available.
 
         It stands until a zone takes a replica, and does not come and go with every attempt.
         """
@@ -168,15 +170,15 @@ class Spread:
         for replica in replicas:
             self._count(replica.zone)
 
-    def take(self, offers: Sequence[Offer], why: str = "") -> Place:
+    def take(self, offers: Sequence[Offer], why: str = "") -> PlannedLaunch:
         """Return the next place among `offers`, which must not be empty; it is counted at once."""
         return self.put(min(offers, key=lambda offer: self.crowd(offer.zone)), why)  # the first of equals
 
-    def put(self, offer: Offer, why: str = "") -> Place:
+    def put(self, offer: Offer, why: str = "") -> PlannedLaunch:
         """Return a place decided elsewhere, counted."""
         there = self.in_zone[offer.zone]
         self._count(offer.zone)
-        return Place(
+        return PlannedLaunch(
             offer, why or ("no replica there yet" if there == 0 else f"{there} there, no zone has fewer")
         )
 
@@ -189,7 +191,7 @@ class Spread:
         self.in_region[zone.cloud, zone.region] += 1
 
 
-def on_demand_places(share: Share, view: View, why: str) -> list[Place]:
+def on_demand_places(share: Share, view: View, why: str) -> list[PlannedLaunch]:
     """Return where the missing on-demand replicas go: on own hosts, then evenly over offers within the price band."""
     count = min(share.missing, view.limit) if share.usable else 0
     if count <= 0:

@@ -2,7 +2,7 @@
 
 Every zone that refused is left alone for a while (`blocks`), and the waits end at different instants. The first zone
 whose wait is over would take the whole fleet, and its next preemption would be an outage again. So the first zone
-takes one replica, the probe. Once the probe is accepted the market is open: the other zones are asked at once, and
+takes one replica, the probe. Once the probe is accepted the market is open: the other zones are tried at once, and
 again every `ASK_AGAIN_S`, although their waits are not over. After `PATIENCE_S` the rest goes where there is room.
 
 A zone that refused only once, as at the first launch of a service, is no outage. Nothing is remembered for this: the
@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 
 
 class Return(NamedTuple):
-    """Where to ask: at most `most` replicas among `usable`. `wake_at` is when this may differ."""
+    """Where to launch: at most `most` replicas among `usable`. `wake_at` is when this may differ."""
 
     usable: Sequence[Offer]
     most: int
@@ -30,7 +30,7 @@ class Return(NamedTuple):
 
 
 def ask_again_at(refused_at: Mapping[Zone, float], began: float) -> dict[Zone, float]:
-    """Return when to ask each zone again, the probe having been accepted at `began`."""
+    """Return when to try each zone again, the probe having been accepted at `began`."""
     return {zone: began if at <= began else at + ASK_AGAIN_S for zone, at in refused_at.items()}
 
 
@@ -42,9 +42,9 @@ def accepted_at(replicas: Iterable[Replica]) -> float | None:
 def after_outage(
     offers: Sequence[Offer], usable: Sequence[Offer], replicas: Sequence[Replica], closed: Json, now: float
 ) -> Return | None:
-    """Return where to ask while a fleet returns from an outage; None at all other times.
+    """Return where to launch while a fleet returns from an outage; None at all other times.
 
-    `offers` are of rented machines, `usable` those of them that may be asked now. `replicas` are those of the service on
+    `offers` are of rented machines, `usable` those of them that may be tried now. `replicas` are those of the service on
     such machines.
     """
     accepted = [replica for replica in replicas if replica.launched_at is not None]

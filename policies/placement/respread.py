@@ -3,7 +3,7 @@
 Spot replicas gather in a zone because it was the only one with room when they were launched, or because others were lost.
 The next preemption there takes most of the service. So when one zone has held more than half of the wanted replicas
 for `spread_again_after_s`, and all of them are ready, one more is launched in the zone with the fewest, within the limits
-of price and continent. Once it is ready, the ordinary rule ends one in the zone that holds most. There are never fewer
+of price and continent. Once it is ready, the ordinary rule terminates one in the zone that holds most. There are never fewer
 ready than wanted.
 
 There is one attempt per `spread_again_after_s`, whether or not the zone takes it, and none during a rolling update. It
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from policies.model import Json, Offer, Replica, ReplicaState, Zone
 from policies.placement import blocks, fleet, thrift
-from policies.placement.base import Place, View
+from policies.placement.base import PlannedLaunch, View
 from policies.placement.blocks import is_spot
 
 ATTEMPT_AT = "spread_again_at"
@@ -46,8 +46,8 @@ def due_at(view: View, target: int, memory: Json) -> float | None:
     return max(settled_at, attempted_at) + patience_s
 
 
-def surge(view: View, target: int, closed: Json) -> Place | None:
-    """Return the place of one more replica outside the crowded zone; None if no other zone may be asked.
+def surge(view: View, target: int, closed: Json) -> PlannedLaunch | None:
+    """Return the place of one more replica outside the crowded zone; None if no other zone may be tried.
 
     `closed` are the blocks, `view` is within the limits of `thrift`.
     """

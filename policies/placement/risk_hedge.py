@@ -12,11 +12,11 @@ the fleet costs, per hour,
 2.  On demand: the o of the least cost beside the spot replicas that were accepted, at the rates of this moment. Spot
     replicas that are starting count, since a new on-demand one would not be ready sooner; one that will is kept.
 3.  On spot: the cheapest fleet among the near ones, at the rates of the next two hours (`risk_search`). A zone that
-    may have no room must save the more, the likelier it refuses; one that had none when last asked gets one replica
+    may have no room must save the more, the likelier it refuses; one that had none at the last try gets one replica
     on trial.
-4.  A zone without room is asked again when that has lasted as long again, after 10 min to 4 h, or after 40 min to
+4.  A zone without room is tried again when that has lasted as long again, after 10 min to 4 h, or after 40 min to
     16 h where we hold replicas: the longer an outage has lasted, the longer it will. After an outage of all zones the
-    first to take a replica has the others asked at once, and gets no more for a minute.
+    first to take a replica has the others tried at once, and gets no more for a minute.
 5.  mu, what an hour below N_tar is worth, is steered: mu = 0.1 * price_od * N_tar / (1 - target) * e^b, where b is by
     how much the error budget is overdrawn, in units of what the target allows in 72 hours, within +-2.5;
     and at least twice what N_tar replicas cost on demand.
@@ -25,8 +25,8 @@ the fleet costs, per hour,
 SpotHedge is the better choice where most of the replicas are nearly as good as all (the target counts the time in
 which all are ready, and without a hedge that is longest with all in the oldest zone), where the number of replicas must
 be known beforehand (a quota) or the extra ones are wanted for their throughput, for fleets that live for a few hours,
-about which nothing is learned in time, and where a cloud takes minutes to say no: RiskHedge hears the answers of the
-zones it asked before it asks others.
+about which nothing is learned in time, and where a cloud takes minutes to refuse: RiskHedge gets the results of the
+zones it tried before it tries others.
 
 Memory: that of `risk_market`, "blocks" (see `blocks`; here none for lack of capacity), and the error budget
 {"budget": {"spent": b, "at": instant of b, "rate": its growth per second, "met": wanted replicas that were reached}}.
@@ -41,9 +41,9 @@ from dataclasses import dataclass, replace
 
 from policies.model import CapacityType, Event, Json, Offer, Replica, ReplicaState, Zone
 from policies.placement import blocks, fleet, reopening, risk_market, risk_search, thrift
-from policies.placement.base import Decision, End, Place, View
+from policies.placement.base import Decision, PlannedLaunch, PlannedTermination, View
 from policies.placement.blocks import is_spot
-from policies.placement.risk_market import HELD, HOUR_S, Market
+from policies.placement.risk_market import HELD, HOUR_S, MarketModel
 from policies.placement.risk_odds import Fleet, Hedge, Odds, Terms, best_hedge, chance
 from policies.placement.risk_search import Site
 
@@ -82,11 +82,13 @@ class RiskHedge:
     def decide(self, view: View, memory: Json) -> Decision:
         memory = _budgeted(view, memory)
         if view.wanted == 0:
-            return Decision(0, memory, ends=[End(replica.id, "none wanted") for replica in view.replicas])
+            return Decision(
+                0, memory, ends=[PlannedTermination(replica.id, "none wanted") for replica in view.replicas]
+            )
         # With the cap a fleet would come back from an outage of all zones in a single one.
         uncapped = replace(view, goal=replace(view.goal, spot_price_cap=math.inf))
         view, beyond = thrift.thrifty(uncapped, memory.get("blocks", {}))
-        look = _Look(view, memory)
+        look = _MarketView(view, memory)
         asked = look.additions()[: max(0, view.limit)]
         too_many = [] if asked else look.surplus()
         ended = {end.replica_id for end in too_many}
@@ -144,7 +146,7 @@ def _allowed(view: View) -> float:
 # --- one decision ----------------------------------------------------------------------------------------------
 
 
-class _Look:
+class _MarketView:
     """What one decision works with: the view in numbers. A zone is its index in `zones`, best offer first.
 
     Rates and mu are as of the last full five minutes, so that between two of them only events change a decision.
@@ -158,7 +160,7 @@ class _Look:
         self.serving = fleet.ready((*view.replicas, *view.others), now)
         self.short = "budget" in memory and self.serving < view.wanted  # not before it was first complete
         self.as_of = now // LOOK_AGAIN_S * LOOK_AGAIN_S
-        self.market = market = Market(memory, self.as_of)
+        self.market = market = MarketModel(memory, self.as_of)
         self.window_h = (market.start_s + DETECTION_S) / HOUR_S
 
         offers = [offer for offer in view.offers if is_spot(offer)]
@@ -197,10 +199,10 @@ class _Look:
         )
 
     def _retry_at(self) -> list[float | None]:
-        """Return when each zone may be asked again.
+        """Return when each zone may be tried again.
 
         After an outage in which all zones were shut, the first that takes a replica shows that the market is open. The
-        others are asked at once, and it is left alone until `reopening.PATIENCE_S` later: else it would take the whole
+        others are tried at once, and it is left alone until `reopening.PATIENCE_S` later: else it would take the whole
         fleet, and its next preemption would be an outage again.
         """
         retry_at = [self.market.retry_at(zone) for zone in self.zones]
@@ -213,7 +215,7 @@ class _Look:
         others = [zone for zone in self.zones if zone not in held and zone not in hosts]
         empty = {zone: span for zone in others if (span := self.market.empty(zone)) is not None}
         asked_at = min(replica.created_at for replica in live if replica.zone in held)
-        # Zones that were asked together with this one, as at the first launch of a service, show no outage.
+        # Zones that were tried together with this one, as at the first launch of a service, show no outage.
         if not others or len(empty) < len(others) or any(since >= asked_at for since, _ in empty.values()):
             return retry_at
         again = reopening.ask_again_at({zone: at for zone, (_, at) in empty.items()}, began)
@@ -226,11 +228,11 @@ class _Look:
 
     # --- on demand
 
-    def hedge(self, spot: Sequence[Replica], asked: Sequence[Place]) -> Hedge:
-        """The on-demand replicas to have beside these spot ones, and those that are about to be asked for.
+    def hedge(self, spot: Sequence[Replica], asked: Sequence[PlannedLaunch]) -> Hedge:
+        """The on-demand replicas to have beside these spot ones, and those that are about to be requested.
 
-        What was asked for counts as had, unless the service is short already: while enough serve there is time to
-        hear the answer. An on-demand replica that is ready before the spot replicas which are to take its place is
+        What was requested counts as had, unless the service is short already: while enough serve there is time to
+        get the result. An on-demand replica that is ready before the spot replicas which are to take its place is
         kept until they are.
         """
         coming = [(r.zone, self._ready_at(r)) for r in spot if r.state in HELD or not self.short]
@@ -266,8 +268,8 @@ class _Look:
 
     # --- on spot
 
-    def additions(self) -> list[Place]:
-        """Return what to ask for. Nothing while responses are out: they may change what is best."""
+    def additions(self) -> list[PlannedLaunch]:
+        """Return what to request. Nothing while responses are out: they may change what is best."""
         if self._answers_at() is not None:
             return []
         plan = self._better(self.have)
@@ -279,10 +281,10 @@ class _Look:
             if offer is not None and missing > 0:
                 why = f"{self.have[zone]} there; a loss expected every {1.0 / self.per_hour[zone]:.1f} h"
                 on_trial = self.retry_at[zone] is not None
-                places += [Place(offer, why)] * (1 if on_trial else missing)
+                places += [PlannedLaunch(offer, why)] * (1 if on_trial else missing)
         return places
 
-    def surplus(self) -> list[End]:
+    def surplus(self) -> list[PlannedTermination]:
         """Return the spot replicas that are not worth their price any more.
 
         While others start up none is, and what serves is not taken below the wanted number.
@@ -294,7 +296,7 @@ class _Look:
         smaller = risk_search.shrunk(self.odds_later, self.have, self.sites, needed, MARGIN)
         plan = next((plan for plan in reversed(smaller) if self._better(plan) is None), self.have)
         why = f"{len(self.spot)} spot replicas, {sum(plan)} are worth their price"
-        ends: list[End] = []
+        ends: list[PlannedTermination] = []
         spare = self.serving - self.view.wanted
         for zone, keep in zip(self.zones, plan, strict=True):
             here = [replica for replica in self.spot if replica.zone == zone]
@@ -317,14 +319,14 @@ class _Look:
         return self.view.wanted - self.terms.least + MOST_EXTRA
 
     def _answers_at(self) -> float | None:
-        """Return until when to wait for the answers to what was asked; None if none are out."""
+        """Return until when to wait for the results of launches under way; None if none are out."""
         asked = [r.since + ANSWER_S for r in self.spot if r.state is ReplicaState.REQUESTED]
         return max((at for at in asked if at > self.view.now), default=None)
 
     # --- beside the decision
 
     def wake_at(self) -> float | None:
-        """Zones are asked again only where there is something to win."""
+        """Zones are tried again only where there is something to win."""
         prices = [site.usd_hour for site in self.sites]
         wins = self.odds_later.hedge(self.have).usd_hour > MOVE_MARGIN * min(prices, default=math.inf)
         return fleet.earliest(
@@ -347,7 +349,7 @@ class _Look:
 
 
 def _terms(view: View, overdrawn: float, on_demand: int) -> Terms:
-    """`on_demand` is how many there are: where none are on offer, no more can be had."""
+    """`on_demand` is how many there are: where none are on offer, no more are available."""
     goal, wanted = view.goal, view.wanted
     rented = thrift.rented(view.offers)  # a host of one's own says nothing about what a replica is worth
     prices = [offer.price_usd_hour for offer in rented if not is_spot(offer)]

@@ -21,7 +21,7 @@ Memory: {"zones": {zone: record}, "whole": [losses of all, losses of some], "sta
     empty_from, empty_at    when it was first and last known to have no room for one more; absent when it has
     left_at         when we left it of our own will
 
-and changes only with events: what grows with time is worked out when it is asked for.
+and changes only with events: what grows with time is worked out when it is requested.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SIBLINGS_UP, SIBLINGS_DOWN = 0.75, 1.6
 UNKNOWN_DOWN = 0.4  # the chance that a zone without a request is empty
 RECOVERY_H = 0.5
 WHOLE_PRIOR = (2.0, 2.0)
-FIRST_SIGHT_H = 2.0  # the age of a zone that had room when it was first asked
+FIRST_SIGHT_H = 2.0  # the age of a zone that had room at the first try
 
 FIRST_RETRY_S = 600.0
 LONGEST_RETRY_S = 4 * HOUR_S
@@ -118,8 +118,8 @@ def _after_launch(record: Json, now: float) -> dict[str, float]:
 def _after_leaving(record: Json, now: float) -> dict[str, float]:
     """We left of our own will: the zone had room for us when last seen, and had had for as long as is known.
 
-    If it had none for one more, that stands. Else a zone with room for one would be asked for four, give one, be left
-    because one is of no use, and be asked for four again a moment later, for ever.
+    If it had none for one more, that stands. Else a zone with room for one would be requested four, give one, be left
+    because one is of no use, and be requested four again a moment later, for ever.
     """
     after = {key: record[key] for key in record if key != "held_from"}
     return {**after, "due": record.get("due", 0.0) + _exposure(record, now), "left_at": now}
@@ -167,7 +167,7 @@ class Hazard(NamedTuple):
     later: float
 
 
-class Market:
+class MarketModel:
     """The expectations of one moment."""
 
     def __init__(self, memory: Json, now: float) -> None:
@@ -182,7 +182,7 @@ class Market:
         return found
 
     def retry_at(self, zone: Zone) -> float | None:
-        """Return when a zone that had no room may be asked again; None if it had room when last seen."""
+        """Return when a zone that had no room may be tried again; None if it had room when last seen."""
         record = self._record(zone)
         if "empty_at" not in record:
             return None
@@ -197,7 +197,7 @@ class Market:
         return (record["empty_from"], record["empty_at"]) if "empty_at" in record else None
 
     def refusals(self, zone: Zone) -> float:
-        """Return how many a zone that is asked for one more replica is expected to give before it takes one.
+        """Return how many a zone that is requested one more replica is expected to give before it takes one.
 
         What was last seen of it becomes less certain with time, down to that of a zone without requests.
         """

@@ -3,10 +3,10 @@
 Adding is looked at several steps ahead, because a second zone is often of no use until it holds enough to stand in
 for the first. Every change must be worth a margin, so that a change is not undone by a little more age.
 
-Where the answer may be no, a change must also be worth the refusals to be expected, each at a fixed cost: boxes of
+Where a cloud may refuse, a change must also be worth the refusals to be expected, each at a fixed cost: boxes of
 uncertain content that cost something to open are best opened in the order of gain - cost / chance (Weitzman,
-Econometrica 1979). So zones that we are in come before zones that may be empty, and an empty one is asked the sooner,
-the more it would save. A zone answers once, however many are to go there.
+Econometrica 1979). So zones that we are in come before zones that may be empty, and an empty one is tried the sooner,
+the more it would save. A zone accepts or refuses once, however many are to go there.
 """
 
 from __future__ import annotations

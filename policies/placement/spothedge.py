@@ -2,7 +2,7 @@
 
 From SkyServe (Mao et al., EuroSys 2025), section 3. Two halves:
 
-Dynamic placement (Algorithm 1) says where. A zone that preempts, or has no room when asked, goes from the
+Dynamic placement (Algorithm 1) says where. A zone that preempts, or has no room when tried, goes from the
 available zones Z_A to the preempting zones Z_P; a replica that becomes ready there brings it back. A new replica
 goes to a zone of Z_A that has no spot replica of ours yet, the cheapest one, else to the cheapest of Z_A. Zones
 that cost the same are filled evenly, then their regions.
@@ -18,11 +18,11 @@ With several kinds of machines (accelerators) a "zone" of Z_A and Z_P is one kin
 market. What costs less is then decided by the price of the work that a replica does, where that is known.
 
 Three things are repaired, because on real markets the algorithm as printed does not arrive. It empties Z_P as soon as
-fewer than two zones are left in Z_A: with three zones of which one has room it asks the two others in turn for
+fewer than two zones are left in Z_A: with three zones of which one has room it tries the two others in turn for
 ever, and never the good one for its last replica. Here Z_P is emptied only when Z_A is empty (the authors' own
-simulator does so for three zones). And it asks again at every tick, which is thousands of refused launches a day;
+simulator does so for three zones). And it tries again at every tick, which is thousands of refused launches a day;
 here a zone that refused is left alone for a while (`blocks`). Nothing waits while any zone is open: if those of
-Z_A are all in their back-off, the others are asked. After an outage of all zones one replica is a probe, and the
+Z_A are all in their back-off, the others are tried. After an outage of all zones one replica is a probe, and the
 rest is spread over the zones that have opened (`reopening`): else the first to open would take them all, and its next
 preemption would be an outage again.
 
@@ -39,7 +39,7 @@ from zlib import crc32
 
 from policies.model import CapacityType, Event, Json, Offer, Replica
 from policies.placement import blocks, fleet, reopening, thrift
-from policies.placement.base import Decision, Place, View
+from policies.placement.base import Decision, PlannedLaunch, View
 from policies.placement.blocks import is_spot
 
 LEAST_ZONES = 2
@@ -160,10 +160,10 @@ class SpotHedge:
 
     def _on_spot(
         self, spot: fleet.Share, again: reopening.Return | None, view: View, memory: Json
-    ) -> list[Place]:
+    ) -> list[PlannedLaunch]:
         """Own hosts first, then SELECT-NEXT-ZONE for every missing replica, each counted before the next.
 
-        After an outage one goes to each zone that may be asked, in Z_P or not.
+        After an outage one goes to each zone that may be tried, in Z_P or not.
         """
         own = self._own(spot, view)[: max(0, view.limit)]
         missing = min(spot.missing, view.limit) - len(own)
@@ -185,7 +185,7 @@ class SpotHedge:
 
 
 def as_printed() -> SpotHedge:
-    """Algorithm 1 to the letter: Z_P is emptied when one zone is left, and every missing replica is asked for at every tick.
+    """Algorithm 1 to the letter: Z_P is emptied when one zone is left, and every missing replica is requested at every tick.
 
     It does not say which of several equal zones is next; a fixed order among them would decide how bad its livelock is, so
     here chance does. For comparison; it may never reach its number (see above).

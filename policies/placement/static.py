@@ -1,11 +1,11 @@
-"""Plain spreading: a number of replicas over the zones, on whatever capacity the offers are of.
+"""Plain spreading: a number of replicas over the zones, on the capacity that the offers have.
 
 Own hosts are filled first. On-demand replicas are spread within a band of the cheapest price, and spot replicas
 over the zones that cost at most twice the cheapest (`thrift`). Each new replica goes to the zone with the fewest live
 replicas of the service, then to the region with the fewest, then to the better offer (the order in which offers come:
 by price, or by the user's preference). SkyPilot's placer sends everything beyond one per zone to the cheapest zone (10
 replicas over 4 zones become 7/1/1/1), so that one zone's bad minute takes most of the service. Zones that had no room
-are left alone for a while (`blocks`); when all are, one replica asks the first of them that opens (`reopening`).
+are left alone for a while (`blocks`); when all are, one replica tries the first of them that opens (`reopening`).
 A fleet that has gathered in one zone is spread again later (`respread`).
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from policies.model import Event, Json, Offer, Replica, ReplicaState
 from policies.placement import blocks, fleet, reopening, respread, thrift
-from policies.placement.base import Decision, Place, View
+from policies.placement.base import Decision, PlannedLaunch, View
 from policies.placement.blocks import is_spot
 
 ALL_BLOCKED = "{} more wanted, but every zone refused when last asked; trying again soon"
@@ -63,7 +63,7 @@ class Static:
 
 def _launches(
     view: View, live: Sequence[Replica], closed: Json, missing: int
-) -> tuple[list[Place], float | None]:
+) -> tuple[list[PlannedLaunch], float | None]:
     """Return where the missing replicas go, and when to look again if not all of them can be placed now."""
     usable = fleet.preferred(thrift.with_room(blocks.open_offers(view.offers, closed, view.now), live))
     spread = fleet.Spread(live)

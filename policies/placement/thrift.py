@@ -3,8 +3,8 @@
 1.  Own hosts first. They are paid for whether they are used or not.
 2.  Within one continent, unless the file names regions: that of the cheapest offer of the same capacity type.
 3.  Spot: at most `spot_price_cap` times the price of the cheapest. A kind of machine for which nothing is left so (the file
-    lists an A100 beside an L4) is measured by its own cheapest, and is asked when no cheaper kind may be asked.
-4.  On demand: within `price_band` of the cheapest that may be asked now.
+    lists an A100 beside an L4) is measured by its own cheapest, and is tried when no cheaper kind may be tried.
+4.  On demand: within `price_band` of the cheapest that may be tried now.
 
 Refusals widen limits 2 and 4, because a dearer replica is better than no replica. Limit 3 stands. Placers that spread
 spot replicas for availability keep two zones: where limits 2 and 3 leave one, the next cheapest is added, unless it costs
@@ -25,13 +25,13 @@ from policies.placement import blocks
 from policies.placement.base import View
 from policies.placement.blocks import is_spot
 from policies.placement.continents import continent_of
-from policies.work import usd_of_work
+from policies.throughput import usd_of_work
 
 BEYOND = "no zone in {} takes more {} replicas now; those of other continents are asked"
 
 
 class Thrifty(NamedTuple):
-    """A view with only the offers that a careful user would take now, and what to tell the user about it."""
+    """A view with only the offers that a careful user would take now, and the note for the user about it."""
 
     view: View
     notes: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ def thrifty(
 ) -> Thrifty:
     """Return the view within the limits.
 
-    `closed` are the blocks; `avoids` are the spot offers that the placer would not ask now for reasons of its own. At least
+    `closed` are the blocks; `avoids` are the spot offers that the placer would not try now for reasons of its own. At least
     `least_spot_zones` zones of spot offers are kept, if there are that many which cost no more than on demand: the limits
     give way to that.
 

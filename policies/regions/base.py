@@ -5,7 +5,7 @@ report a few times a second. For a request that arrived from a client, a policy 
 the peers that the caller offers: those that are fresh and that the request is allowed to reach. A request that came from
 a peer is never forwarded again (one hop), so no policy sees it.
 
-Policies are pure: they read values and return a `Decision`, which explains itself term by term. All times are seconds,
+Policies are pure: they read values and return a `RegionChoice`, which explains itself term by term. All times are seconds,
 all lengths bytes of the prompt.
 """
 
@@ -54,7 +54,7 @@ class PeerView(NamedTuple):
     last_turn: int = 0
 
 
-class Decision(NamedTuple):
+class RegionChoice(NamedTuple):
     """The region to forward to, or "" to stay (and wait here if no replica admits the request).
 
     A row of `scored` is (region, cost, value, value ...), "" being the region of the agent; `terms` names the values.
@@ -76,11 +76,11 @@ class RegionPolicy(Protocol):
 
     def choose(
         self, prompt_bytes: int, local: LocalCost, peers: Sequence[PeerView], left_s: float
-    ) -> Decision:
+    ) -> RegionChoice:
         """Return where the request goes. It must have its first byte within `left_s` seconds."""
         ...
 
 
-def stay(because: str) -> Decision:
+def stay(because: str) -> RegionChoice:
     """Return the decision to leave the request in its own region."""
-    return Decision("", because)
+    return RegionChoice("", because)

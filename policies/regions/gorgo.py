@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from policies.regions.base import Decision, LocalCost, PeerView, stay
+from policies.regions.base import LocalCost, PeerView, RegionChoice, stay
 
 _TERMS = ("rtt_s", "wait_s", "prefill_s", "decode_s")
 
@@ -24,7 +24,7 @@ class Gorgo:
 
     def choose(
         self, prompt_bytes: int, local: LocalCost, peers: Sequence[PeerView], left_s: float
-    ) -> Decision:
+    ) -> RegionChoice:
         if local.admits:
             return stay("a replica of this region has capacity")
         here_s = local.network_s + local.wait_s + local.prefill_s + local.decode_s
@@ -34,4 +34,4 @@ class Gorgo:
                 prefill_s = (prompt_bytes - peer.matched_bytes) * peer.s_per_byte
                 rows.append((peer.region, peer.rtt_s + prefill_s, peer.rtt_s, 0.0, prefill_s, 0.0))
         best = min(rows, key=lambda row: row[1])
-        return Decision(best[0], "lowest round trip and prefill", _TERMS, tuple(rows))
+        return RegionChoice(best[0], "lowest round trip and prefill", _TERMS, tuple(rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from policies.regions.base import Decision, LocalCost, PeerView, stay
+from policies.regions.base import LocalCost, PeerView, RegionChoice, stay
 
 
 class Local:
@@ -16,5 +16,5 @@ class Local:
 
     def choose(
         self, prompt_bytes: int, local: LocalCost, peers: Sequence[PeerView], left_s: float
-    ) -> Decision:
+    ) -> RegionChoice:
         return stay("requests never leave their region")

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from policies.regions.base import Decision, LocalCost, PeerView, stay
+from policies.regions.base import LocalCost, PeerView, RegionChoice, stay
 
 DECODE_WEIGHT = 0.25
 MARGIN_S = 0.1
@@ -46,7 +46,7 @@ class OneCost:
 
     def choose(
         self, prompt_bytes: int, local: LocalCost, peers: Sequence[PeerView], left_s: float
-    ) -> Decision:
+    ) -> RegionChoice:
         decode_s = self._decode_weight * local.decode_s
         here_s = local.network_s + local.wait_s + local.prefill_s + decode_s
         rows = [("", here_s, local.network_s, local.wait_s, local.prefill_s, decode_s)]
@@ -62,7 +62,7 @@ class OneCost:
             return stay("no peer has room")
         best = min(rows[1:], key=lambda row: row[1])
         if best[1] + max(self._margin_s, self._margin_share * here_s) >= here_s:
-            return Decision("", "no peer is cheaper by more than the margin", _TERMS, tuple(rows))
+            return RegionChoice("", "no peer is cheaper by more than the margin", _TERMS, tuple(rows))
         if best[1] >= left_s:
-            return Decision("", "no peer would respond in time", _TERMS, tuple(rows))
-        return Decision(best[0], "first token expected sooner there", _TERMS, tuple(rows))
+            return RegionChoice("", "no peer would respond in time", _TERMS, tuple(rows))
+        return RegionChoice(best[0], "first token expected sooner there", _TERMS, tuple(rows))

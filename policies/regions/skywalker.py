@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from policies.regions.base import Decision, LocalCost, PeerView, stay
+from policies.regions.base import LocalCost, PeerView, RegionChoice, stay
 
 MAX_QUEUED = 10
 _TERMS = ("matched_bytes", "queued", "last_turn")
@@ -29,7 +29,7 @@ class SkyWalker:
 
     def choose(
         self, prompt_bytes: int, local: LocalCost, peers: Sequence[PeerView], left_s: float
-    ) -> Decision:
+    ) -> RegionChoice:
         if local.admits:
             return stay("a replica of this region is available")
         open_peers = [peer for peer in peers if peer.available and peer.queued <= self._max_queued]
@@ -40,4 +40,4 @@ class SkyWalker:
             (peer.region, -peer.matched_bytes, peer.matched_bytes, peer.queued, peer.last_turn)
             for peer in open_peers
         )
-        return Decision(best.region, "longest prefix forwarded to an available region", _TERMS, rows)
+        return RegionChoice(best.region, "longest prefix forwarded to an available region", _TERMS, rows)

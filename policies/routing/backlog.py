@@ -1,6 +1,6 @@
 """What one target has to do before a newcomer's first byte, in seconds.
 
-Two things must be had before a first byte, and the longer wait for either counts:
+Two things are needed before a first byte, and the longer wait for either counts:
 
 - *The prefill ahead*: residual bytes of the prompts that were sent before and have no first byte, without what the head
   of the queue must have had computed since it became the head. Requests the engine reports as pending beyond our own
@@ -19,7 +19,7 @@ from itertools import accumulate
 
 from policies.routing.base import TargetView
 from policies.routing.prefill_rate import PrefillRate
-from policies.routing.work import BYTES_PER_TOKEN
+from policies.routing.request_work import BYTES_PER_TOKEN
 
 DEFAULT_S_PER_BYTE = 0.0938e-3 / BYTES_PER_TOKEN
 FIRST_USUAL_BYTES = (
@@ -32,7 +32,7 @@ SPEED_HOLDS_S = 0.25  # as long a speed is used before it is computed again
 _NEVER = float("-inf")
 
 
-class Fleet:
+class FleetMeans:
     """Means over all targets."""
 
     __slots__ = ("_known_until", "_s_per_byte", "rate", "stream_s", "usual_bytes")
@@ -73,7 +73,7 @@ class Backlog:
         "sent",
     )
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: FleetMeans) -> None:
         self.sent: dict[str, int] = {}  # residual bytes by request
         self.held = HeldBytes()
         self.s_per_byte = 0.0

@@ -1,6 +1,6 @@
 """The port between a load balancer and the policy that chooses a target.
 
-A policy chooses (`choose`), and is informed of what became of its choice (`record`, `answered`, `ended`) and of targets that left
+A policy chooses (`choose`), and is informed of what became of its choice (`record`, `responded`, `ended`) and of targets that left
 (`forget`). Choosing reads, it never writes: a choice that is not followed leaves no trace. Loads, ejections and
 exclusions belong to the caller; what a policy is given are the targets that may serve this request now. A policy
 keeps only what its algorithm must remember. Every choice explains itself: the cost of each candidate, term by
@@ -25,7 +25,7 @@ class RequestView(NamedTuple):
     `prompt` are the bytes of its messages or prompt in a canonical form (see `lb.stream.openai_request`), at most as many as the
     caller cares to look at; given only if the policy `needs_prompt`, as are `scope` and `max_tokens`. Two requests can share a prefix only within
     one `scope` (model and tenant). `session` is the client's routing key, empty if it has none. `max_tokens` is
-    the limit the client has set on its answer, 0 if it has set none.
+    the limit the client has set on its response, 0 if it has set none.
     """
 
     id: str
@@ -91,7 +91,7 @@ class Choice(NamedTuple):
 class RoutingPolicy(Protocol):
     """Chooses among targets. Synchronous, deterministic, never blocks; one instance per target table.
 
-    For each attempt the caller calls `record`, then at most once `answered`, then `ended` exactly once. A request
+    For each attempt the caller calls `record`, then at most once `responded`, then `ended` exactly once. A request
     has at most one attempt under way at a time.
     """
 
@@ -104,7 +104,7 @@ class RoutingPolicy(Protocol):
         ...
 
     def ready(self, target: TargetView, now: float) -> bool:
-        """Return whether the target could take work now. Asked of a policy that waits only; changes nothing."""
+        """Return whether the target could take work now. Called for a policy that waits only; changes nothing."""
         ...
 
     def held(self, request: RequestView, choice: Choice, now: float) -> None:
@@ -119,15 +119,15 @@ class RoutingPolicy(Protocol):
         """The request is now on its way to `target_id`."""
         ...
 
-    def answered(self, request: RequestView, target_id: str, now: float) -> None:
-        """The first byte of its answer has come."""
+    def responded(self, request: RequestView, target_id: str, now: float) -> None:
+        """The first byte of its response has come."""
         ...
 
     def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None:
         """The attempt is over, however it ended.
 
-        `tokens` is how many tokens its answer was long, as the engine reports them or else as the events of its stream
-        carry text; None if that is not known or the answer is not whole.
+        `tokens` is how many tokens its response was long, as the engine reports them or else as the events of its stream
+        carry text; None if that is not known or the response is not whole.
         """
         ...
 
@@ -155,7 +155,7 @@ class Policy:
 
     def record(self, request: RequestView, target_id: str, now: float) -> None: ...
 
-    def answered(self, request: RequestView, target_id: str, now: float) -> None: ...
+    def responded(self, request: RequestView, target_id: str, now: float) -> None: ...
 
     def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None: ...
 

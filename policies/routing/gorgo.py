@@ -5,7 +5,7 @@
          + burden on others    PREFILL_WEIGHT - 1 times the same, for each request that it holds up
          + queue wait          until its turn comes: the same of requests before this one that have no first byte yet,
                                sent or held, or a seat in the batch (see `policies.routing.backlog`)
-         + decode pressure     requests on the target x tokens expected of this answer, x seconds per token
+         + decode pressure     requests on the target x tokens expected of this response, x seconds per token
          + failures            one second for each recent one
          + full memory         one second if the engine's KV cache is 95 % used
 
@@ -13,7 +13,7 @@ Source: Toniolo et al., GORGO (2026), section 3.4: network + prefill + queue, wi
 Different here:
 
 *Seconds per byte* are learned online (`prefill_rate`): those of the fleet start from the paper's A100 and 7B
-model (0.0938 ms a token), those of a target from the fleet's, and differ from them only as far as its answers
+model (0.0938 ms a token), those of a target from the fleet's, and differ from them only as far as its responses
 leave no doubt.
 
 *The queue* is the work really ahead: residual bytes, without cached ones, and without what the head of the
@@ -55,7 +55,7 @@ leave when another target becomes better.
 conversations on the target that has their common prefix. A sequence in the batch lengthens every iteration by
 about what one prompt token does: with the coefficients this project collected for its engine model, 0.25 ms
 and 0.58 ms per 1,000 tokens of context on an L4 against 0.55 ms a prompt token, 0.05 and 0.086 against 0.094
-on an A100. So an answer of D tokens next to n others is late by n x D times the prefill of one token.
+on an A100. So a response of D tokens next to n others is late by n x D times the prefill of one token.
 `decode_weight` 0 and `prefill_weight` 1 give the paper's objective.
 
 Costs are rounded to milliseconds, which is finer than anything is known; among equals the target used longest
@@ -69,11 +69,11 @@ from math import inf
 from typing import ClassVar, NamedTuple
 
 from policies.forecast.response_length import ResponseLength, RunningMedian
-from policies.routing.backlog import DEFAULT_S_PER_BYTE, USUAL_SHARE, Backlog, Fleet
+from policies.routing.backlog import DEFAULT_S_PER_BYTE, USUAL_SHARE, Backlog, FleetMeans
 from policies.routing.base import LONGEST_PUT_OFF_S, Choice, RequestView, TargetView
 from policies.routing.prefix_policy import PrefixPolicy
 from policies.routing.radix_tree import Match
-from policies.routing.work import BYTES_PER_TOKEN, prompt_bytes, streamed
+from policies.routing.request_work import BYTES_PER_TOKEN, prompt_bytes, streamed
 
 __all__ = ["DEFAULT_S_PER_BYTE", "Gorgo"]
 
@@ -117,10 +117,10 @@ class Gorgo(PrefixPolicy):
         self._burden = prefill_weight - 1.0
         self._lengths = lengths or RunningMedian()
         self._decode_bytes = decode_weight * BYTES_PER_TOKEN
-        self._fleet = Fleet()
+        self._fleet = FleetMeans()
         self._backlogs: dict[str, Backlog] = {}
         self._unused = Backlog(self._fleet)  # of all targets that have had no request
-        self._attempts: dict[str, _Attempt] = {}
+        self._attempts: dict[str, _SentRequest] = {}
         self._held: dict[str, _Held] = {}
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
@@ -168,23 +168,27 @@ class Gorgo(PrefixPolicy):
         fleet = self._fleet
         fleet.usual_bytes += USUAL_SHARE * (residual - fleet.usual_bytes)
         work_bytes = residual + (backlog.sent_s(now) / backlog.speed(now) if backlog.sent else 0.0)
-        self._attempts[request.id] = _Attempt(backlog, work_bytes, now)
+        self._attempts[request.id] = _SentRequest(backlog, work_bytes, now)
         backlog.join(request.id, residual, now)
 
-    def answered(self, request: RequestView, target_id: str, now: float) -> None:
+    def responded(self, request: RequestView, target_id: str, now: float) -> None:
         attempt = self._attempts.get(request.id)
-        if attempt is not None and attempt.answered_at is None:
-            attempt.answered_at = now
+        if attempt is not None and attempt.responded_at is None:
+            attempt.responded_at = now
             attempt.backlog.leave(request.id, now)
 
     def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None:
         attempt = self._leave(request.id, now)
         if tokens:
             self._lengths.learn(request, tokens)
-        if attempt is None or attempt.answered_at is None or not streamed(now - attempt.answered_at, tokens):
+        if (
+            attempt is None
+            or attempt.responded_at is None
+            or not streamed(now - attempt.responded_at, tokens)
+        ):
             return
-        first_byte_s = attempt.answered_at - attempt.since
-        attempt.backlog.served(attempt.work_bytes, first_byte_s, now - attempt.answered_at, now)
+        first_byte_s = attempt.responded_at - attempt.since
+        attempt.backlog.served(attempt.work_bytes, first_byte_s, now - attempt.responded_at, now)
 
     def forget(self, target_id: str) -> None:
         """Attempts under way keep the old backlog: their end cannot touch that of a target that returns."""
@@ -252,9 +256,9 @@ class Gorgo(PrefixPolicy):
             backlog = self._backlogs[target_id] = Backlog(self._fleet)
         return backlog
 
-    def _leave(self, request_id: str, now: float) -> _Attempt | None:
+    def _leave(self, request_id: str, now: float) -> _SentRequest | None:
         attempt = self._attempts.pop(request_id, None)
-        if attempt is not None and attempt.answered_at is None:
+        if attempt is not None and attempt.responded_at is None:
             attempt.backlog.leave(request_id, now)
         return attempt
 
@@ -281,13 +285,13 @@ class _Held(NamedTuple):
     since: float
 
 
-class _Attempt:
+class _SentRequest:
     """One request on its way: `work_bytes` stood between it and its first byte when it was sent."""
 
-    __slots__ = ("answered_at", "backlog", "since", "work_bytes")
+    __slots__ = ("backlog", "responded_at", "since", "work_bytes")
 
     def __init__(self, backlog: Backlog, work_bytes: float, since: float) -> None:
         self.backlog = backlog
         self.work_bytes = work_bytes
         self.since = since
-        self.answered_at: float | None = None
+        self.responded_at: float | None = None

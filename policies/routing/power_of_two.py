@@ -1,6 +1,6 @@
 """Power of two choices: of two targets drawn at random the less loaded; of equals the one used longest ago.
 
-If both engines tell their load, their running and pending requests count, and between equals the fuller KV
+If both engines report their load, their running and pending requests count, and between equals the fuller KV
 cache loses; if one is silent, both are judged by what this load balancer has on them. An engine's word
 includes the traffic of other load balancers, so it is never compared with our own count of another target.
 
@@ -11,7 +11,7 @@ break it up. SGLang's router compares KV usage where we compare requests: what a
 turn in a batch, and usage shows that only where all conversations are of one length.
 
 The draw belongs to the attempt and not to the question: the two candidates of the next request are drawn when
-the last one is recorded. Asking twice gives the same answer, and a choice that is not followed costs no
+the last one is recorded. Choosing twice gives the same result, and a choice that is not followed costs no
 randomness.
 """
 

@@ -1,10 +1,10 @@
-"""How many seconds one byte of prompt costs a target, learned from its own answers.
+"""How many seconds one byte of prompt costs a target, learned from its own responses.
 
 The time to the first byte is a line: a constant (network, tokenizer, a step of decoding) plus the slope times
 the bytes that had to be computed first, those queued ahead included. GORGO (table 1) fits it by hand with R2
-= 0.986. Here the fit is a weighted least squares, updated with each answer in constant time:
+= 0.986. Here the fit is a weighted least squares, updated with each response in constant time:
 
-- *Forgetting.* Each answer makes all former ones count 1 % less.
+- *Forgetting.* Each response makes all former ones count 1 % less.
 - *Shrinking.* A prior slope counts as much as four prompts spread by 2 KiB. Where prompts are all of a size
   their time says nothing about the slope, and the prior stays; no threshold decides when to believe the fit.
 - *Doubt.* Where a prior is as good as its own fleet, a slope is moved towards it by some standard errors and
@@ -12,11 +12,11 @@ the bytes that had to be computed first, those queued ahead included. GORGO (tab
   lucky ones.
 - *Ageing.* What was learned counts half after a minute without news, a tenth after three. A target that was
   slow once is thus tried again; otherwise it would never get the request that could show its recovery.
-- *Outliers.* The first eight answers begin the fit together, pulled in to a Theil-Sen line (the median of the
-  slopes between all pairs, which two wild ones of eight cannot move far): an engine's first answer often pays
-  for its compilation. After that an answer further from the line than four typical deviations is counted at
+- *Outliers.* The first eight responses begin the fit together, pulled in to a Theil-Sen line (the median of the
+  slopes between all pairs, which two wild ones of eight cannot move far): an engine's first response often pays
+  for its compilation. After that a response further from the line than four typical deviations is counted at
   that distance (Huber's rule). The typical deviation grows by what it sees, so a lasting change is believed
-  after a few dozen answers.
+  after a few dozen responses.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ FORGETTING = 0.99
 FADING_S = 60.0
 FIRST = 8
 OUTLIER = 4.0
-DEVIATION_SHARE = 0.1  # of the newest answer in the typical deviation
+DEVIATION_SHARE = 0.1  # of the newest response in the typical deviation
 LEAST_DEVIATION_S = 0.001
 PRIOR_WEIGHT = 4 * 2048.0**2  # bytes squared
 LEAST_SHARE = 0.02  # of the prior: no fit makes prompts free
 
 
-class _Answer(NamedTuple):
+class _FirstByte(NamedTuple):
     work_bytes: float
     first_byte_s: float
 
@@ -44,7 +44,7 @@ class _Answer(NamedTuple):
 class PrefillRate:
     """One line.
 
-    Nothing is believed of it before it has FIRST answers, and of its slope only how far it is beyond `doubt` standard
+    Nothing is believed of it before it has FIRST responses, and of its slope only how far it is beyond `doubt` standard
     errors from the prior.
     """
 
@@ -62,7 +62,7 @@ class PrefillRate:
 
     def __init__(self, doubt: float = 0.0) -> None:
         self._doubt = doubt
-        self._first: list[_Answer] = []
+        self._first: list[_FirstByte] = []
         self._weight = 0.0
         self._mean_work = 0.0
         self._mean_s = 0.0
@@ -79,13 +79,13 @@ class PrefillRate:
         return self._slope(prior, 1.0 / (1.0 + age * age))
 
     def learn(self, work_bytes: float, first_byte_s: float, prior: float, now: float) -> None:
-        """An answer began `first_byte_s` after it was sent, with `work_bytes` to compute before."""
+        """A response began `first_byte_s` after it was sent, with `work_bytes` to compute before."""
         self._seen_at = now
         if self._weight:
             expected = self._mean_s + self._slope(prior, 1.0) * (work_bytes - self._mean_work)
             self._add(work_bytes, self._pulled_in(first_byte_s, expected))
             return
-        self._first.append(_Answer(work_bytes, first_byte_s))
+        self._first.append(_FirstByte(work_bytes, first_byte_s))
         if len(self._first) == FIRST:
             self._begin(prior)
 
@@ -116,7 +116,7 @@ class PrefillRate:
         self._first.clear()
 
     def _pulled_in(self, first_byte_s: float, expected_s: float) -> float:
-        """Return the answer, no further from what was expected than belief allows; the deviation learns from it."""
+        """Return the time, no further from what was expected than belief allows; the deviation learns from it."""
         reach = OUTLIER * max(self._deviation, LEAST_DEVIATION_S)
         off = max(-reach, min(reach, first_byte_s - expected_s))
         self._deviation += DEVIATION_SHARE * (abs(off) - self._deviation)

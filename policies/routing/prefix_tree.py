@@ -4,7 +4,7 @@ The rule of SkyWalker (§3.2-3.3): of the targets that are available (a policy i
 longest match is taken; if less than half of the prompt matches anywhere, the least loaded target is, which spreads
 prompts that have nothing to reuse. The oldest records leave the tree first. SkyWalker walks down only while the
 node has an available holder, because holders of a child hold its parent too; the tree here returns the match of
-every target in one walk, which gives the same answer and what the additions below need.
+every target in one walk, which gives the same result and what the additions below need.
 
 Taking the longest match collapses where all prompts begin alike: the first target that has the beginning gets
 everything (on the Mooncake conversation trace, whose requests share their first block, 1 target of 8). Exploring
@@ -12,7 +12,7 @@ helps only where the common beginning is less than half of the prompt. Additions
 
 *A load gate.* A holder may have more to do than the least loaded target only as far as its match is worth it: a
 request for each KiB it has cached (prefilling 250 tokens takes an engine about as long as one more sequence adds
-to the decoding of an answer). And however long the match, it may be above the mean load by no more than a fifth
+to the decoding of a response). And however long the match, it may be above the mean load by no more than a fifth
 and 4 requests. Other holders are passed over; if all are, the least loaded target learns the prompt. So a short
 common beginning is soon known to every target and binds no request, an idle target is not left idle, and a long
 conversation stays where it is until that is really busy.

@@ -1,11 +1,11 @@
 """PreServe's router: the target with the least load in tokens, with the memory it will need counted.
 
-    cost = prefill     prompt tokens sent to the target whose answers have not started, and this prompt's
-         + decode      answer tokens its requests have still to write, and this one's
+    cost = prefill     prompt tokens sent to the target whose responses have not started, and this prompt's
+         + decode      response tokens its requests have still to write, and this one's
          + overflow    tokens by which its KV cache will pass 80 % within three seconds, with this request
          + failures    1,000 tokens for each recent one
 
-How long answers will be is guessed by a `ResponseLength`; what the cache will hold is read off a look-ahead
+How long responses will be is guessed by a `ResponseLength`; what the cache will hold is read off a look-ahead
 map per target, to which the request is added for the sake of the question only. Prefixes are ignored.
 
 Source: PreServe, section 4.3.3, with its T_mem = 0.8 and beta = 1. Different here:
@@ -14,7 +14,7 @@ Source: PreServe, section 4.3.3, with its T_mem = 0.8 and beta = 1. Different he
 - *The capacity* of a cache is not known to a load balancer, so it is inferred: tokens in the map over the
   usage the engine reports, mixed with a tenth of an assumed `kv_tokens`. Reported usage also corrects the map's
   present; the map adds the growth. Where engines are silent `kv_tokens` is all there is.
-- *Seconds per token* are learned per target from its answers, starting from those of the fleet.
+- *Seconds per token* are learned per target from its responses, starting from those of the fleet.
 - *Requests of other load balancers*, known from the engine's counts only, weigh like the average of our own.
 
 Costs are rounded to whole tokens; among equals the target used longest ago. Of more than a few targets a sample is
@@ -31,8 +31,8 @@ from typing import ClassVar
 from policies.forecast.lookahead import Expected, LookAhead
 from policies.forecast.response_length import ResponseLength, RunningMedian
 from policies.routing.base import Choice, RequestView, TargetView
+from policies.routing.request_work import BYTES_PER_TOKEN, prompt_bytes, streamed
 from policies.routing.sampling import SamplingPolicy
-from policies.routing.work import BYTES_PER_TOKEN, prompt_bytes, streamed
 
 IDEAL_USAGE = 0.8
 KV_TOKENS = 100_000  # between an L4 (33,000) and an A100 (435,000) with an 8B model
@@ -63,8 +63,8 @@ class PreServe(SamplingPolicy):
         self._overflow_weight = overflow_weight
         self._fleet_s_per_token = FIRST_S_PER_TOKEN
         self._usual_tokens = 0.0
-        self._loads: dict[str, _Load] = {}
-        self._attempts: dict[str, _Attempt] = {}
+        self._loads: dict[str, _TargetLoad] = {}
+        self._attempts: dict[str, _RunningRequest] = {}
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
@@ -82,20 +82,20 @@ class PreServe(SamplingPolicy):
         super().record(request, target_id, now)
         load = self._loads.get(target_id)
         if load is None:
-            load = self._loads[target_id] = _Load(self._fleet_s_per_token)
+            load = self._loads[target_id] = _TargetLoad(self._fleet_s_per_token)
         prompt_tokens = prompt_bytes(request) / BYTES_PER_TOKEN
         expected = Expected(prompt_tokens, self._lengths.predict(request), load.s_per_token)
-        self._attempts[request.id] = _Attempt(load, expected, now)
+        self._attempts[request.id] = _RunningRequest(load, expected, now)
         self._usual_tokens += NEWEST_SHARE * (sum(expected[:2]) - self._usual_tokens)
         load.queued_tokens += prompt_tokens
         load.ahead.advance(now)
         load.ahead.enter(request.id, expected, now)
 
-    def answered(self, request: RequestView, target_id: str, now: float) -> None:
+    def responded(self, request: RequestView, target_id: str, now: float) -> None:
         attempt = self._attempts.get(request.id)
-        if attempt is None or attempt.answered_at is not None:
+        if attempt is None or attempt.responded_at is not None:
             return
-        attempt.answered_at = now
+        attempt.responded_at = now
         attempt.load.queued_tokens -= attempt.expected.prompt_tokens
         attempt.load.ahead.advance(now)
         attempt.load.ahead.enter(request.id, attempt.expected, now)
@@ -105,9 +105,9 @@ class PreServe(SamplingPolicy):
         if not tokens:
             return
         self._lengths.learn(request, tokens)
-        if attempt is None or attempt.answered_at is None:
+        if attempt is None or attempt.responded_at is None:
             return
-        began = attempt.answered_at if streamed(now - attempt.answered_at, tokens) else attempt.since
+        began = attempt.responded_at if streamed(now - attempt.responded_at, tokens) else attempt.since
         s_per_token = (now - began) / tokens
         attempt.load.s_per_token = _nearer(attempt.load.s_per_token, s_per_token)
         self._fleet_s_per_token = _nearer(self._fleet_s_per_token, s_per_token)
@@ -120,7 +120,7 @@ class PreServe(SamplingPolicy):
     def _score(
         self, target: TargetView, prompt_tokens: float, answer_tokens: float, now: float
     ) -> tuple[str | float, ...]:
-        load = self._loads.get(target.id) or _Load(self._fleet_s_per_token)
+        load = self._loads.get(target.id) or _TargetLoad(self._fleet_s_per_token)
         ahead = load.ahead
         prefill = load.queued_tokens + prompt_tokens
         decode = ahead.coming_tokens(now) + answer_tokens
@@ -144,17 +144,17 @@ class PreServe(SamplingPolicy):
         capacity = (held_tokens + ASSUMED_WEIGHT * self._kv_tokens) / (kv_usage + ASSUMED_WEIGHT)
         return (IDEAL_USAGE - kv_usage) * capacity
 
-    def _leave(self, request_id: str, now: float) -> _Attempt | None:
+    def _leave(self, request_id: str, now: float) -> _RunningRequest | None:
         attempt = self._attempts.pop(request_id, None)
         if attempt is not None:
-            if attempt.answered_at is None:
+            if attempt.responded_at is None:
                 attempt.load.queued_tokens -= attempt.expected.prompt_tokens
             attempt.load.ahead.advance(now)
             attempt.load.ahead.leave(request_id)
         return attempt
 
 
-class _Load:
+class _TargetLoad:
     """Load of one target, and how fast it writes one response."""
 
     __slots__ = ("ahead", "queued_tokens", "s_per_token")
@@ -165,14 +165,14 @@ class _Load:
         self.ahead = LookAhead()
 
 
-class _Attempt:
-    __slots__ = ("answered_at", "expected", "load", "since")
+class _RunningRequest:
+    __slots__ = ("expected", "load", "responded_at", "since")
 
-    def __init__(self, load: _Load, expected: Expected, since: float) -> None:
+    def __init__(self, load: _TargetLoad, expected: Expected, since: float) -> None:
         self.load = load
         self.expected = expected
         self.since = since
-        self.answered_at: float | None = None
+        self.responded_at: float | None = None
 
 
 def _nearer(old: float, new: float) -> float:

@@ -1,12 +1,12 @@
 """An approximate radix tree over prompts: which target has probably cached how much of a prompt.
 
-The idea is the SGLang router's: a load balancer cannot afford to ask engines what they have cached, but it knows
+The idea is the SGLang router's: a load balancer cannot afford to poll engines for what they have cached, but it knows
 what it sent them. One merged tree serves all targets. An edge is a run of bytes, a node knows who holds the
 prefix that ends with its edge, and a prompt is inserted when it is sent. Nothing is tokenized.
 
 *Blocks.* Prompts are cut into whole blocks of `block_bytes`; a child is found by the block its edge begins with,
 and edges are split between blocks only. One dictionary look-up and one comparison in C pass a whole edge, the
-tree stays flat (a step per block at worst, whatever the prompts are), and the loss is less than a block
+tree stays flat (a step per block at worst, for any prompts), and the loss is less than a block
 at the end of a prompt, which no engine's cache would have used either.
 
 *Holders* are one integer per node, a bit per target. Who holds a node holds all nodes above it (SkyWalker builds
@@ -220,7 +220,7 @@ class RadixTree:
             if not prompt.startswith(edge, at):
                 common = self._common(edge, prompt, at)
                 if at + common == end and child.holders & bit:
-                    end = at  # all of it is known: a split would tell nothing new
+                    end = at  # all of it is known: a split would add nothing
                 else:
                     split_for |= child.holders
                     child = self._split(child, common, path)
@@ -245,7 +245,7 @@ class RadixTree:
             self._trim(other, 2 * NODE_BYTES)
 
     def forget(self, target_id: str) -> None:
-        """The target is gone, with its cache; an unknown one is fine. Costs nothing, whatever it held."""
+        """The target is gone, with its cache; an unknown one is fine. Costs nothing, however much it held."""
         holder = self._holders.pop(target_id, None)
         if holder is None:
             return

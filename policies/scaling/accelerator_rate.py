@@ -23,7 +23,7 @@ from policies.rollout import COUNTED
 from policies.scaling.base import Size
 from policies.scaling.hysteresis import Need, settle
 from policies.scaling.request_rate import ROUNDING, whole
-from policies.work import qps_of
+from policies.throughput import qps_of
 
 
 class AcceleratorRate:

@@ -1,14 +1,14 @@
 """When a load becomes a size: the rule every scaler shares (SkyServe paper §4, made exact).
 
-A scaler says how many replicas the load asks for now. The target rises to the highest number that the load has
-asked for during the whole upscale delay, and sinks to the lowest that was enough during the whole downscale delay:
+A scaler says how many replicas the load requests now. The target rises to the highest number that the load has
+requested during the whole upscale delay, and sinks to the lowest that was enough during the whole downscale delay:
 a spike at the end of the wait is not taken for the level of the wait, and what rises step by step is followed step
 by step, each level with a wait of its own. Delays are seconds of the clock, not ticks as in SkyPilot, so a delay
 of 39 s is 39 s. A sudden change of load comes out of the window over which it is measured as a slope; that it be
 followed in one move and not in many, a move takes along the levels whose waits end within a sixth of the delay.
 
 *Excursions.* SkyPilot restarts a wait after a single sample on the other side, so a load that jitters around a
-boundary never scales although it asks for more nine times out of ten. Here a wait pauses while the load is away,
+boundary never scales although it requests more nine times out of ten. Here a wait pauses while the load is away,
 and is forgotten only when the load has been away for more than a sixth of the delay in total. The delay is thus
 always served in full, a wait lasts at most 7/6 of it, and a load that is away more often than every seventh second
 is not taken for steady. Excursions are remembered as instants and sums of seconds, so a quiet tick changes nothing.
@@ -36,7 +36,7 @@ _ROUNDING_S = 1e-6
 
 
 class Need(NamedTuple):
-    """What a load asks for.
+    """What a load requests.
 
     Fewer than `least` replicas cannot carry it; `enough` can, whichever of the fleet they are. The two differ only where
     replicas differ.
@@ -47,9 +47,9 @@ class Need(NamedTuple):
 
 
 class _Wait(NamedTuple):
-    """All levels beyond those of the wait before, up to `level`, have been asked for since `since`, but for `away_s` seconds.
+    """All levels beyond those of the wait before, up to `level`, have been requested since `since`, but for `away_s` seconds.
 
-    `left`: when the load went away again; None while it asks for them.
+    `left`: when the load went away again; None while it requests them.
     """
 
     level: int
@@ -104,7 +104,7 @@ def settle(observation: Observation, memory: Json, need: Need | None, floor: int
 
 
 def _watch(waits: Iterable[_Wait], asked: int, current: int, now: float, spare_s: float) -> list[_Wait]:
-    """Return the waits for more than `current` after the load has asked for `asked`; nearest level first."""
+    """Return the waits for more than `current` after the load has requested `asked`; nearest level first."""
     after: list[_Wait] = []
     top = current
     for wait in waits:

@@ -5,7 +5,7 @@
 A rate says nothing about how long requests take; this does (Little's law: the mean number of ongoing requests is
 their rate times their duration), so it follows load whose requests vary in length, as chats and summaries do. What
 is held while no replica is ready counts in full. The mean comes from the load balancers, which see every request
-come and go: a count at the moment of a tick would miss whatever is shorter than a tick. When the number becomes
+come and go: a count at the moment of a tick would miss what is shorter than a tick. When the number becomes
 the target is the business of `hysteresis`.
 """
 

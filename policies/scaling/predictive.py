@@ -7,7 +7,7 @@ Once a minute, with capacity c of one replica within the SLO, cold start d and h
 
 F is the 55 % quantile of `forecast.demand`. The size rises to `needed` at once, and sinks to `kept`: a replica that is
 terminated now and wanted again would be missing for a cold start. Since `needed` counts the demand of the last minute, a
-forecast can add replicas to what the present asks for, and never take one away. Without a forecast (`forecast` False) F is
+forecast can add replicas to what the present requests, and never take one away. Without a forecast (`forecast` False) F is
 the last minute's demand, and the busiest of the last 15 minutes for the replicas kept.
 
 *Headroom* is steered by an error budget, as in RiskHedge: b grows with every late request and shrinks by what the SLO allows,

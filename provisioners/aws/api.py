@@ -1,11 +1,11 @@
 """boto3 as the rest of the AWS modules use it: `call` an action by its name in a region.
 
 Every call is paced by a token bucket of its region and class, has time-outs, and is repeated on throttling, AWS's own
-trouble and lost answers, with full jitter (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog 2015)
+trouble and lost responses, with full jitter (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog 2015)
 and a bound. What leaves is one of the classes of `errors`.
 
 The SDK's own retries are off: botocore repeats InsufficientInstanceCapacity, which EC2 sends with HTTP 500, and so hides
-for seconds that another zone should be asked. Repeating is safe here because every request that changes something is
+for seconds that another zone should be tried. Repeating is safe here because every request that changes something is
 idempotent: by its client token (RunInstances), by the name of what it makes (groups, keys), or by nature (terminate).
 """
 
@@ -92,7 +92,7 @@ def _group(action: str) -> tuple[str, Rate]:
 class RegionMemo:
     """What was found or made in each region, so that a launch costs one call and not five.
 
-    Thread-safe: an unknown value is looked for once, however many ask. A failure is not remembered.
+    Thread-safe: an unknown value is looked for once, however many threads need it. A failure is not remembered.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class AwsApi:
 
     @property
     def home_region(self) -> str:
-        """Where questions about the account itself are asked."""
+        """Where questions about the account itself go."""
         try:
             return str(self._opened().region_name or "us-east-1")
         except BotoCoreError as error:
@@ -157,7 +157,7 @@ class AwsApi:
         patience_s: float = 60.0,
         attempts: int = _ATTEMPTS,
     ) -> Reply | None:
-        """Return what AWS answers to `action`, or None if it answers one of the codes `unless`.
+        """Return the response of AWS to `action`, or None if it is one of the codes `unless`.
 
         The codes `wait_for` are those that pass by themselves (something made a moment ago is not known everywhere
         yet): they are waited for until `patience_s` seconds are over, and only then count. `asked` makes for better sentences.
@@ -172,18 +172,18 @@ class AwsApi:
                 self.clock.heard(reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
                 return reply
             except _SDK_ERRORS as error:
-                answer = _answer(error)
+                refusal = _answer(error)
                 failures += 1
-                is_waited_for = answer.code in wait_for and self.now() - started < patience_s
+                is_waited_for = refusal.code in wait_for and self.now() - started < patience_s
                 if not is_waited_for:
-                    if answer.code in unless:
+                    if refusal.code in unless:
                         return None
-                    kind = meaning_of(answer, asked.capacity_type).kind
-                    if answer.code in _NOT_ACCEPTED and service == "ec2" and self._accepted_elsewhere():
-                        raise closed(answer, asked, self.now()) from error
+                    kind = meaning_of(refusal, asked.capacity_type).kind
+                    if refusal.code in _NOT_ACCEPTED and service == "ec2" and self._accepted_elsewhere():
+                        raise closed(refusal, asked, self.now()) from error
                     if kind is not FailureKind.TRANSIENT or failures >= attempts:
-                        raise error_of(answer, asked, self.now()) from error
-            if answer.code in THROTTLES:
+                        raise error_of(refusal, asked, self.now()) from error
+            if refusal.code in THROTTLES:
                 self._pacer.drain((region, _group(action)[0]))
             self._sleep(self._jitter(failures))
 
@@ -195,7 +195,7 @@ class AwsApi:
     def pages(
         self, region: str, action: str, items: str, params: Mapping[str, Any], page: int = _PAGE, **how: Any
     ) -> Iterator[Any]:
-        """Yield the items of a list, all pages of it; a page that cannot be had is an error, never the end."""
+        """Yield the items of a list, all pages of it; a page that cannot be read is an error, never the end."""
         token: Mapping[str, str] = {}
         while True:
             reply = self.ask(region, action, {**params, "MaxResults": page, **token}, **how)
@@ -205,7 +205,7 @@ class AwsApi:
             token = {"NextToken": reply["NextToken"]}
 
     def dry_run(self, region: str, action: str, params: Mapping[str, Any]) -> AwsResponse:
-        """EC2's answer to whether the call would be allowed. It changes nothing."""
+        """EC2's response to whether the call would be allowed. It changes nothing."""
         self._pace(region, action)
         try:
             getattr(self._client("ec2", region), xform_name(action))(DryRun=True, **params)
@@ -218,7 +218,7 @@ class AwsApi:
 
         EC2 says the same of a region that the account has not enabled.
         """
-        with self._sts_lock:  # many regions may ask at once
+        with self._sts_lock:  # many regions may call at once
             if self._sts_at is None or self.now() - self._sts_at > _STS_S:
                 try:
                     self._client("sts", self.home_region).get_caller_identity()
@@ -293,7 +293,7 @@ class EveryRegion:
 
         The first that has none raises, unless `silent` is given; if no region responds the first error is raised all the
         same. Of a listing of machines (`is_listing`) it is remembered which regions are closed or silent, and `silent`
-        hears of both.
+        gets both.
         """
 
         def response(region: str) -> Sequence[T] | ProvisionError:
@@ -321,7 +321,7 @@ class EveryRegion:
             responses = list(zip(regions, pool.map(response, regions), strict=True))
         errors = [(region, one) for region, one in responses if isinstance(one, ProvisionError)]
         if errors and len(errors) == len(responses):
-            for region in regions:  # it is our network, or the whole cloud: ask all of them again
+            for region in regions:  # it is our network, or the whole cloud: call all of them again
                 self._silent.responded(region)
             raise errors[0][1]
         for region, error in errors:

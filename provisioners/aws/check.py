@@ -87,7 +87,7 @@ def findings(
 ) -> list[Finding]:
     """Credentials, then permissions, then launches as dry runs and quotas in each region.
 
-    `regions`: those of the configuration; None is the home region alone. `lists_regions`: whether the account is asked which
+    `regions`: those of the configuration; None is the home region alone. `lists_regions`: whether the account is queried for which
     there are. `labels`: the user's, of all that is made. `request`: the parameters with which a trial
     would be launched; it raises ProvisionError where the region lacks what they refer to. `instance_types`: those whose
     quotas matter.
@@ -164,7 +164,7 @@ def _quotas(api: AwsApi, regions: Sequence[str], instance_types: Collection[str]
     """Return the vCPU quotas of the families.
 
     One that is 0, which new accounts have, is worth knowing before the first launch; if all of them are 0 in all regions,
-    no machine with an accelerator can be had.
+    no machine with an accelerator can be launched.
     """
     wanted = {
         quota_of(instance_type, capacity_type): None

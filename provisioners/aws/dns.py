@@ -1,11 +1,11 @@
 """One name for addresses in several regions: latency records in a hosted zone of Route 53.
 
-There is one record per AWS region, distinguished by its SetIdentifier, with the addresses of all agents there; Route 53 answers
+There is one record per AWS region, distinguished by its SetIdentifier, with the addresses of all agents there; Route 53 returns
 with the record of the region to which the asker has the least latency ("Latency-based routing", Route 53 developer guide).
 Agents of other clouds count for the AWS region that is nearest to theirs (`nearest_region`).
 
-Records are ours by the mark with which their identifiers begin. Whatever else has the name is left alone. An agent that
-fails is in the answers until its record is changed and the last copy has expired, `TTL_S` later.
+Records are ours by the mark with which their identifiers begin. Other records of the name are left alone. An agent that
+fails is in the responses until its record is changed and the last copy has expired, `TTL_S` later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from provisioners.port.errors import InvalidRequestError
 
 TTL_S = 30
 _SERVICE = "route53"
-_REGION = "us-east-1"  # where the one Route 53 there is answers
+_REGION = "us-east-1"  # where the one Route 53 there is responds
 _FALLBACK = "us-east-1"
 
 # The beginning of a region's name, and the AWS region nearest to it; the longest that fits counts.
@@ -140,7 +140,7 @@ class Route53Names:
             self._ask("ChangeResourceRecordSets", HostedZoneId=zone_id, ChangeBatch={"Changes": changes})
 
     def _zone_id(self, zone: str) -> str:
-        """Return the public one: names of private zones are heard inside a VPC only."""
+        """Return the public one: names of private zones resolve inside a VPC only."""
         listed = self._ask("ListHostedZonesByName", DNSName=zone).get("HostedZones", ())
         for found in listed:
             if found["Name"] == zone and not found.get("Config", {}).get("PrivateZone"):

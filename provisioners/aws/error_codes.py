@@ -56,7 +56,7 @@ TABLE = ErrorTable(
         ErrorCode(
             "InsufficientAddressCapacity", _K.CAPACITY, "AWS has no free public address there now", "DOC"
         ),
-        # Another region or capacity type, until a person asks AWS for more.
+        # Another region or capacity type, until a person requests more from AWS.
         ErrorCode("VcpuLimitExceeded", _K.QUOTA, "the account's vCPU quota is used up", "DOC"),
         ErrorCode("MaxSpotInstanceCountExceeded", _K.QUOTA, "the account's spot quota is used up", "DOC"),
         ErrorCode(
@@ -255,7 +255,7 @@ TABLE = ErrorTable(
 #: Of a launch that an organisation denies: its policy may be about the type, and only a listing shows a closed region.
 FORBIDDEN_LAUNCH = ErrorCode("", _K.REFUSED, _FORBIDDEN, "IAM", "explicit deny", Scope.TYPE)
 
-#: Why EC2 ended an instance that it had accepted, by the code of its StateReason.
+#: Why EC2 terminated an instance that it had accepted, by the code of its StateReason.
 AT_BIRTH = ErrorTable(
     (
         ErrorCode("Server.InsufficientInstanceCapacity", _K.CAPACITY, _NO_ROOM, "STATE"),

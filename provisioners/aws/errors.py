@@ -24,7 +24,7 @@ _K = FailureKind
 
 
 class AwsResponse(NamedTuple):
-    """A refusal as AWS gave it. `status` is HTTP's, 0 where there was no answer at all."""
+    """A refusal as AWS gave it. `status` is HTTP's, 0 where there was no response at all."""
 
     code: str
     status: int
@@ -33,7 +33,7 @@ class AwsResponse(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What was asked, as far as an error's sentence needs it. `action` is IAM's name of it (ec2:RunInstances)."""
+    """The request, as far as an error's sentence needs it. `action` is IAM's name of it (ec2:RunInstances)."""
 
     action: str
     region: str
@@ -60,13 +60,13 @@ THROTTLES = frozenset(
 
 
 def meaning_of(
-    answer: AwsResponse, capacity_type: CapacityType | None = None, instance_type: str | None = None
+    response: AwsResponse, capacity_type: CapacityType | None = None, instance_type: str | None = None
 ) -> ErrorCode:
     """Return the table, then what the form of a code says of one that is not in it.
 
-    `instance_type`: a machine was asked for.
+    `instance_type`: a machine was requested.
     """
-    code, status, message, _ = answer
+    code, status, message, _ = response
     if code in THROTTLES:
         return ErrorCode("", _K.TRANSIENT, "AWS asks for fewer calls", "DOC")
     if code == "UnsupportedOperation" and capacity_type is None:
@@ -93,48 +93,48 @@ def meaning_of(
     return ErrorCode("", _K.REFUSED, "AWS refuses it there; another zone or machine type is next", "unknown")
 
 
-def error_of(answer: AwsResponse, asked: Context, now: float) -> ProvisionError:
+def error_of(response: AwsResponse, asked: Context, now: float) -> ProvisionError:
     """Return the error to raise, its sentence included. `now` is UNIX seconds, from which a quota's `retry_at` follows."""
-    meaning = meaning_of(answer, asked.capacity_type, asked.instance_type)
-    return _error(meaning, answer, asked, now)
+    meaning = meaning_of(response, asked.capacity_type, asked.instance_type)
+    return _error(meaning, response, asked, now)
 
 
-def closed(answer: AwsResponse, asked: Context, now: float) -> ProvisionError:
+def closed(response: AwsResponse, asked: Context, now: float) -> ProvisionError:
     """Of credentials that one region does not accept, and others do: the account has not enabled the region."""
     meaning = ErrorCode("", _K.AUTH, NOT_ENABLED, "DOC", scope=Scope.REGION, closes_region=True)
-    return _error(meaning, answer, asked, now)
+    return _error(meaning, response, asked, now)
 
 
-def _error(meaning: ErrorCode, answer: AwsResponse, asked: Context, now: float) -> ProvisionError:
+def _error(meaning: ErrorCode, response: AwsResponse, asked: Context, now: float) -> ProvisionError:
     return error_for(
         meaning.kind,
-        f"{_subject(meaning.kind, asked, answer)}: {meaning.advice} ({_said(answer)})",
+        f"{_subject(meaning.kind, asked, response)}: {meaning.advice} ({_said(response)})",
         cloud=CLOUD,
-        code=answer.code,
+        code=response.code,
         zone=asked.zone,
         scope=meaning.scope,
         closed_region=asked.region if meaning.closes_region else None,
         retry_at=now + QUOTA_RETRY_S,
-        retry_after_s=THROTTLED_RETRY_S if answer.code in THROTTLES else 1.0,
+        retry_after_s=THROTTLED_RETRY_S if response.code in THROTTLES else 1.0,
     )
 
 
-def _said(answer: AwsResponse) -> str:
+def _said(response: AwsResponse) -> str:
     """AWS's own words, without the kilobyte that only `sts:DecodeAuthorizationMessage` can read."""
-    message = re.sub(r"\s*Encoded authorization failure message: \S+", "", answer.message).strip()
-    said = f"{answer.code}: {message}" if message else answer.code
-    return f"{said}; request id {answer.request_id}" if answer.request_id else said
+    message = re.sub(r"\s*Encoded authorization failure message: \S+", "", response.message).strip()
+    said = f"{response.code}: {message}" if message else response.code
+    return f"{said}; request id {response.request_id}" if response.request_id else said
 
 
-def _subject(kind: FailureKind, asked: Context, answer: AwsResponse) -> str:
+def _subject(kind: FailureKind, asked: Context, response: AwsResponse) -> str:
     """Return what the sentence is about: the permission, the quota, the machine or the call."""
     if kind is _K.AUTH:
-        return f"{CLOUD} {missing_action(answer.message) or asked.action} in {asked.region}"
+        return f"{CLOUD} {missing_action(response.message) or asked.action} in {asked.region}"
     if asked.instance_type is None or asked.capacity_type is None:
         return f"{CLOUD} {asked.action} in {asked.region}"
     machine = f"{asked.capacity_type.value.replace('_', '-')} {asked.instance_type}"
     place = str(asked.zone) if asked.zone is not None else f"{CLOUD}/{asked.region}"
-    if kind is _K.QUOTA and answer.code in ("VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"):
+    if kind is _K.QUOTA and response.code in ("VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"):
         quota = quota_of(asked.instance_type, asked.capacity_type)
         named = f"{quota.name} ({quota.code})" if quota is not None else "a vCPU quota"
         return f"{machine} in {place}: quota {named} of {asked.region}"

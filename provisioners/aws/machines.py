@@ -2,7 +2,7 @@
 
 *One attempt, one client token.* RunInstances carries a ClientToken that follows from the order, so sending the order
 again is the same launch ("Ensuring idempotency in Amazon EC2 API requests"). EC2 remembers the token's parameters even
-of a launch that failed: when they have had to change (a group was deleted, AWS has published a new image) it answers
+of a launch that failed: when they have had to change (a group was deleted, AWS has published a new image) it returns
 IdempotentParameterMismatch. Then the machine is looked for by our token tag; only when EC2 has shown none of it for as
 long as a new machine may stay unlisted, the next of the order's tokens is used.
 
@@ -52,7 +52,7 @@ from provisioners.port.errors import (
     RegionClosedError,
     TransientError,
 )
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.vm import (
     OWNER_TAG,
     TOKEN_TAG,
@@ -234,7 +234,7 @@ class AwsMachines:
         notes += [f"{region}: {error}" for region, error in sorted(failed.items())]
         return Discovery(CLOUD, self._now(), tuple(sorted(listed)), offerings, tuple(notes))
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         self._network.note(owner, access)
         failures: list[ProvisionError] = []
 
@@ -324,7 +324,7 @@ class AwsMachines:
         reply = self._api.ask(
             region, "RunInstances", params, asked=asked, wait_for=_NEW, patience_s=_NEW_PATIENCE_S
         )
-        # Its zone is the order's: whatever else we asked now could fail, with the machine already there.
+        # Its zone is the order's: any other call now could fail, with the machine already there.
         machine = replace(self._read(reply["Instances"][0], region, {}), zone=order.zone)
         with self._lock:
             self._launched[machine.id] = (self._now(), machine)

@@ -1,7 +1,7 @@
 """What a machine on EC2 needs around it, made as needed and shared: subnet, security group, key pair.
 
-Whatever is made here has a name that follows from what it is for, so two controllers, or one that was killed half-way,
-come to the same thing. A group's name has a digest of the ports that it is for: a service that asks for other ports gets
+Everything made here has a name that follows from what it is for, so two controllers, or one that was killed half-way,
+come to the same thing. A group's name has a digest of the ports that it is for: a service that requests other ports gets
 another group. Its tags have the ports, so `admit` knows from a listing alone which rules it should have (`firewall`). The
 machines of a replica of several nodes reach one another on every port.
 
@@ -22,7 +22,7 @@ from policies.model import Zone
 from provisioners.aws.api import AwsApi, RegionMemo, Reply
 from provisioners.aws.errors import CLOUD
 from provisioners.port.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
-from provisioners.port.firewall import Access, Opening, changes, openings, ports_of_text, ports_text
+from provisioners.port.firewall import FirewallAccess, Opening, changes, openings, ports_of_text, ports_text
 from provisioners.port.vm import (
     OWNER_TAG,
     PORTS_TAG,
@@ -71,7 +71,7 @@ class AwsNetwork:
         self._use_private_ip = use_private_ip
         self._subnets = subnets or {}
         self._labels = labels or {}
-        self._access: dict[str, Access] = {}  # by owner, as last admitted
+        self._access: dict[str, FirewallAccess] = {}  # by owner, as last admitted
         self._lock = Lock()
         self._group_locks: dict[str, Lock] = {}  # by region: a group is made or its rules are changed
 
@@ -89,7 +89,7 @@ class AwsNetwork:
 
     def group(self, order: MachineOrder) -> str:
         """Return the id of the security group, which has all its rules."""
-        wanted = _wanted(order, Access(frozenset(order.sources)))  # a wrong source leaves nothing
+        wanted = _wanted(order, FirewallAccess(frozenset(order.sources)))  # a wrong source leaves nothing
         name = _group_name(order)
         vpc_id = self.place(order.zone).vpc
         make = partial(self._make_group, order, name, wanted, vpc_id)
@@ -106,7 +106,7 @@ class AwsNetwork:
             self._memo.get(order.zone.region, ("key", name), partial(self._make_key_pair, order, name))
         )
 
-    def note(self, owner: str, access: Access) -> None:
+    def note(self, owner: str, access: FirewallAccess) -> None:
         """Groups that are made from now on let these in."""
         self._access[owner] = access
 
@@ -310,7 +310,7 @@ def _group_name(order: MachineOrder) -> str:
     return f"skyserve-{order.owner}-{order.service}-{_digest(shape)}"
 
 
-def _wanted(order: MachineOrder, access: Access) -> frozenset[Opening]:
+def _wanted(order: MachineOrder, access: FirewallAccess) -> frozenset[Opening]:
     try:
         return openings(access, order.service, order.ports, order.public_ports)
     except ValueError as error:

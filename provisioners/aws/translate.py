@@ -95,7 +95,7 @@ def machine_of(
 
 
 def state_of(described: Mapping[str, Any]) -> tuple[MachineState, str]:
-    """Return the state, and a sentence about its end unless it was asked for."""
+    """Return the state, and a sentence about its end unless it was requested."""
     state = _STATES.get(described["State"]["Name"], MachineState.FAILED)
     if state in (MachineState.PENDING, MachineState.RUNNING):
         return state, ""
@@ -247,7 +247,7 @@ def _disk(order: MachineOrder, image: Image, is_encrypted: bool, kms_key: str | 
 def check_order(
     order: MachineOrder, regions: Collection[str], kms_key: str | Mapping[str, str] | None
 ) -> None:
-    """Raise RefusedError or InvalidRequestError if EC2 cannot, or must not, be asked for the machine.
+    """Raise RefusedError or InvalidRequestError if EC2 cannot, or must not, be requested the machine.
 
     `regions` are those that are listed, `kms_key` is the setting.
     """
@@ -276,7 +276,7 @@ def check_order(
 
 
 def trial_order(trial: Trial, labels: Mapping[str, str] | None = None) -> MachineOrder:
-    """Return the order with which `serve check` asks about a machine that it does not launch."""
+    """Return the order with which `serve check` tests a machine that it does not launch."""
     return MachineOrder(
         token="skyserve-check",  # noqa: S106 - the name of a machine
         owner="check",

@@ -1,10 +1,10 @@
 """Azure Resource Manager through its own SDK, with our patience instead of the SDK's.
 
-The SDK's retries sleep on real time, up to ten times, and hold a thread meanwhile; they are off. `Arm.call` asks again a
+The SDK's retries sleep on real time, up to ten times, and hold a thread meanwhile; they are off. `Arm.call` repeats a
 few times with full jitter, as long as Azure wants us to wait for seconds and not for minutes, and lets nothing out but
 the classes of `errors`. Azure counts reads, writes and deletes of a subscription by token buckets ("Understand how Azure
 Resource Manager throttles requests": 250 reads and 25 a second, 200 of the others and 10 a second); every request waits
-for its turn in ours, which are smaller. A 429 holds back all threads alike all the same: resource providers count, too.
+for its turn in ours, which are smaller. A 429 holds back all threads alike anyway: resource providers count, too.
 
 One policy of the SDK stays: it registers a resource provider that the subscription has never used, which takes Azure a
 minute, once.
@@ -35,7 +35,7 @@ from azure.mgmt.resource.resources import ResourceManagementClient
 
 from policies.backoff import delay_s
 from policies.model import CapacityType, Zone
-from provisioners.azure.errors import Failure, error_of
+from provisioners.azure.errors import AzureFailure, error_of
 from provisioners.cloud_clock import CloudClock
 from provisioners.port.errors import ProvisionError, TransientError
 from provisioners.rate_limit import Rate, RateLimiter
@@ -201,7 +201,7 @@ def _json(response: HttpResponse) -> dict[str, Any]:
     return cast(dict[str, Any], response.json())
 
 
-def _failure_of(error: AzureError) -> Failure:
+def _failure_of(error: AzureError) -> AzureFailure:
     """Return what the SDK's exception says. Its class does not: it makes a ResourceExistsError of every 409."""
     if isinstance(error, HttpResponseError) and error.response is not None:
         body = error.error
@@ -209,10 +209,10 @@ def _failure_of(error: AzureError) -> Failure:
         message = (getattr(body, "message", None) if body is not None else None) or error.reason or ""
         headers: Mapping[str, str] = getattr(error.response, "headers", None) or {}
         request_id = headers.get("x-ms-request-id", "")
-        return Failure(code, error.status_code, message, _retry_after_s(error), request_id)
+        return AzureFailure(code, error.status_code, message, _retry_after_s(error), request_id)
     if isinstance(error, ClientAuthenticationError):
-        return Failure("CredentialUnavailable", None, error.message)
-    return Failure("Unreachable", None, error.message)
+        return AzureFailure("CredentialUnavailable", None, error.message)
+    return AzureFailure("Unreachable", None, error.message)
 
 
 def _retry_after_s(error: HttpResponseError) -> float | None:

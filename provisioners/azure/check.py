@@ -29,9 +29,9 @@ def findings(arm: Arm, regions: Sequence[str]) -> Iterator[Finding]:
     yield credentials
     if not credentials.ok:
         return
-    yield _told("permissions", lambda: _permissions(arm))
+    yield _finding_of("permissions", lambda: _permissions(arm))
     for namespace in _PROVIDERS:
-        yield _told(f"provider {namespace}", partial(_provider, arm, namespace))
+        yield _finding_of(f"provider {namespace}", partial(_provider, arm, namespace))
     yield from _by_region(arm, regions)
 
 
@@ -57,7 +57,8 @@ def _by_region(arm: Arm, regions: Sequence[str]) -> Iterator[Finding]:
     is_closed: dict[str, bool] = {}
     for region in regions:
         found = {
-            what: _told(f"{what} in {region}", partial(look, arm, region), Level.NOTE) for what, look in looks
+            what: _finding_of(f"{what} in {region}", partial(look, arm, region), Level.NOTE)
+            for what, look in looks
         }
         yield from found.values()
         has_quota = any(found[what].level is Level.FINE for what in ("spot quota", "GPU quota"))
@@ -67,7 +68,7 @@ def _by_region(arm: Arm, regions: Sequence[str]) -> Iterator[Finding]:
         yield Finding("GPUs", Level.MISSING, message)
 
 
-def _told(what: str, look: Callable[[], str], level: Level = Level.MISSING) -> Finding:
+def _finding_of(what: str, look: Callable[[], str], level: Level = Level.MISSING) -> Finding:
     """Return the finding of a look, which returns a problem ("" for none). A look that Azure refuses is one, too."""
     try:
         message = look()
@@ -144,7 +145,7 @@ def _gpu_sizes(arm: Arm, region: str) -> str:
 
 
 def _is_closed(restrictions: Sequence[Any]) -> bool:
-    """Closed in the whole region; a size that is closed in one zone may be had in another."""
+    """Closed in the whole region; a size that is closed in one zone may be open in another."""
     return any(
         restriction.reason_code == "NotAvailableForSubscription" and restriction.type == "Location"
         for restriction in restrictions

@@ -41,7 +41,7 @@ class AzureProvisioner(assembly.RentedProvisioner):
     """Credentials are found as azure-identity finds them: the environment, a managed identity, `az login`."""
 
     name: ClassVar[str] = "azure"
-    # Lists are of the whole subscription, and count to limits that it shares with whatever else uses Compute there.
+    # Lists are of the whole subscription, and count to limits that it shares with all other users of Compute there.
     steady_poll_s: ClassVar[float] = 30.0
 
     def __init__(

@@ -67,7 +67,7 @@ TABLE = ErrorTable(
             "Azure took the spot machine back before it ran",
             "ours; K",
         ),
-        # Another region or size, until a person asks for more.
+        # Another region or size, until a person requests more.
         ErrorCode(
             "QuotaExceeded ResourceQuotaExceeded PublicIPCountLimitReached PublicIPAddressCountLimitReached"
             " SubscriptionQuotaReached VirtualNetworkCountLimitReached ManagedDiskQuota",

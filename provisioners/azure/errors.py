@@ -19,12 +19,12 @@ from provisioners.port.errors import ProvisionError, error_for
 CLOUD = "azure"
 
 QUOTA_RETRY_S = 30 * 60.0  # machines of others may end
-NO_QUOTA_RETRY_S = 60 * 60.0  # a limit of 0 stays 0 until a person asks for more
+NO_QUOTA_RETRY_S = 60 * 60.0  # a limit of 0 stays 0 until a person requests more
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """What Azure answered. `status` is None where there was no answer, or none by HTTP."""
+class AzureFailure:
+    """The error that Azure returned. `status` is None where there was no response, or none by HTTP."""
 
     code: str
     status: int | None
@@ -46,7 +46,7 @@ _POLICY = re.compile(
 def meaning(
     code: str, status: int | None, message: str, capacity_type: CapacityType | None = None
 ) -> ErrorCode:
-    """Return what Azure's answer means. `message` decides only where one code stands for several things."""
+    """Return what Azure's response means. `message` decides only where one code stands for several things."""
     known = TABLE.find(code, message, capacity_type)
     if (known is not None and known.kind is FailureKind.QUOTA and not known.advice) or (
         known is None and _is_quota(code, message)
@@ -62,7 +62,7 @@ def meaning(
 
 
 def error_of(
-    failure: Failure, now: float, zone: Zone | None = None, capacity_type: CapacityType | None = None
+    failure: AzureFailure, now: float, zone: Zone | None = None, capacity_type: CapacityType | None = None
 ) -> ProvisionError:
     """Return the error to raise (`from` the SDK's). `now` (UNIX seconds) dates `retry_at` of a quota."""
     means = meaning(failure.code, failure.status, failure.message, capacity_type)

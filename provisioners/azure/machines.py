@@ -1,7 +1,7 @@
 """Machines of Azure.
 
 One PUT makes a machine with its card, address and disk, named by the order's token (`azure_shapes`); deleting the
-machine deletes them. A PUT of the same name is the same machine, so an answer that was lost is asked for again.
+machine deletes them. A PUT of the same name is the same machine, so a response that was lost is requested again.
 
 Azure accepts orders that it cannot fill: a machine whose allocation fails seconds later stays behind as "Failed", with a
 card and an address, and a spot machine may be taken back before it ever ran, which shows as a 404 out of nowhere. So
@@ -13,7 +13,7 @@ cores count towards no quota). It is known as PREEMPTED by its record: see `azur
 machine in the portal is therefore taken for Azure.
 
 Subscription-wide lists lag behind by seconds. A machine that was just created may be missing from `machines`, unless it
-has its record already: what a record speaks of is asked for by name before it counts as dead.
+has its record already: what a record speaks of is requested by name before it counts as dead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from provisioners.azure import check as azure_check
 from provisioners.azure import orphans as azure_orphans
 from provisioners.azure.api import Arm
 from provisioners.azure.discovery import discover
-from provisioners.azure.errors import CLOUD, Failure, error_of
+from provisioners.azure.errors import CLOUD, AzureFailure, error_of
 from provisioners.azure.network import Networks, addresses_by_vm
 from provisioners.azure.outbound import outbound
 from provisioners.azure.prices import region_spot_prices
@@ -59,7 +59,7 @@ from provisioners.offers.catalog.discovered import Discovery, Progress
 from provisioners.offers.catalog.model import Shape
 from provisioners.offers.reservations import reserved_for
 from provisioners.port.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.regions import ClosedRegions
 from provisioners.port.vm import (
     OWNER_TAG,
@@ -74,7 +74,7 @@ from provisioners.port.vm import (
 )
 
 _POLL_S = 3.0
-_ABSENT_S = 20.0  # Azure answers 404 for a moment after it has accepted a machine
+_ABSENT_S = 20.0  # Azure returns 404 for a moment after it has accepted a machine
 
 # Something the machine refers to is gone: it was removed meanwhile.
 _NETWORK_IS_GONE = frozenset(
@@ -83,7 +83,7 @@ _NETWORK_IS_GONE = frozenset(
 
 
 class AzureMachines:
-    """See the module. `credential` is by default whatever the environment, `az login` or a managed identity gives."""
+    """See the module. `credential` is by default what the environment, `az login` or a managed identity gives."""
 
     name: ClassVar[str] = CLOUD
 
@@ -248,10 +248,10 @@ class AzureMachines:
             self._sleep(_POLL_S)
 
     def _failed(self, code: str, message: str, order: MachineOrder) -> ProvisionError:
-        return error_of(Failure(code, None, message), self._now(), order.zone, order.capacity_type)
+        return error_of(AzureFailure(code, None, message), self._now(), order.zone, order.capacity_type)
 
     def _undo(self, group: str, order: MachineOrder) -> None:
-        """Delete what has failed. If that cannot be asked for either, it shows as FAILED and is destroyed later."""
+        """Delete what has failed. If that cannot be requested either, it shows as FAILED and is destroyed later."""
         with contextlib.suppress(ProvisionError):
             self._arm.delete_vm(group, order.token)
 
@@ -259,7 +259,7 @@ class AzureMachines:
 
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
         # The lists are the subscription's, and an error of theirs is one of all regions. A region is silent alone only for
-        # the machines that are asked for by name.
+        # the machines that are requested by name.
         found: dict[str, Machine] = {}
         for machine in self._listed(owner):
             found[machine.id.lower()] = machine
@@ -369,11 +369,11 @@ class AzureMachines:
     def discover(self, known: Sequence[Shape], progress: Progress) -> Discovery:
         return discover(self._arm, self._settings.regions, known, self._now(), progress)
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         self._networks.admit(owner, access)
 
     def delete_shared(self, owner: str) -> Sequence[str]:
-        """Deletes the resource groups, and with them whatever is in them. A group with a machine in it stays."""
+        """Deletes the resource groups, and with them all that is in them. A group with a machine in it stays."""
         return azure_orphans.delete_shared(
             self._arm, owner, self._settings.forget_wait_s, self._now, self._sleep
         )

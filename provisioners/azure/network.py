@@ -21,7 +21,7 @@ from provisioners.azure.api import Arm
 from provisioners.azure.errors import CLOUD
 from provisioners.azure.translate import Addresses, NetworkIds, group_name, group_of, name_of
 from provisioners.port.errors import InvalidRequestError, ProvisionError, TransientError
-from provisioners.port.firewall import ANYWHERE, SSH_PORT, Access, ports_of_text, ports_text
+from provisioners.port.firewall import ANYWHERE, SSH_PORT, FirewallAccess, ports_of_text, ports_text
 from provisioners.port.vm import OWNER_TAG, PORTS_TAG, PUBLIC_PORTS_TAG, SERVICE_TAG, MachineOrder
 
 SECURITY_GROUPS: Mapping[Role, str] = {Role.REPLICA: "replicas", Role.LOAD_BALANCER: "load-balancers"}
@@ -37,7 +37,7 @@ _SSH, _PORTS, _PUBLIC = "skyserve-ssh", "skyserve-ports", "skyserve-public"
 
 def rules_with(
     rules: Sequence[SecurityRule],
-    access: Access,
+    access: FirewallAccess,
     service: str,
     ports: Sequence[int],
     public_ports: Sequence[int],
@@ -114,7 +114,7 @@ class Networks:
         self._guard = threading.Lock()
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._ready: dict[tuple[object, ...], NetworkIds] = {}
-        self._access: dict[str, Access] = {}  # by owner, as last admitted
+        self._access: dict[str, FirewallAccess] = {}  # by owner, as last admitted
 
     def place(self, order: MachineOrder) -> NetworkIds:
         """Return where the order's machine goes; sets up missing parts."""
@@ -131,7 +131,7 @@ class Networks:
         with self._lock_of(group):
             self._ready = {key: place for key, place in self._ready.items() if key[0] != group}
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         """Change the rules of the owner's security groups."""
         self._access[owner] = access  # before they are listed: a group that is made now has it already
         client = self._arm.network.network_security_groups
@@ -201,7 +201,7 @@ class Networks:
             PORTS_TAG: ports_text(ports),
             PUBLIC_PORTS_TAG: ports_text(public),
         }
-        access = self._access.get(order.owner, Access()).with_sources(order.sources)
+        access = self._access.get(order.owner, FirewallAccess()).with_sources(order.sources)
         try:
             rules = rules_with(
                 [] if found is None else _rules_of(found),

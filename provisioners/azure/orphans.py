@@ -1,6 +1,6 @@
 """Leftovers on Azure: parts without a machine, and what the machines of an owner shared.
 
-Whatever is in a resource group that carries the owner's tag is the owner's; the names of the parts say of which machine
+Everything in a resource group that carries the owner's tag is the owner's; the names of the parts say of which machine
 they were.
 """
 

@@ -1,7 +1,7 @@
-"""Azure's Retail Prices API, which is open to anybody: one question per instance type, for all regions at once.
+"""Azure's Retail Prices API, which is open to anyone: one question per instance type, for all regions at once.
 
 The API lists every meter of a type: Windows, dedicated hosts, the retired Low Priority. Which of them is a Linux machine
-only their names tell. A region has one price for all its zones.
+only their names show. A region has one price for all its zones.
 """
 
 from __future__ import annotations
@@ -76,6 +76,6 @@ def _meters(name: str, sources: Sources) -> Iterable[Mapping[str, Any]]:
         following = page.get("NextPageLink")
         if not following:
             return
-        # The link names the API's public address, which need not be the one that was asked.
+        # The link names the API's public address, which need not be the one that was called.
         url = f"{base}?{str(following).partition('?')[2]}"
     raise TransientError(f"{base} has no end of pages about {name}", cloud=_CLOUD)

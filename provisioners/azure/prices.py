@@ -1,7 +1,7 @@
-"""Spot prices from Azure's Retail Prices API, which is open to anybody.
+"""Spot prices from Azure's Retail Prices API, which is open to anyone.
 
 A region has one price for all its zones. The API lists every meter of virtual machines (Windows, dedicated hosts, the
-retired Low Priority, prices to come); which of them is the spot price of a Linux machine only their names tell. Its
+retired Low Priority, prices to come); which of them is the spot price of a Linux machine only their names show. Its
 filter is kept to what its documentation lists, and the choice is made here, by `spot_prices_of`.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 _API_VERSION = "2023-01-01-preview"
 _MAX_PAGES = 200  # of 100 to 1000 prices; a region has some 10 000
-_ZONES = ("", "-1", "-2", "-3")  # a region without zones has machines all the same
+_ZONES = ("", "-1", "-2", "-3")  # a region without zones has machines anyway
 _NO_LINUX_VM = ("windows", "dedicated", "cloud services", "cloudservices")
 
 Fetch = Callable[[str, Mapping[str, str] | None], Mapping[str, Any]]

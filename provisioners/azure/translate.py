@@ -1,4 +1,4 @@
-"""Azure's shapes of our values, both ways and pure: names, the bodies we send, and what the answers mean.
+"""Azure's shapes of our values, both ways and pure: names, the bodies we send, and what the responses mean.
 
 *Names.* A resource group per owner, service and region; in it a machine is named by its token, and what comes with it
 by the token and a suffix, so that a card, an address or a disk shows whose it was when nothing else does.
@@ -6,7 +6,7 @@ by the token and a suffix, so that a card, an address or a disk shows whose it w
 *Records.* Azure forgets a machine the moment it is deleted, and it deletes a spot machine that it takes back. So every
 machine that Azure has accepted gets a record: a resource of the type sshPublicKeys, which costs nothing, does nothing, and
 keeps tags. A record without a machine says that the machine is dead, and by whose will: we note ours before we act on
-it. Azure's activity log would tell too, but minutes late.
+it. Azure's activity log would show it too, but minutes late.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def machine_body(
     disk_encryption_set: str | None = None,
     reservation: Reservation | None = None,
 ) -> dict[str, Any]:
-    """Return the machine with its card, address and disk in one PUT: whatever comes into being goes with it.
+    """Return the machine with its card, address and disk in one PUT: all that is created is deleted with it.
 
     The disk has no tags here (`AzureMachines` adds them).
 
@@ -251,7 +251,7 @@ def record_body(
     return {"location": machine.zone.region, "tags": tags, "properties": {}}
 
 
-# --- Answers ----------------------------------------------------------------------------------------------------------
+# --- Responses --------------------------------------------------------------------------------------------------------
 
 
 def machine_of(vm: VirtualMachine, addresses: Addresses | None = None) -> Machine | None:

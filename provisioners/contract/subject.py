@@ -53,7 +53,7 @@ class Subject(ABC):
 
     @abstractmethod
     def lose_answer(self, order: LaunchOrder) -> None:
-        """Send the order; the cloud accepts it and the answer never arrives."""
+        """Send the order; the cloud accepts it and the response never arrives."""
 
     @abstractmethod
     def pass_time(self) -> None:
@@ -70,7 +70,7 @@ class Subject(ABC):
         return self.cloud
 
     def exhaust_quota(self, offer: Offer) -> str:
-        """The account may not have the offer any more, nowhere in the region; answers the quota's name."""
+        """The account may not have the offer any more, nowhere in the region; returns the quota's name."""
         pytest.skip("it has no quotas")
 
     def refuse_us(self) -> None:

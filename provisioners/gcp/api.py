@@ -1,7 +1,7 @@
 """Compute Engine's REST API through Google's SDK: every call bounded in time, tried once, its errors ours.
 
 The SDK's own retries are off: they hide stock-outs and outlast our deadlines (ten minutes by default). Its
-`ExtendedOperation` is not used either, because `result()` asks the public endpoint whatever endpoint the client was
+`ExtendedOperation` is not used either, because `result()` calls the public endpoint even if another one was given to the client
 made for; the `*_unary` methods give the operation itself, which we wait for here.
 
 Calls are paced by the groups in which Google counts them ("Compute Engine rate quotas": by project and minute, 1,500 of
@@ -183,7 +183,7 @@ class GcpApi:
         return operation
 
     def rest(self, method: str, host: str, path: str, **arguments: Any) -> Any:
-        """Return the JSON answer of a Google API that has no client in the SDK we use."""
+        """Return the JSON response of a Google API that has no client in the SDK we use."""
         session = self._session
         base = self._endpoint or f"https://{host}"
         with self._ours(None, CapacityType.ON_DEMAND, "read"):
@@ -288,7 +288,7 @@ def _retry_after_s(error: GoogleAPICallError) -> float | None:
 
 
 def _refuse_partial(page: Any, silent: Silent | None) -> None:
-    """Raise, or tell, unless the page is all that it should be."""
+    """Raise, or report, unless the page is all that it should be."""
     scopes = page.items if isinstance(page.items, Mapping) else {}
     warnings = [(scope, held.warning) for scope, held in scopes.items() if held.warning.code not in _SILENT]
     if page.warning.code not in _SILENT:

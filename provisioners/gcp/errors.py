@@ -15,7 +15,7 @@ from provisioners.port.errors import ProvisionError, error_for
 CLOUD = "gcp"
 ALREADY_EXISTS = "alreadyExists"
 
-QUOTA_RETRY_S = 1800.0  # a person has to ask for more, or to give something back
+QUOTA_RETRY_S = 1800.0  # a person has to request more, or to give something back
 THROTTLED_RETRY_S = 15.0
 RETRY_S = 3.0
 
@@ -41,7 +41,7 @@ def error_of(
 ) -> ProvisionError:
     """Return the error to raise.
 
-    `retry_after_s` is what the response asked for, if it did. `operation` is the name of the one that failed after it was
+    `retry_after_s` is what the response requested, if it did. `operation` is the name of the one that failed after it was
     accepted, by which Google finds it.
     """
     row = outcome_of(code, status, message, capacity_type)

@@ -15,7 +15,7 @@ from google.cloud import compute_v1
 from provisioners.gcp.errors import CLOUD
 from provisioners.gcp.translate import last
 from provisioners.port.errors import InvalidRequestError
-from provisioners.port.firewall import ANYWHERE, SSH_PORT, Access, ports_of_text, ports_text
+from provisioners.port.firewall import ANYWHERE, SSH_PORT, FirewallAccess, ports_of_text, ports_text
 
 _ABOUT = re.compile(r"; service (\S*), ports ([\d ]+)(, public)?$")
 
@@ -28,7 +28,7 @@ def prefix_of(owner: str) -> str:
 def outer_rules(
     owner: str,
     network: str,
-    access: Access,
+    access: FirewallAccess,
     service: str,
     ports: Sequence[int],
     public_ports: Sequence[int],
@@ -46,7 +46,7 @@ def outer_rules(
 
 
 def renewed(
-    found: compute_v1.Firewall, owner: str, network: str, access: Access
+    found: compute_v1.Firewall, owner: str, network: str, access: FirewallAccess
 ) -> compute_v1.Firewall | None:
     """Return the rule as it should be; None if it is so already, or none that `firewall` is about."""
     about = _ABOUT.search(found.description)
@@ -60,7 +60,7 @@ def renewed(
     return wanted if wanted.name == found.name and not is_same(found, wanted) else None
 
 
-def _ssh_rule(owner: str, network: str, access: Access) -> compute_v1.Firewall:
+def _ssh_rule(owner: str, network: str, access: FirewallAccess) -> compute_v1.Firewall:
     try:
         sources = access.to_ssh()
     except ValueError as error:
@@ -71,7 +71,7 @@ def _ssh_rule(owner: str, network: str, access: Access) -> compute_v1.Firewall:
 
 
 def _rule(
-    owner: str, network: str, access: Access, service: str, ports: Sequence[int], *, is_public: bool
+    owner: str, network: str, access: FirewallAccess, service: str, ports: Sequence[int], *, is_public: bool
 ) -> compute_v1.Firewall:
     try:
         sources = (ANYWHERE,) if is_public else access.to_replicas(service)
@@ -106,7 +106,7 @@ def _outer_rule(
 
 
 def inner_rule(owner: str, network: str) -> compute_v1.Firewall:
-    """Return the owner's machines among themselves: the nodes of one replica talk on whatever port they like.
+    """Return the owner's machines among themselves: the nodes of one replica talk on any port.
 
     Names of rules are unique in a project, which may have several networks.
     """

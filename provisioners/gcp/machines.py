@@ -1,8 +1,8 @@
 """Google Cloud: machines are Compute Engine instances.
 
 An instance's name follows from the order's token, and names are unique in a zone: however often an order is sent, by
-however many controllers, there is one instance. What became of an order whose answer was lost is read from the zone's
-operations, which Google keeps for two weeks, before anything is asked for again; the insertion carries an idempotency
+however many controllers, there is one instance. What became of an order whose response was lost is read from the zone's
+operations, which Google keeps for two weeks, before anything is requested again; the insertion carries an idempotency
 key besides. A stock-out is seldom refused at once: the insertion is accepted and fails seconds later, so it is waited
 for, a bounded time.
 
@@ -50,7 +50,7 @@ from provisioners.offers.catalog.model import Shape
 from provisioners.offers.reservations import Reservations, reserved_for
 from provisioners.port.base import is_silent
 from provisioners.port.errors import InvalidRequestError, ProvisionError, RefusedError, TransientError
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.regions import ClosedRegions
 from provisioners.port.vm import Finding, Machine, MachineOrder, MachineState, OrphanedResource, Silent
 
@@ -214,7 +214,7 @@ class GcpMachines:
     def discover(self, known: Sequence[Shape], progress: Progress) -> Discovery:
         return discover(self._api, known, progress)
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         self._network.admit(owner, access)
 
     def delete_shared(self, owner: str) -> Sequence[str]:

@@ -34,7 +34,7 @@ from provisioners.gcp.firewall_rules import (
 )
 from provisioners.gcp.paths import Network, NetworkSetup, network_of, network_of_url, subnetwork_of
 from provisioners.port.errors import ProvisionError, RefusedError, TransientError
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.vm import MachineOrder, OrphanedResource
 
 TAG = "skyserve"  # of machines whose rules are the user's, to write those for
@@ -58,7 +58,7 @@ class GcpNetwork:
         self._lock = threading.Lock()
         self._made: set[tuple[str, str]] = set()  # (project, name): what was seen to be there
         self._networks: dict[str, Network] = {}  # by the path of a subnetwork
-        self._access: dict[str, Access] = {}  # by owner, as last admitted
+        self._access: dict[str, FirewallAccess] = {}  # by owner, as last admitted
 
     def ensure(self, order: MachineOrder) -> Attachment:
         """Make missing parts. Returns where a machine with the order's ports belongs, with its network tags."""
@@ -78,7 +78,7 @@ class GcpNetwork:
         with self._lock:  # the first launches of all threads wait for one of them
             network = self._network_for(order)
             path = network.path_from(network.project)
-            access = self._access.get(owner, Access()).with_sources(order.sources)
+            access = self._access.get(owner, FirewallAccess()).with_sources(order.sources)
             outer = outer_rules(
                 owner, network.path_from(own), access, order.service, order.ports, order.public_ports
             )
@@ -91,7 +91,7 @@ class GcpNetwork:
         tags = (prefix, *(rule.name for rule in outer[1:]))
         return Attachment("" if subnetwork else network.path_from(own), subnetwork, tags)
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         """Change the sources of the owner's rules."""
         own = self._api.project
         with self._lock:

@@ -79,7 +79,7 @@ class GcpOrphans:
         return {decode_label(label) for label in found if label}
 
     def remove(self, orphan: OrphanedResource) -> None:
-        """Ask for its end; already gone is success."""
+        """Request its deletion; already gone is success."""
         api, project = self._api, self._api.project
         match orphan.id.split("/"):
             case ["zones", zone, "disks", name]:

@@ -1,7 +1,7 @@
 """Spot prices of machine types, put together from the Cloud Billing catalog.
 
 Google prices parts, not machines: a core, a GiB of memory, an accelerator, a GiB of local disk, each a SKU per region.
-What a SKU is about is only in its description alone, so whatever is not understood without doubt (an unknown unit, two
+What a SKU is about is only in its description alone, so what is not understood without doubt (an unknown unit, two
 prices for one part) is left out, and so is every machine type that would need it.
 """
 

@@ -184,7 +184,7 @@ def instance_of(
     protection: Protection = PLAIN,
     reservation: Reservation | None = None,
 ) -> compute_v1.Instance:
-    """Return what to ask Compute Engine for. InvalidRequestError if the order cannot be said there.
+    """Return the request for Compute Engine. InvalidRequestError if the order cannot be said there.
 
     Replicas get the identity `service_account` (its email address), all other machines, and replicas without it,
     `dead_man_account`, for Compute Engine alone. An instance has one at most. With a `reservation` it is launched there or not at
@@ -296,7 +296,7 @@ def _metadata(order: MachineOrder, has_gpu: bool, leaves_os_login: bool) -> dict
 
 
 def _scheduling(is_spot: bool, has_gpu: bool) -> compute_v1.Scheduling:
-    moves = not (is_spot or has_gpu)  # machines that cannot be moved to another host must be ended there
+    moves = not (is_spot or has_gpu)  # machines that cannot be moved to another host must be terminated there
     scheduling = compute_v1.Scheduling(
         on_host_maintenance="MIGRATE" if moves else "TERMINATE", automatic_restart=False
     )

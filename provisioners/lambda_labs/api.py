@@ -1,4 +1,4 @@
-"""Calls of Lambda's Cloud API: JSON over HTTPS, paced as it asks for, errors by what the caller does next.
+"""Calls of Lambda's Cloud API: JSON over HTTPS, paced as it requests, errors by what the caller does next.
 
 Lambda takes one request a second, and one launch in twelve seconds (docs.lambda.ai/api/cloud, "Rate limiting"; older versions of
 that page say ten).

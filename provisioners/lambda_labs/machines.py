@@ -1,7 +1,7 @@
 """Lambda: machines are instances, found again by their names (`provisioners.name_tags`).
 
 Lambda has no idempotency tokens, and two instances may have one name. So a launch looks for the name first, and after one whose
-response was lost no other is sent for the same name until the first would be listed (`_SETTLED_S`). If there are two all the same (a
+response was lost no other is sent for the same name until the first would be listed (`_SETTLED_S`). If there are two anyway (a
 controller that died in between), the one with the smaller id is the machine, and the other is a orphan.
 
 An instance that ended is not listed for long; what was seen here is remembered for an hour (`provisioners.machine_memory`). What runs at first
@@ -24,7 +24,7 @@ from provisioners.lambda_labs.prices import NAME
 from provisioners.machine_memory import MachineMemory
 from provisioners.name_tags import name_of, parse
 from provisioners.port.errors import InvalidRequestError, ProvisionError, TransientError
-from provisioners.port.firewall import Access, openings
+from provisioners.port.firewall import FirewallAccess, openings
 from provisioners.port.regions import ClosedRegions
 from provisioners.port.vm import Finding, Level, Machine, MachineOrder, MachineState, OrphanedResource, Silent
 
@@ -52,7 +52,7 @@ class LambdaMachines:
         self._regions = regions
         self._now = now
         self._memory = MachineMemory()
-        self._access: dict[str, Access] = {}
+        self._access: dict[str, FirewallAccess] = {}
         self._sent: dict[str, float] = {}  # launches without a response: name, and when
         self._launching = threading.Lock()
         self.closed = ClosedRegions(now)
@@ -228,12 +228,12 @@ class LambdaMachines:
 
     # --- the firewall
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         self._access[owner] = access
         failed: ProvisionError | None = None
         for each, (service, ports, public) in self._rulesets(owner):
             rules = _rules(access, service, ports, public)
-            if _told(rules) != _told(each["rules"]):
+            if _rule_keys(rules) != _rule_keys(each["rules"]):
                 try:
                     self._api.call("PATCH", f"/firewall-rulesets/{each['id']}", {"rules": rules})
                 except ProvisionError as error:
@@ -247,7 +247,7 @@ class LambdaMachines:
         for each, known in self._rulesets(order.owner):
             if known == kind and each["region"]["name"] == order.zone.region:
                 return str(each["id"])
-        access = self._access.get(order.owner, Access()).with_sources(order.sources)
+        access = self._access.get(order.owner, FirewallAccess()).with_sources(order.sources)
         body = {
             "name": f"skyserve.{order.owner}.{order.service}.p{_joined(kind[1])}.q{_joined(kind[2])}",
             "region": order.zone.region,
@@ -295,7 +295,7 @@ def _split(text: str) -> tuple[int, ...]:
 
 
 def _rules(
-    access: Access, service: str, ports: Collection[int], public: Collection[int]
+    access: FirewallAccess, service: str, ports: Collection[int], public: Collection[int]
 ) -> list[dict[str, Any]]:
     return [
         {"protocol": "tcp", "port_range": [port, port], "source_network": source, "description": "skyserve"}
@@ -303,5 +303,5 @@ def _rules(
     ]
 
 
-def _told(rules: Sequence[Mapping[str, Any]]) -> set[tuple[int, int, str]]:
+def _rule_keys(rules: Sequence[Mapping[str, Any]]) -> set[tuple[int, int, str]]:
     return {(*one["port_range"], one["source_network"]) for one in rules if one.get("port_range") is not None}

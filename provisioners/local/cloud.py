@@ -4,7 +4,7 @@ Its zones are made up, with prices, capacity, cold starts and a spot market.
 
 For the first try, for tests, and for policies on a laptop. There is no cloud daemon: the folder
 $SKYSERVE_HOME/local is the cloud (`local_store`), and each node has a host process that outlives us
-(`local_host`). Accelerators are labels here: a replica asked for on an L4 runs on whatever this machine is.
+(`local_host`). Accelerators are labels here: a replica requested on an L4 runs on this machine's own hardware.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from provisioners.local.host import HostOrder
 from provisioners.local.log import log_window, read_log
 from provisioners.local.spawn import Spawn, end_host, reap_hosts, spawn_host
 from provisioners.local.spot_market import load_market
-from provisioners.local.store import CLOUD, InstanceFolder, LocalStore, Record, Status
+from provisioners.local.store import CLOUD, InstanceFolder, LaunchRecord, LocalStore, Status
 from provisioners.local.translate import PORT_VARIABLE, check_order, check_token, node_environment
 from provisioners.offers.zone_offers import ZonePrices, offers_for
 from provisioners.port.base import Instance, InstanceState, LaunchOrder, Requirements
@@ -70,7 +70,7 @@ class LocalProvisioner:
             folder = self._store.folder(order.token)
             known = folder.instance()
             if known is not None and folder.was_launched():
-                return known  # whatever has become of its zone, its files or cloud.yaml since
+                return known  # also if its zone, its files or cloud.yaml have changed since
             cloud = load_cloud(self._store)
             check_order(order, cloud)
             self._clean_up()
@@ -134,7 +134,7 @@ class LocalProvisioner:
                 zone=zone,
             )
 
-    def _create(self, order: LaunchOrder, cloud: CloudConfig) -> tuple[list[Record], InstanceFolder]:
+    def _create(self, order: LaunchOrder, cloud: CloudConfig) -> tuple[list[LaunchRecord], InstanceFolder]:
         # The draft comes first, so that what follows can be found and undone.
         draft = self._store.draft(order.token, order.num_nodes)
         try:
@@ -149,8 +149,8 @@ class LocalProvisioner:
 
     def _record(
         self, order: LaunchOrder, cloud: CloudConfig, node: InstanceFolder, place: NodeAddress
-    ) -> Record:
-        return Record(
+    ) -> LaunchRecord:
+        return LaunchRecord(
             id=self._store.node_id(node),
             token=order.token,
             owner=order.owner,
@@ -172,7 +172,7 @@ class LocalProvisioner:
         )
 
     def _places(self, order: LaunchOrder, cloud: CloudConfig, draft: InstanceFolder) -> list[NodeAddress]:
-        """Return where the nodes will answer, by rank."""
+        """Return the endpoints of the nodes, by rank."""
         records = [node.record() for node in self._store.nodes() if node.is_live()]
         taken = {record.port for record in records if record is not None and record.namespace is None}
         if order.port is None or PORT_VARIABLE in order.run or PORT_VARIABLE in (order.setup or ""):
@@ -192,7 +192,7 @@ class LocalProvisioner:
             ) from error
 
     def _ports(self, count: int, taken: set[int]) -> list[NodeAddress]:
-        """So many ports of the loopback interface."""
+        """Return that many free ports of the loopback interface."""
         found: list[int] = []
         for _ in range(count):
             port = local_net.free_port({*taken, *found}, seed=str(self._home))
@@ -202,7 +202,7 @@ class LocalProvisioner:
         return [NodeAddress(local_net.LOOPBACK, port) for port in found]
 
     def _start(
-        self, folder: InstanceFolder, records: Sequence[Record], order: LaunchOrder, cloud: CloudConfig
+        self, folder: InstanceFolder, records: Sequence[LaunchRecord], order: LaunchOrder, cloud: CloudConfig
     ) -> None:
         """Start every node's host, the head's last: once that has come up the launch is carried out."""
         node_ips = [record.host for record in records]
@@ -283,7 +283,7 @@ def capacity_of(
 
 
 def live_count(store: LocalStore, zone: str, capacity_type: CapacityType) -> int:
-    """Nodes that take a place in the zone, whatever their owner."""
+    """Nodes that take a place in the zone, of any owner."""
     records = [node.record() for node in store.nodes() if node.is_live()]
     return sum(
         record is not None and record.zone == zone and record.capacity_type is capacity_type

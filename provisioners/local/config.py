@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from policies.model import CapacityType
 from provisioners.durations import seconds_of
 from provisioners.files import write_text
-from provisioners.local.spot_market import Key, Limit, Market, MarketStep
+from provisioners.local.spot_market import Key, Limit, LocalMarket, MarketStep
 from provisioners.local.store import CLOUD, LocalStore
 from provisioners.port.errors import InvalidRequestError
 
@@ -148,11 +148,11 @@ def load_cloud(store: LocalStore) -> CloudConfig:
 
 @lru_cache(maxsize=8)
 def _load_cloud(path: Path, _signature: tuple[int, int, int]) -> CloudConfig:
-    """Parsed once per edit: every tick asks for offers."""
+    """Parsed once per edit: every tick requests offers."""
     return _parse(CloudConfig, _read_yaml(path), str(path))
 
 
-def read_market(path: Path, cloud: CloudConfig, now: float, speed: float | None = None) -> Market:
+def read_market(path: Path, cloud: CloudConfig, now: float, speed: float | None = None) -> LocalMarket:
     """Return the market in a YAML file or a folder with a spot trace, beginning `now`. `speed` overrides the file's."""
     if path.is_dir():
         return _trace_market(path, cloud, now, speed or 1.0)
@@ -160,7 +160,7 @@ def read_market(path: Path, cloud: CloudConfig, now: float, speed: float | None 
     if config.trace is not None:
         return _trace_market(path.parent / config.trace, cloud, now, speed or config.speed)
     schedule = _timeline(config.timeline or [], cloud, str(path))
-    return Market(started_at=now, speed=speed or config.speed, schedule=schedule, source=str(path))
+    return LocalMarket(started_at=now, speed=speed or config.speed, schedule=schedule, source=str(path))
 
 
 def _timeline(
@@ -183,7 +183,7 @@ def _timeline(
     return {key: tuple(sorted(entries, key=lambda entry: entry.at_s)) for key, entries in schedule.items()}
 
 
-def _trace_market(folder: Path, cloud: CloudConfig, now: float, speed: float) -> Market:
+def _trace_market(folder: Path, cloud: CloudConfig, now: float, speed: float) -> LocalMarket:
     """Return a spot trace, one JSON file per zone.
 
     Files named after zones go to those; else the first file goes to the first zone and so on. A zone the trace leaves out
@@ -199,7 +199,7 @@ def _trace_market(folder: Path, cloud: CloudConfig, now: float, speed: float) ->
     for name in names:
         steps = _trace_steps(file_of[name]) if name in file_of else (MarketStep(0.0, Limit(0)),)
         schedule[name, CapacityType.SPOT] = steps
-    return Market(started_at=now, speed=speed, schedule=schedule, source=str(folder))
+    return LocalMarket(started_at=now, speed=speed, schedule=schedule, source=str(folder))
 
 
 def _trace_steps(path: Path) -> tuple[MarketStep, ...]:

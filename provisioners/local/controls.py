@@ -14,8 +14,8 @@ from policies.model import CapacityType
 from provisioners.clock import unix_now
 from provisioners.local.cloud import capacity_of, live_count
 from provisioners.local.config import did_you_mean, load_cloud, read_market
-from provisioners.local.spot_market import Market, load_market, save_market
-from provisioners.local.store import CLOUD, InstanceFolder, LocalStore, Record
+from provisioners.local.spot_market import LocalMarket, load_market, save_market
+from provisioners.local.store import CLOUD, InstanceFolder, LaunchRecord, LocalStore
 from provisioners.port.errors import InvalidRequestError
 
 
@@ -56,7 +56,7 @@ def zones(home: Path, now: Callable[[], float] = unix_now) -> list[ZoneStatus]:
 def set_capacity(
     home: Path, zone: str, capacity: int | None, capacity_type: CapacityType = CapacityType.SPOT
 ) -> None:
-    """Override the room in a zone, whatever the market says; None takes the override back.
+    """Override the room in a zone, regardless of the market; None takes the override back.
 
     Less room than there are spot instances preempts the newest of them. On-demand instances are never
     preempted: less room only refuses launches.
@@ -77,7 +77,7 @@ def set_capacity(
 
 def play_market(
     home: Path, source: Path, speed: float | None = None, now: Callable[[], float] = unix_now
-) -> Market:
+) -> LocalMarket:
     """Let the market follow a timeline (YAML) or a spot trace (folder), from now on; overrides are dropped."""
     store = LocalStore(home)
     market = read_market(source.resolve(), load_cloud(store), now(), speed)
@@ -117,8 +117,8 @@ def preempt(
 
 
 def _chosen(
-    store: LocalStore, live: list[tuple[InstanceFolder, Record]], target: str
-) -> list[tuple[InstanceFolder, Record]]:
+    store: LocalStore, live: list[tuple[InstanceFolder, LaunchRecord]], target: str
+) -> list[tuple[InstanceFolder, LaunchRecord]]:
     names = [name for _, name, _ in load_cloud(store).zones()]
     if target in names:
         return [

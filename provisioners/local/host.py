@@ -8,7 +8,7 @@ like a machine, it is there, and paid for, until it is terminated. It needs no o
 die and come back and will find it by its folder.
 
 Its life is `HostProcess.live`, read top to bottom. All waiting happens in `_turn`, which keeps the log flowing, reaps,
-and raises the end of the instance (`_End`) wherever that finds us. One thread; asleep, it wakes four times per
+and raises the end of the instance (`_InstanceEnd`) wherever that finds us. One thread; asleep, it wakes four times per
 second for a few stats.
 
 It inherits, locked, a descriptor of DIR/alive and never closes it: that lock is what says that we live.
@@ -35,7 +35,7 @@ from provisioners.local import network as local_net
 from provisioners.local import process_tree as local_process
 from provisioners.local.log import LogWriter
 from provisioners.local.spot_market import MarketReader
-from provisioners.local.store import InstanceFolder, LocalStore, Record, Status
+from provisioners.local.store import InstanceFolder, LaunchRecord, LocalStore, Status
 from provisioners.port.base import InstanceState
 from provisioners.remote.bootstrap_steps import bucket_script, is_url
 
@@ -57,7 +57,7 @@ class HostOrder:
     preemption_notice_s: float
 
 
-class _End(Exception):
+class _InstanceEnd(Exception):
     """The instance ends now. `grace_s` is what its processes get between SIGTERM and SIGKILL."""
 
     def __init__(self, state: InstanceState, message: str, grace_s: float) -> None:
@@ -69,7 +69,7 @@ class _End(Exception):
 
 class HostProcess:
     def __init__(
-        self, folder: InstanceFolder, record: Record, order: HostOrder, now: Callable[[], float]
+        self, folder: InstanceFolder, record: LaunchRecord, order: HostOrder, now: Callable[[], float]
     ) -> None:
         self._folder = folder
         self._record = record
@@ -96,16 +96,18 @@ class HostProcess:
         local_process.become_subreaper()
 
     def live(self) -> None:
-        """From boot to the end, whatever end it is."""
+        """Run the instance from boot to its end."""
         try:
             self._enter(InstanceState.PENDING)
             self._sleep(self._order.cold_start_s)
             self._bootstrap_and_run()
             self._sleep(float("inf"))
-        except _End as end:
+        except _InstanceEnd as end:
             self._finish(end)
         except Exception as error:
-            self._finish(_End(InstanceState.TERMINATED, f"the host process failed: {error}", grace_s=0.0))
+            self._finish(
+                _InstanceEnd(InstanceState.TERMINATED, f"the host process failed: {error}", grace_s=0.0)
+            )
             raise
 
     def _bootstrap_and_run(self) -> None:
@@ -213,7 +215,7 @@ class HostProcess:
         """Wait for something to happen, at most `timeout_s`; see to it. Raises _End when the end has come."""
         self._attend(timeout_s)
         if self._told_to_stop:
-            raise _End(InstanceState.TERMINATED, "", self._record.stop_grace_s)
+            raise _InstanceEnd(InstanceState.TERMINATED, "", self._record.stop_grace_s)
         now = self._now()
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY_S
@@ -230,9 +232,9 @@ class HostProcess:
     def _look(self, now: float) -> None:
         """The marks others left, and the market."""
         if not self._folder.alive_path.exists():
-            raise _End(InstanceState.TERMINATED, "its folder was removed", grace_s=0.0)
+            raise _InstanceEnd(InstanceState.TERMINATED, "its folder was removed", grace_s=0.0)
         if self._folder.is_asked_to_stop():
-            raise _End(InstanceState.TERMINATED, "", self._record.stop_grace_s)
+            raise _InstanceEnd(InstanceState.TERMINATED, "", self._record.stop_grace_s)
         preempt_at = self._folder.preempt_at()
         if (
             preempt_at is None
@@ -245,20 +247,22 @@ class HostProcess:
             self._status.preempt_at is None or preempt_at < self._status.preempt_at
         ):
             if preempt_at > now:  # else there is no notice to report
-                self._tell(Status(self._status.state, self._status.since, self._status.message, preempt_at))
+                self._write_status(
+                    Status(self._status.state, self._status.since, self._status.message, preempt_at)
+                )
         else:
             preempt_at = self._status.preempt_at
         if preempt_at is not None and now >= preempt_at:
-            raise _End(InstanceState.PREEMPTED, "the spot market took it", grace_s=0.0)
+            raise _InstanceEnd(InstanceState.PREEMPTED, "the spot market took it", grace_s=0.0)
 
     def _enter(self, state: InstanceState, message: str = "") -> None:
-        self._tell(Status(state, self._now(), message, self._status.preempt_at))
+        self._write_status(Status(state, self._now(), message, self._status.preempt_at))
 
-    def _tell(self, status: Status) -> None:
+    def _write_status(self, status: Status) -> None:
         self._status = status
         self._folder.write_status(status)
 
-    def _finish(self, end: _End) -> None:
+    def _finish(self, end: _InstanceEnd) -> None:
         """Nothing is left but the log and the records: no process, port, namespace or file of the replica."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         me = os.getpid()
@@ -274,7 +278,7 @@ class HostProcess:
             local_net.remove_namespace(self._record.namespace)
         shutil.rmtree(self._folder.work_path, ignore_errors=True)
         with suppress(FileNotFoundError):  # the folder itself may have been removed
-            self._tell(Status(end.state, self._now(), end.message))
+            self._write_status(Status(end.state, self._now(), end.message))
 
     def _await_descendants(self, duration_s: float) -> None:
         until = self._now() + duration_s
@@ -311,7 +315,7 @@ class SpotPlace:
     Later ones do not matter, so the elders are counted once and only ever get fewer.
     """
 
-    def __init__(self, store: LocalStore, record: Record) -> None:
+    def __init__(self, store: LocalStore, record: LaunchRecord) -> None:
         self._store = store
         self._record = record
         self._market = MarketReader(store.market_path)
@@ -331,7 +335,7 @@ class SpotPlace:
             self._elders = [node for node in self._elders if node.is_live()]
         return len(self._elders) >= capacity
 
-    def _is_elder(self, other: Record | None) -> bool:
+    def _is_elder(self, other: LaunchRecord | None) -> bool:
         return (
             other is not None
             and other.zone == self._record.zone

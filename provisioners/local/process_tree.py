@@ -2,7 +2,7 @@
 
 Two ways to find what belongs to an instance, because each misses something:
 
-* Kinship: the host is a *child subreaper*, so whatever its descendants do (double fork, setsid, a daemon of
+* Kinship: the host is a *child subreaper*, so for all that its descendants do (double fork, setsid, a daemon of
   their own) they stay below it in the process tree. Ends with the host.
 * Mark: every process of an instance inherits SKYSERVE_INSTANCE_ID, readable in /proc/PID/environ. Finds the
   ones whose host was killed.
@@ -35,7 +35,7 @@ def become_subreaper() -> None:
 def die_with_parent(parent_pid: int) -> None:
     """To be called in a forked child: the kernel kills it when `parent_pid`, its parent, exits."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before we asked
+    if os.getppid() != parent_pid:  # it died before we looked
         os._exit(1)
 
 
@@ -73,7 +73,7 @@ def signal_all(pids: list[int], signal_number: int) -> None:
 
 
 def kill_marked(instance_id: str, rounds: int = 50) -> None:
-    """Kill whatever still carries the mark.
+    """Kill all processes that still carry the mark.
 
     In rounds, because a process may fork while we look, and until two looks in a row find nothing, because one that is just
     starting a program shows no mark for a moment.

@@ -22,10 +22,10 @@ _PACKAGES = Path(__file__).resolve().parent.parent.parent
 
 Spawn = Callable[[InstanceFolder, HostOrder], None]
 
-#: The umask of the user in octal, if whatever starts instances has a stricter one for its own files.
+#: The umask of the user in octal, if the process that starts instances has a stricter one for its own files.
 _UMASK_VARIABLE = "SKYSERVE_USER_UMASK"
 
-# Host processes outlive us, but while we live they are our children, and zombies once dead until we ask.
+# Host processes outlive us, but while we live they are our children, and zombies once dead until we wait for them.
 _hosts: list[subprocess.Popen[bytes]] = []
 _hosts_lock = Lock()
 
@@ -73,7 +73,7 @@ def reap_hosts() -> None:
 
 
 def end_host(folder: InstanceFolder, patience_s: float) -> None:
-    """Tell the host to stop and wait until it has; kill it if it does not.
+    """Stop the host and wait until it has; kill it if it does not.
 
     Its pid is only believed while its lock is held, and held on to by a descriptor, so no other process can be meant.
     """

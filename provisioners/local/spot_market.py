@@ -38,7 +38,7 @@ class MarketStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Market:
+class LocalMarket:
     """`schedule` per zone and capacity type, its steps sorted by time.
 
     The market's time zero is `started_at` (UNIX seconds) and runs `speed` times as fast as ours. After its last step a
@@ -61,13 +61,13 @@ class Market:
         return steps[index - 1].limit if index else None
 
 
-def load_market(path: Path) -> Market:
+def load_market(path: Path) -> LocalMarket:
     """Return the market in `path`; no file is a calm market."""
     raw = read_json(path)
-    return Market() if raw is None else _decode(raw)
+    return LocalMarket() if raw is None else _decode(raw)
 
 
-def save_market(path: Path, market: Market) -> None:
+def save_market(path: Path, market: LocalMarket) -> None:
     write_json(path, _encode(market))
 
 
@@ -77,9 +77,9 @@ class MarketReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
-        self._market = Market()
+        self._market = LocalMarket()
 
-    def read(self) -> Market:
+    def read(self) -> LocalMarket:
         seen = self._signature()
         if seen != self._seen:
             self._market, self._seen = load_market(self._path), seen
@@ -93,7 +93,7 @@ class MarketReader:
         return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def _encode(market: Market) -> dict[str, Any]:
+def _encode(market: LocalMarket) -> dict[str, Any]:
     return {
         "started_at": market.started_at,
         "speed": market.speed,
@@ -109,8 +109,8 @@ def _encode(market: Market) -> dict[str, Any]:
     }
 
 
-def _decode(raw: Mapping[str, Any]) -> Market:
-    return Market(
+def _decode(raw: Mapping[str, Any]) -> LocalMarket:
+    return LocalMarket(
         started_at=raw["started_at"],
         speed=raw["speed"],
         source=raw["source"],

@@ -8,7 +8,7 @@
       instances/TOKEN/
         record.json          the launch, never changed afterwards (no secrets, no scripts)
         alive                locked for as long as the host process runs: the kernel lets go when it exits,
-                             whatever the reason, and no other process can inherit a false truth by its pid
+                             for any reason, and no other process can inherit a false truth by its pid
         host.pid, host.err   the host process, and what it said if it broke
         status.json          the host's word on how far the instance is; its heirs' once it is dead
         stop, preempt.json   marks others leave for the host
@@ -44,7 +44,7 @@ _NODE = "node."  # no token has a dot in it
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LaunchRecord:
     """What was decided when a node was launched.
 
     `sequence` is its place in the order of launches; `price_usd_hour` is the whole replica's.
@@ -124,11 +124,15 @@ class InstanceFolder:
     def work_path(self) -> Path:
         return self.path / "work"
 
-    def record(self) -> Record | None:
+    def record(self) -> LaunchRecord | None:
         raw = read_json(self.path / "record.json")
-        return None if raw is None else Record(**{**raw, "capacity_type": CapacityType(raw["capacity_type"])})
+        return (
+            None
+            if raw is None
+            else LaunchRecord(**{**raw, "capacity_type": CapacityType(raw["capacity_type"])})
+        )
 
-    def write_record(self, record: Record) -> None:
+    def write_record(self, record: LaunchRecord) -> None:
         write_json(self.path / "record.json", asdict(record))
 
     def status(self) -> Status | None:
@@ -156,7 +160,7 @@ class InstanceFolder:
         return lines[-1] if lines else ""
 
     def is_host_alive(self) -> bool:
-        """Return whether the host process holds its lock. A shared lock asks, so that askers do not see each other."""
+        """Return whether the host process holds its lock. It tests with a shared lock, so that tests do not see each other."""
         try:
             fd = os.open(self.alive_path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -253,7 +257,7 @@ class InstanceFolder:
 
 
 def _told(
-    record: Record, state: InstanceState, preempt_at: float | None = None, message: str = ""
+    record: LaunchRecord, state: InstanceState, preempt_at: float | None = None, message: str = ""
 ) -> Instance:
     return Instance(
         id=record.id,
@@ -340,7 +344,7 @@ class LocalStore:
             draft.at(rank).work_path.mkdir(parents=True)
         return draft
 
-    def publish(self, draft: InstanceFolder, records: Sequence[Record]) -> InstanceFolder:
+    def publish(self, draft: InstanceFolder, records: Sequence[LaunchRecord]) -> InstanceFolder:
         """Make the drafted instance appear, all nodes of it in one step."""
         for node, record in zip(draft.nodes(), records, strict=True):
             node.write_record(record)

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from provisioners.local import process_tree as local_process
 from provisioners.local.config import CloudConfig
-from provisioners.local.store import CLOUD, Record
+from provisioners.local.store import CLOUD, LaunchRecord
 from provisioners.port.base import LaunchOrder
 from provisioners.port.errors import InvalidRequestError
 from provisioners.remote.bootstrap_steps import bucket_program, is_url, missing_source
@@ -64,10 +64,10 @@ def copy_problems(target: str, source: str) -> list[str]:
     return found
 
 
-def node_environment(order: LaunchOrder, record: Record, node_ips: Sequence[str]) -> dict[str, str]:
+def node_environment(order: LaunchOrder, record: LaunchRecord, node_ips: Sequence[str]) -> dict[str, str]:
     """Return what `setup` and `run` see: the user's own environment, the service's variables, and who they are.
 
-    The names of the variables that tell nodes apart are SkyPilot's, so that its recipes run as they are.
+    The names of the variables that identify nodes are SkyPilot's, so that its recipes run as they are.
 
     Nothing of the controller's own settings (SKYSERVE_*: its database, its tokens) goes in. The programs
     installed beside this one are found last, so `serve engine` works whether or not its environment is active.

@@ -1,7 +1,7 @@
 """Small machines without accelerators, for load balancer agents: which type, and roughly what it costs.
 
 The catalog is about accelerators. An agent needs two virtual CPUs and a network, which every region of every cloud has, so
-one type per cloud is enough here, and a few others that people ask for. Prices are the clouds' list prices on demand, in
+one type per cloud is enough here, and a few others that people request. Prices are the clouds' list prices on demand, in
 US dollars per hour, for their cheapest regions (us-east-1, us-central1, eastus): elsewhere a machine costs up to half as
 much again, and the bill shows the truth. They are for `serve status`; nothing is decided by them. A type without a
 price here is not offered: it would look as if it cost nothing.

@@ -1,11 +1,11 @@
-"""From what a service asks for to offers: candidates x rows of the catalog x prices of the moment x zones one may use.
+"""From what a service requests to offers: candidates x rows of the catalog x prices of the moment x zones one may use.
 
 A row fits a candidate if all of `tests_of` hold; `explain_no_offer` takes the same tests one by one to say which of them
 left nothing. Pure, and quick: a few milliseconds for three clouds.
 
 *Counts are exact*, as in SkyPilot: ``A10G:1`` never becomes a machine of eight that costs eight times as much, and
 ``L4:4`` is one machine with four. *One offer per zone and candidate*, the cheapest shape that fits: placement leaves a
-zone that refused an accelerator alone for all machines with as many, so that a dearer one would never be asked for. A candidate without accelerator
+zone that refused an accelerator alone for all machines with as many, so that a dearer one would never be requested. A candidate without accelerator
 and without instance type means machines without accelerators. Where no spot price is known, the one on demand stands for it.
 What a cloud does not sell on demand is offered as spot alone.
 """
@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 
 from policies.goals import AcceleratorQps
 from policies.model import CapacityType, Offer, Zone
-from policies.work import usd_of_work
+from policies.throughput import usd_of_work
 from provisioners.offers.catalog.model import Catalog, Row, Shape
 from provisioners.port.accelerator_names import canonical
 from provisioners.port.base import Candidate, Requirements
@@ -94,7 +94,7 @@ def ranked_by(work: Sequence[AcceleratorQps]) -> Callable[[Offer], tuple[float, 
 def in_order(need: Requirements, ask: Callable[[Requirements], Iterable[Offer]]) -> tuple[Offer, ...]:
     """Return all offers, best first: the cheapest, or with `need.ordered` the cheapest of the best preference.
 
-    `ask` answers for any number of clouds, in any order.
+    `ask` returns offers for any number of clouds, in any order.
     """
     preferences = sorted({candidate.preference for candidate in need.candidates}) if need.ordered else [0]
     found: list[Offer] = []
@@ -121,7 +121,7 @@ def price_of(row: Row, candidate: Candidate, account: Account = ANY_ACCOUNT) -> 
 
 
 def tests_of(candidate: Candidate, account: Account) -> Iterator[tuple[str, Test]]:
-    """Yield what the candidate asks of a row, each by the field that asks it, in the order in which a person would look."""
+    """Yield what the candidate requires of a row, each by the field that requires it, in the order in which a person would look."""
     cloud, instance_type = given(candidate.cloud), given(candidate.instance_type)
     region, zone = given(candidate.region), given(candidate.zone)
     if cloud is not None:

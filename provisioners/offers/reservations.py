@@ -27,7 +27,7 @@ LAST_LAUNCH_S = 3600.0
 class Reservation(Protocol):
     """One of `clouds.CLOUD.reservations`.
 
-    `id` is what the cloud calls it; `kind` how it is asked for; `count` machines of `instance_type` in `zone`; `until` is
+    `id` is what the cloud calls it; `kind` how it is requested; `count` machines of `instance_type` in `zone`; `until` is
     when it ends.
     """
 

@@ -1,4 +1,4 @@
-"""From a price per zone to offers: which candidates fit which zones, and in which order they are answered."""
+"""From a price per zone to offers: which candidates fit which zones, and in which order they are returned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ZonePrices:
 def offers_for(need: Requirements, prices: Sequence[ZonePrices], instance_type: str) -> list[Offer]:
     """Return every zone that fits a candidate, cheapest first; with `need.ordered`, in the order of the candidates.
 
-    For clouds of make-believe machines: any accelerator and any instance type asked for is to be had, the
+    For clouds of make-believe machines: any accelerator and any instance type requested is available, the
     price grows with the number of accelerators and of nodes, and `cpus` and `memory` are not looked at.
     """
     per_candidate = [

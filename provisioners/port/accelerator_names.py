@@ -62,7 +62,7 @@ _BY_FOLDED = {name.casefold(): name for name in ACCELERATORS} | {
 }
 _MAKERS = re.compile(r"^(nvidia-)?(tesla-)?")
 
-#: A card of the same chip that another cloud has, where people ask for the one and can take the other.
+#: A card of the same chip that another cloud has, where people request the one and can take the other.
 _SISTERS = MappingProxyType({"A10": "A10G", "A10G": "A10", "H100-MEGA": "H100"})
 
 

@@ -51,10 +51,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a service asks of a cloud.
+    """What a service requires of a cloud.
 
-    `ordered`: earlier candidates are preferred, whatever they cost. A replica is `num_nodes` machines, and offers are
-    priced for all of them. With `work` (what a replica answers, by accelerator) it is the price for the work that is
+    `ordered`: earlier candidates are preferred at any cost. A replica is `num_nodes` machines, and offers are
+    priced for all of them. With `work` (what a replica serves, by accelerator) it is the price for the work that is
     compared. For a LOAD_BALANCER it is small machines without accelerators.
     """
 
@@ -75,7 +75,7 @@ class LaunchOrder:
     disk in clear. `port` is the port the user's server listens on, or None if it takes $SKYSERVE_REPLICA_PORT; a
     LOAD_BALANCER's is open to the world.
 
-    `setup` and `run` start on each of `num_nodes` machines, `run` when `setup` is done on all of them. They tell
+    `setup` and `run` start on each of `num_nodes` machines, `run` when `setup` is done on all of them. They report
     each other apart by $SKYPILOT_NODE_RANK (0 is the head, which serves the port), and find each other by
     $SKYPILOT_NODE_IPS (a line per node, by rank), $SKYPILOT_NUM_NODES and $SKYPILOT_NUM_GPUS_PER_NODE.
 
@@ -126,7 +126,7 @@ class InstanceState(str, Enum):
     SETUP_FAILED = "setup_failed"
     RUN_EXITED = "run_exited"
     BROKEN = "broken"  # a part of it is gone, and the rest is of no use until it is terminated
-    STOPPING = "stopping"  # we asked for its end
+    STOPPING = "stopping"  # we requested its end
     PREEMPTED = "preempted"  # the cloud took it
     TERMINATED = "terminated"  # it is gone on request, or for an unknown reason
 
@@ -167,7 +167,7 @@ class Instance:
 class InstanceList:
     """The instances of an owner in the places that responded.
 
-    `silent`: why, for each region or zone that did not; instances there may be missing here and exist all the same.
+    `silent`: why, for each region or zone that did not; instances there may be missing here and exist anyway.
     `closed`: a sentence for each region that does not let us in, which is left out of offers; it may be silent, too.
     """
 

@@ -1,4 +1,4 @@
-"""Commands on a host: how to log in, what a command returns, and the errors, whatever carries the connection.
+"""Commands on a host: how to log in, what a command returns, and the errors, over any kind of connection.
 
 The errors, by what the caller does next:
 
@@ -64,7 +64,7 @@ class Login:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CommandOutput:
     """What a program left: its exit code, and what it wrote, of very much only the end."""
 
     code: int
@@ -73,7 +73,7 @@ class Output:
 
     @property
     def said(self) -> str:
-        """Its last words, errors first, for people."""
+        """Its last lines, errors first, for people."""
         return (self.err.strip() or self.out.strip()).decode(errors="replace")[-_TAIL_CHARS:]
 
 
@@ -102,7 +102,7 @@ class CommandTimeoutError(ShellError):
 
 
 class CommandError(ShellError):
-    def __init__(self, message: str, output: Output) -> None:
+    def __init__(self, message: str, output: CommandOutput) -> None:
         super().__init__(message)
         self.output = output
 
@@ -120,11 +120,11 @@ def script_of(command: str | Sequence[str]) -> str:
 
 
 def exec_line(script: str) -> str:
-    """Return what sshd is sent, so that a script means the same whatever the user's shell is."""
+    """Return what sshd is sent, so that a script means the same in any login shell."""
     return f"exec env LC_ALL=C /bin/sh -c {shlex.quote(script)}"
 
 
-def checked(login: Login, script: str, output: Output, check: bool = True) -> Output:
+def checked(login: Login, script: str, output: CommandOutput, check: bool = True) -> CommandOutput:
     """Return the output, if the program did not fail. Raises DiskFullError, or CommandError with `check`."""
     if output.code != 0 and _FULL in output.err + output.out:
         raise DiskFullError(f"{login.name}: the disk is full", output)
@@ -157,7 +157,7 @@ class Commands(ABC):
         stdin: bytes | Feed = b"",
         timeout_s: float = 30.0,
         check: bool = True,
-    ) -> Output:
+    ) -> CommandOutput:
         """Run a program (arguments, or a script for sh) to its end. With `check` raises CommandError if it fails."""
 
     @property

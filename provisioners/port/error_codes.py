@@ -20,7 +20,7 @@ class ErrorCode:
     """`codes` are separated by spaces; none: any.
 
     `scope` None is the usual one of the kind. `closes_region`: the region is not open to us at all, so it is left out until
-    a person has acted. `retry_s` is for what may be asked again.
+    a person has acted. `retry_s` is for what may be tried again.
     """
 
     codes: str

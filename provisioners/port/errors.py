@@ -26,7 +26,7 @@ from policies.model import FailureKind, Scope, Zone
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a cloud ended what it had accepted: the same that the error would have said, had it been refused at once."""
+    """Why a cloud terminated what it had accepted: the same that the error would have said, had it been refused at once."""
 
     kind: FailureKind
     scope: Scope | None = None

@@ -17,7 +17,7 @@ ANYWHERE = "0.0.0.0/0"
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class FirewallAccess:
     """CIDR blocks.
 
     `sources` may open port 22 of all machines and the ports of all replicas, `balancers` (by service) the ports of the
@@ -27,8 +27,8 @@ class Access:
     sources: frozenset[str] = frozenset()
     balancers: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
-    def with_sources(self, more: Iterable[str]) -> Access:
-        return Access(self.sources | frozenset(more), self.balancers)
+    def with_sources(self, more: Iterable[str]) -> FirewallAccess:
+        return FirewallAccess(self.sources | frozenset(more), self.balancers)
 
     def to_ssh(self) -> tuple[str, ...]:
         return blocks(self.sources)
@@ -45,7 +45,7 @@ class Opening(NamedTuple):
 
 
 def openings(
-    access: Access, service: str, ports: Collection[int], public_ports: Collection[int]
+    access: FirewallAccess, service: str, ports: Collection[int], public_ports: Collection[int]
 ) -> frozenset[Opening]:
     """Return everything that is open on a machine of the service with these ports.
 
@@ -56,17 +56,17 @@ def openings(
     return frozenset(ssh | replica | {Opening(port, ANYWHERE) for port in public_ports})
 
 
-class Changes(NamedTuple):
+class FirewallChanges(NamedTuple):
     """From the rules that are there to those that should be. Openings come first."""
 
     to_open: frozenset[Opening]
     to_close: frozenset[Opening]
 
 
-def changes(wanted: frozenset[Opening], found: frozenset[Opening], ports: Collection[int]) -> Changes:
+def changes(wanted: frozenset[Opening], found: frozenset[Opening], ports: Collection[int]) -> FirewallChanges:
     """Return only rules for port 22 and `ports` are closed: what an administrator has opened besides is left alone."""
     ours = {SSH_PORT, *ports}
-    return Changes(wanted - found, frozenset(one for one in found - wanted if one.port in ours))
+    return FirewallChanges(wanted - found, frozenset(one for one in found - wanted if one.port in ours))
 
 
 def blocks(sources: Iterable[str]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ WARN_SHARE = 0.5  # of the lease that is left when a warning is due
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseTerms:
     """Seconds of running time without a visit or traffic until the machine ends.
 
     `first_s` until its replica has responded, `lease_s` from then on. Traffic alone keeps it for `most_s`.
@@ -62,7 +62,7 @@ class Lease:
         return self.visited_at is not None and self.left_s(now) <= WARN_SHARE * self.lease_s
 
 
-def terms_of(minutes: int | None, token: str, *, serves_at_once: bool = False) -> Terms | None:
+def terms_of(minutes: int | None, token: str, *, serves_at_once: bool = False) -> LeaseTerms | None:
     """Return the terms of a machine: `minutes` is the setting (None: the defaults, 0: it never ends).
 
     `serves_at_once`: there is no replica on it to wait for. Each machine has up to a tenth more or less, by its token, so
@@ -74,7 +74,7 @@ def terms_of(minutes: int | None, token: str, *, serves_at_once: bool = False) -
     factor = 0.9 + 0.2 * share
     lease_s = LEASE_S if minutes is None else 60 * minutes
     first_s = FIRST_S if minutes is None and not serves_at_once else lease_s
-    return Terms(round(lease_s * factor), round(first_s * factor), round(max(MOST_S, lease_s) * factor))
+    return LeaseTerms(round(lease_s * factor), round(first_s * factor), round(max(MOST_S, lease_s) * factor))
 
 
 def shortest_s(minutes: int | None) -> int:

@@ -1,7 +1,7 @@
 """Regions of a cloud that do not let us in, or do not respond now, and the memory of them.
 
 A region is *closed* by a policy of the organisation or because the account has not enabled it: it is left out of launches, and
-asked again after an hour. A region that is *silent* may have anything in it; it is asked again after a while that doubles,
+tried again after an hour. A region that is *silent* may have anything in it; it is tried again after a while that doubles,
 so that one region that is down does not slow down the listing of the others.
 """
 
@@ -30,7 +30,7 @@ class ClosedRegions:
             self._closed[error.region] = self._now() + CLOSED_S, error
 
     def find(self, region: str) -> RegionClosedError | None:
-        """Return why the region is left out now; None if it is not, or is to be asked again."""
+        """Return why the region is left out now; None if it is not, or is to be tried again."""
         with self._lock:
             until, error = self._closed.get(region, (0.0, None))
             return error if self._now() < until else None
@@ -61,12 +61,12 @@ class SilentRegions:
             self._silent.pop(region, None)
 
     def is_suspect(self, region: str) -> bool:
-        """Return whether it did not respond when last asked."""
+        """Return whether it did not respond at the last try."""
         with self._lock:
             return region in self._silent
 
     def waits(self, region: str) -> ProvisionError | None:
-        """Return what it failed with, while it is not to be asked again; None if it may be asked."""
+        """Return what it failed with, while it is not to be tried again; None if it may be tried."""
         with self._lock:
             until, _, error = self._silent.get(region, (0.0, 0.0, None))
             return error if self._now() < until else None

@@ -2,7 +2,7 @@
 
 `provisioners.vm_provisioner` makes a `Provisioner` of it: offers, replicas of several machines, bootstrap over SSH, logs,
 preemption notices and orphans are the same everywhere and are written once, there. A cloud's own module says how to
-ask its SDK for a machine, how to read what the SDK lists, and what its error codes mean.
+request a machine from its SDK, how to read what the SDK lists, and what its error codes mean.
 
 *Names before calls.* Everything that a cloud creates for us has our tags from its creation on, and a name or an idempotency
 token that follows from the order alone. So a call whose response was lost can be repeated, and what no database row names can
@@ -20,7 +20,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from policies.model import CapacityType, Role, Scope, Zone
 from provisioners.port.errors import ProvisionError, Refusal, RefusedError
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.image_family import ImageFamily, image_family
 from provisioners.port.regions import ClosedRegions
 
@@ -95,7 +95,7 @@ class MachineState(str, Enum):
 
     PENDING = "pending"  # accepted, not running yet
     RUNNING = "running"
-    STOPPING = "stopping"  # being deleted, on anybody's request
+    STOPPING = "stopping"  # being deleted, on anyone's request
     PREEMPTED = "preempted"  # the cloud took it
     TERMINATED = "terminated"  # gone on request, or for an unknown reason
     FAILED = "failed"  # it never ran and never will, but something of it is left: to be destroyed
@@ -112,7 +112,7 @@ class Machine:
 
     `address` is where it can be reached from here, `private_address` from its own region. `launched_at` and `preempt_at`
     are UNIX seconds; the latter stands while the cloud's API (not the machine's metadata service) says that it will be
-    taken. `message` is one sentence about how it came to its end, and `refusal` what that means where the cloud ended it
+    taken. `message` is one sentence about how it came to its end, and `refusal` what that means where the cloud terminated it
     because it could not, or would not, start it.
     """
 
@@ -161,7 +161,7 @@ class Level(str, Enum):
     """How much a finding of `serve check` matters."""
 
     FINE = "fine"
-    NOTE = "note"  # worth knowing, or not possible to determine: machines can be rented all the same
+    NOTE = "note"  # worth knowing, or not possible to determine: machines can be rented anyway
     MISSING = "missing"  # without it no machine can be rented
 
 
@@ -180,7 +180,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A machine that `serve check` asks a cloud about without launching it."""
+    """A machine that `serve check` validates with a cloud without launching it."""
 
     zone: Zone
     instance_type: str
@@ -250,7 +250,7 @@ class Machines(Protocol):
         """Return what the owner's machines share: what `delete_shared` removes."""
         ...
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         """Let exactly these open ports of the owner's machines, of present and of future ones.
 
         Idempotent; the next call completes an interrupted one. Ports are opened before others are closed. If some rules cannot be

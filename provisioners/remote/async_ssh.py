@@ -26,11 +26,11 @@ import asyncssh
 from provisioners.port.commands import (
     CONNECT_TIMEOUT_S,
     MOST_OUTPUT_BYTES,
+    CommandOutput,
     Commands,
     Feed,
     Login,
     LoginRefusedError,
-    Output,
     ShellError,
     UnreachableError,
     checked,
@@ -86,7 +86,7 @@ class AsyncConnection:
 
     async def run(
         self, command: str | Sequence[str], *, stdin: bytes = b"", timeout_s: float = 30.0, check: bool = True
-    ) -> Output:
+    ) -> CommandOutput:
         """Run a program (arguments, or a script for sh) until its output ends.
 
         With `check` raises CommandError if it fails.
@@ -101,7 +101,7 @@ class AsyncConnection:
             raise lost(self.login, error) from error
         return checked(self.login, script, output, check)
 
-    async def _run(self, command: str, stdin: bytes) -> Output:
+    async def _run(self, command: str, stdin: bytes) -> CommandOutput:
         process = await self._start(command)
         try:
             out, err = await process.communicate(stdin)
@@ -109,7 +109,7 @@ class AsyncConnection:
             process.close()
         if process.returncode is None:
             raise EOFError("it hung up")
-        return Output(
+        return CommandOutput(
             process.returncode,
             (out or b"")[-MOST_OUTPUT_BYTES:],
             (err or b"")[-MOST_OUTPUT_BYTES:],
@@ -217,7 +217,7 @@ class AsyncCommands(Commands):
         stdin: bytes | Feed = b"",
         timeout_s: float = 30.0,
         check: bool = True,
-    ) -> Output:
+    ) -> CommandOutput:
         data = _fed(stdin) if callable(stdin) else stdin
         work = self._line.run(command, stdin=data, timeout_s=timeout_s, check=check)
         done = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -238,14 +238,14 @@ class AsyncCommands(Commands):
 async def connect_async(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> AsyncConnection:
     """Log in.
 
-    Raises UnreachableError, LoginRefusedError or HostKeyError; whatever is wrong with a bastion makes the host behind it
+    Raises UnreachableError, LoginRefusedError or HostKeyError; a fault of a bastion makes the host behind it
     unreachable, no more.
     """
     return AsyncConnection(await _connection(login, timeout_s), login)
 
 
 async def _connection(login: Login, timeout_s: float) -> asyncssh.SSHClientConnection:
-    client = _Client()
+    client = _KeyCheckingClient()
     where = place_of(login)
     program: ProxyCommand | None = None
     try:
@@ -322,7 +322,7 @@ def connect_commands(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Asyn
     return AsyncCommands(line, ssh_loop())
 
 
-class _Client(asyncssh.SSHClient):
+class _KeyCheckingClient(asyncssh.SSHClient):
     """Notes the key of a host that is not the one we know."""
 
     shown = "?"

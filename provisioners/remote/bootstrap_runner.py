@@ -61,7 +61,7 @@ class BootstrapError(Exception):
 
 
 class HostKeyMismatchError(BootstrapError):
-    """At the machine's address something answers that is not the machine."""
+    """At the machine's address something responds that is not the machine."""
 
 
 class BootstrapRunner:

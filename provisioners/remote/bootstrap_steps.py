@@ -1,8 +1,8 @@
 """The steps on a machine until `setup` runs, as values: print them, compare them, and only then run them (`bootstrap_runner`).
 
-A step is a script for the host's sh, run in the machine's folder there. Whatever is secret goes in by standard input. A
+A step is a script for the host's sh, run in the machine's folder there. Secrets go in by standard input. A
 step can be started again at any time; one that was done is marked on the host and not done again. After the last one the
-agent of the host goes on alone: `setup`, then `run`, whether or not anybody is connected.
+agent of the host goes on alone: `setup`, then `run`, whether or not anyone is connected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OWN_HOSTS = ("ssh",)  # where nothing is installed
 ROOT = ".skyserve"  # below the home of the user we log in as
 PORT_VARIABLE = "SKYSERVE_REPLICA_PORT"
 
-_DRIVER_S = 300.0  # a driver may still be loading when ssh answers
+_DRIVER_S = 300.0  # a driver may still be loading when sshd responds
 _AMD_DEVICES = ("/dev/kfd", "/dev/dri")  # what a container needs to see AMD's GPUs
 _COUNTED_BY = {
     Vendor.NVIDIA: ("nvidia-smi", "nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l"),
@@ -47,7 +47,7 @@ class Front:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ReplicaNode:
     """One machine of a replica.
 
     `ips` are the addresses of all of them, by rank, as they see each other; `port` is the one that the replica listens on.
@@ -67,12 +67,12 @@ class Node:
         return f"{ROOT}/machines/{self.token}"
 
 
-def steps_for(order: LaunchOrder, node: Node) -> tuple[Step, ...]:
+def steps_for(order: LaunchOrder, node: ReplicaNode) -> tuple[Step, ...]:
     """Return everything between the first login and `setup`, in order."""
     return tuple(_steps(order, node))
 
 
-def _steps(order: LaunchOrder, node: Node) -> Iterator[Step]:
+def _steps(order: LaunchOrder, node: ReplicaNode) -> Iterator[Step]:
     for maker in _COUNTED_BY:
         if gpus := gpu_count(order, maker):
             yield _check_gpus(str(order.offer.accelerator), gpus, maker)
@@ -119,7 +119,7 @@ def gpu_count(order: LaunchOrder, maker: Vendor = Vendor.NVIDIA) -> int:
     return 0 if not name or vendor(name) is not maker else math.ceil(order.offer.accelerator_count)
 
 
-def task_for(order: LaunchOrder, node: Node) -> dict[str, Any]:
+def task_for(order: LaunchOrder, node: ReplicaNode) -> dict[str, Any]:
     """Return what the agent receives, and keeps. No secrets."""
     return {
         "token": node.token,
@@ -141,15 +141,15 @@ def task_for(order: LaunchOrder, node: Node) -> dict[str, Any]:
     }
 
 
-def secrets_path(node: Node) -> str:
+def secrets_path(node: ReplicaNode) -> str:
     """In memory: /dev/shm is a tmpfs on every Linux."""
     return f"/dev/shm/skyserve-{node.token}.json"  # noqa: S108 (0600, and its name is unique)
 
 
-def node_environment(order: LaunchOrder, node: Node) -> Mapping[str, str]:
+def node_environment(order: LaunchOrder, node: ReplicaNode) -> Mapping[str, str]:
     """Return what `setup` and `run` see beside the machine's own environment and the secrets.
 
-    The names of the variables that tell nodes apart are SkyPilot's, so that its recipes run as they are.
+    The names of the variables that identify nodes are SkyPilot's, so that its recipes run as they are.
     """
     count = order.offer.accelerator_count if order.offer.accelerator else 0
     return {

@@ -97,7 +97,7 @@ def _login(image: str, variables: Mapping[str, str], *, may_install: bool) -> tu
 
 
 def _by_token(token: str, user: str, host: str, setting: str) -> str:
-    """Return where the machine has no identity that the registry takes, the pull is tried all the same: the image may be public."""
+    """Return where the machine has no identity that the registry takes, the pull is tried anyway: the image may be public."""
     advice = (
         f"this machine has no identity for {host}: set {setting}, or the secrets {USERNAME} and {PASSWORD}"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from provisioners.port.base import InstanceState
-from provisioners.port.commands import CommandError, Commands, DiskFullError, Output, ShellError
+from provisioners.port.commands import CommandError, CommandOutput, Commands, DiskFullError, ShellError
 from provisioners.port.lease import Lease
 from provisioners.remote.archive import pack
 from provisioners.remote.bootstrap_steps import ROOT
@@ -25,7 +25,7 @@ _FULL_KB = 64
 
 
 class NoAgentError(ShellError):
-    """The host has no Python, or the agent said something that is not an answer."""
+    """The host has no Python, or the agent printed something that is not a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class Host:
         listed = self.shell.run(["ls", self.folder]).out.decode().split()
         return frozenset(name.removeprefix("done.") for name in listed if name.startswith("done."))
 
-    def do(self, step: Step, timeout_s: float) -> Output:
-        """Run a step of bringing up. What failed on a full disk raises DiskFullError, whatever the program said."""
+    def do(self, step: Step, timeout_s: float) -> CommandOutput:
+        """Run a step of bringing up. What failed on a full disk raises DiskFullError, independent of the program's message."""
         try:
             return self._do(step, timeout_s)
         except CommandError as error:
@@ -122,7 +122,7 @@ class Host:
             case _:
                 return None
 
-    def _do(self, step: Step, timeout_s: float) -> Output:
+    def _do(self, step: Step, timeout_s: float) -> CommandOutput:
         script = f'export AGENT="$HOME"/{AGENT}; cd {shlex.quote(self.folder)} && '
         program = shlex.join(["/bin/sh", "-c", step.script])
         script += program if step.always else f'exec python3 "$AGENT" step . {step.name} {program}'
@@ -173,13 +173,13 @@ class Host:
         stdin = b"" if request is None else json.dumps(request).encode()
         output = self._agent(verb, *words, folder=folder, stdin=stdin, timeout_s=timeout_s)
         try:
-            answer: dict[str, Any] = json.loads(output.out)
+            response: dict[str, Any] = json.loads(output.out)
         except ValueError as error:
             raise NoAgentError(f"{self.shell.login.name}: the agent said {output.said!r}") from error
-        return answer
+        return response
 
     def _agent(
         self, verb: str, *words: str, folder: str | None = None, stdin: bytes = b"", timeout_s: float = 30.0
-    ) -> Output:
+    ) -> CommandOutput:
         command = agent_command(verb, folder or self.folder, *words)
         return self.shell.run(command, stdin=stdin, timeout_s=timeout_s)

@@ -19,7 +19,7 @@ _TAIL_BYTES = 2000
 
 
 class ProxyCommand:
-    """`socket` is our end; closing it ends the program. `said` are the last words of a program that has ended."""
+    """`socket` is our end; closing it ends the program. `said` are the last lines of a program that has ended."""
 
     def __init__(self, command: Sequence[str]) -> None:
         """OSError if there is no such program."""

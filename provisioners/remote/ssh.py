@@ -22,12 +22,12 @@ from provisioners.clock import unix_now
 from provisioners.port.commands import (
     CONNECT_TIMEOUT_S,
     MOST_OUTPUT_BYTES,
+    CommandOutput,
     Feed,
     HostConnection,
     HostKeyError,
     Login,
     LoginRefusedError,
-    Output,
     ShellError,
     UnreachableError,
     checked,
@@ -66,7 +66,7 @@ class Shell(HostConnection):
         stdin: bytes | Feed = b"",
         timeout_s: float = 30.0,
         check: bool = True,
-    ) -> Output:
+    ) -> CommandOutput:
         script = script_of(command)
         ends_at = self._now() + timeout_s
         try:
@@ -167,7 +167,7 @@ class Shell(HostConnection):
                 channel.shutdown_write()
         return None
 
-    def _gather(self, channel: paramiko.Channel, ends_at: float) -> Output:
+    def _gather(self, channel: paramiko.Channel, ends_at: float) -> CommandOutput:
         out, err = bytearray(), bytearray()
         quiet_since = self._now()
         while True:
@@ -198,7 +198,7 @@ class Shell(HostConnection):
         code = channel.recv_exit_status() if channel.exit_status_ready() else -1
         if code == -1 and not self.is_open:
             raise EOFError("it hung up")
-        return Output(code, bytes(out), bytes(err))
+        return CommandOutput(code, bytes(out), bytes(err))
 
 
 class _Stdin:
@@ -218,7 +218,7 @@ class _Stdin:
 def connect(login: Login, timeout_s: float = CONNECT_TIMEOUT_S) -> Shell:
     """Log in.
 
-    Raises UnreachableError, LoginRefusedError or HostKeyError; whatever is wrong with a bastion makes the host behind it
+    Raises UnreachableError, LoginRefusedError or HostKeyError; a fault of a bastion makes the host behind it
     unreachable, no more.
     """
     key = _private_key(login)

@@ -85,7 +85,7 @@ class SshAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class SshRoute:
     """To the machines of a cloud that are not reached at their own address."""
 
     bastion: tuple[str, SshAccess] | None = None
@@ -102,7 +102,7 @@ class Way:
         return replace(login, program=program_of(self.proxy_command, **about, g=region, z=zone))
 
 
-def way_of(bastion: Any, proxy_command: str | None, path: str) -> Way:
+def way_of(bastion: Any, proxy_command: str | None, path: str) -> SshRoute:
     """Of the section of a cloud. ValueError with all that is wrong."""
     complaints: list[str] = []
     if bastion is not None and proxy_command is not None:
@@ -112,7 +112,7 @@ def way_of(bastion: Any, proxy_command: str | None, path: str) -> Way:
         complaints.append(f"{path}proxy_command: {wrong}")
     if complaints:
         raise ValueError("; ".join(complaints))
-    return Way(found, proxy_command)
+    return SshRoute(found, proxy_command)
 
 
 def program_of(command: str, **values: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from provisioners.port.host_port import HostReport
 from provisioners.port.vm import Machine, replica_token
 from provisioners.remote.async_ssh import AsyncConnection, connect_async
 from provisioners.remote.bootstrap_runner import BOOT_TIMEOUT_S, patience
-from provisioners.remote.bootstrap_steps import Front, Node, steps_for
+from provisioners.remote.bootstrap_steps import Front, ReplicaNode, steps_for
 from provisioners.remote.first_login import FirstLogins
 from provisioners.remote.host import Host
 from provisioners.remote.ssh import Shell, connect
@@ -76,7 +76,7 @@ class SshHosts:
                 return
             port = DEFAULT_PORT if order.port is None else order.port
             front = self._front(machine, order) if machine.rank == 0 and order.role is Role.REPLICA else None
-            node = Node(machine.token, machine.rank, tuple(node_ips), port, order.docker_image, front)
+            node = ReplicaNode(machine.token, machine.rank, tuple(node_ips), port, order.docker_image, front)
             supervisor = HostSupervisor(
                 replica_token(machine),
                 node,
@@ -162,7 +162,7 @@ class SshHosts:
         return self._dial(self._login(machine))
 
     def _with_host(self, machine: Machine, ask: Callable[[Host], T], otherwise: T) -> T:
-        """Over the supervisor's connection, or one of our own; a machine that does not answer has nothing to say."""
+        """Over the supervisor's connection, or one of our own; a machine that does not respond has nothing to report."""
         with self._lock:
             supervisor = self._supervisors.get(machine.token)
         host = None if supervisor is None else supervisor.host
@@ -170,7 +170,7 @@ class SshHosts:
             if host is not None and host.shell.is_open:
                 return ask(host)
             with self._dial(self._login(machine)) as shell:
-                return ask(Host(shell, Node(machine.token, machine.rank, (), 0).folder))
+                return ask(Host(shell, ReplicaNode(machine.token, machine.rank, (), 0).folder))
         except ShellError:
             return otherwise
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from provisioners.port.lease import FIRST_S, LEASE_S, Terms
+from provisioners.port.lease import FIRST_S, LEASE_S, LeaseTerms
 from provisioners.port.vm import MachineOrder
 
 SECRET_BYTES = 32
 LEASE_FOLDER = "/var/lib/skyserve"
-DEFAULT_TERMS = Terms(LEASE_S, FIRST_S)
+DEFAULT_TERMS = LeaseTerms(LEASE_S, FIRST_S)
 MAX_USER_DATA_BYTES = 6144  # clouds allow 16 kB and more; a machine needs a few lines
 
 _KIND = b"ssh-ed25519"
@@ -78,7 +78,7 @@ def fingerprint(public: str) -> str:
 
 
 def user_data(
-    order: MachineOrder, host_key: SshKey, terms: Terms | None = DEFAULT_TERMS, ending: str = ""
+    order: MachineOrder, host_key: SshKey, terms: LeaseTerms | None = DEFAULT_TERMS, ending: str = ""
 ) -> str:
     """Return the script that a machine runs as root when it boots, the same on every cloud; a few kB.
 
@@ -108,7 +108,7 @@ def host_key_script(host_key: SshKey) -> str:
     return _HOST_KEY.format(host_private=host_key.private.strip(), host_public=host_key.public)
 
 
-def _dead_man(terms: Terms, ending: str) -> str:
+def _dead_man(terms: LeaseTerms, ending: str) -> str:
     every_s = max(1, min(60, min(terms.lease_s, terms.first_s) // 30))
     switch = _DEAD_MAN.format(
         folder=LEASE_FOLDER,

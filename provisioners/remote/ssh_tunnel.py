@@ -1,7 +1,7 @@
 """A port of another machine's loopback as a port of ours, through SSH (RFC 4254, section 7.2).
 
-The listener stays for as long as the forward is open, whatever becomes of the connection to the machine: a client that has the
-forward says where it leads now (`lead`). A client that comes while it leads nowhere, or whose channel cannot be had, is
+The listener stays for as long as the forward is open, also while the connection to the machine is down: a client that has the
+forward says where it leads now (`lead`). A client that comes while it leads nowhere, or whose channel cannot be opened, is
 hung up on.
 """
 

@@ -38,7 +38,7 @@ from provisioners.remote.bootstrap_runner import (
     HostKeyMismatchError,
     Progress,
 )
-from provisioners.remote.bootstrap_steps import Node
+from provisioners.remote.bootstrap_steps import ReplicaNode
 from provisioners.remote.host import Host, HostStatus, NoAgentError, agent_command, status_of
 from provisioners.remote.host_agent.follow import SILENT_BEATS
 from provisioners.remote.ssh import Shell
@@ -76,7 +76,7 @@ class HostSupervisor:
     def __init__(
         self,
         replica: str,
-        node: Node,
+        node: ReplicaNode,
         steps: Sequence[Step],
         *,
         num_nodes: int,
@@ -188,7 +188,7 @@ class HostSupervisor:
             if self._is_to_go(status):
                 host.go()
                 self._has_gone = True
-            self._report(self._told(status))
+            self._report(self._report_of(status))
             self._pause(self._poll_s)
 
     def _pause(self, duration_s: float) -> None:
@@ -282,7 +282,7 @@ class HostSupervisor:
         if self._is_to_go(status):
             await line.run(agent_command("go", self.node.folder))
             self._has_gone = True
-        self._report(self._told(status))
+        self._report(self._report_of(status))
 
     def _nudge(self) -> None:
         if self._lines is not None:
@@ -322,7 +322,7 @@ class HostSupervisor:
     def _meet(self, host: Host) -> None:
         self.host = host  # its log can be read while it is brought up
 
-    def _told(self, status: HostStatus) -> HostReport:
+    def _report_of(self, status: HostStatus) -> HostReport:
         state = InstanceState.SETUP if status.state is InstanceState.PENDING else status.state
         message = status.message
         if state is InstanceState.SETUP:

@@ -1,6 +1,6 @@
 """What hosts were last seen to have, in a folder of the home.
 
-A host that does not answer is not empty, and a controller that has just been started must not take it for empty either.
+A host that does not respond is not empty, and a controller that has just been started must not take it for empty either.
 
 One file per host, replaced whole. A host without a file was never looked at from this home, so nothing of ours is there.
 """

@@ -3,14 +3,14 @@
 Nothing is booted and user data is not run. Claims are files of the host (`host_agent.claims`), so they are there whichever controller
 fails, and several controllers see each other's.
 
-*A host that does not answer* is not empty. What it was last seen to have, by this controller or the one before it
+*A host that does not respond* is not empty. What it was last seen to have, by this controller or the one before it
 (`host_cache`), is listed again, as running, with a sentence; where nothing is remembered there is no list at all but an error,
 because every list that lacks a machine says that the machine is gone. Who has lost a host for good takes it out of
 config.yaml.
 
-*A host that cannot be used* is a zone without room: it does not answer, has another key than the one in known_hosts
+*A host that cannot be used* is a zone without room: it does not respond, has another key than the one in known_hosts
 (then nothing is sent to it), refuses the login, or its disk is full. Another one may be usable, now; and this one is
-asked again after a while, so that the only thing to do is to fix it. It is listed like one that is silent.
+tried again after a while, so that the only thing to do is to fix it. It is listed like one that is silent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from provisioners.port.errors import (
     ProvisionError,
     TransientError,
 )
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.regions import ClosedRegions
 from provisioners.port.vm import (
     CAPACITY_TAG,
@@ -62,7 +62,7 @@ from provisioners.remote.bootstrap_steps import ROOT
 from provisioners.remote.host import Host
 from provisioners.remote.ssh_config import has_authorities
 from provisioners.ssh.host_cache import SeenClaims
-from provisioners.ssh.pool import CLOUD, PoolHost, Pools, has_gpus
+from provisioners.ssh.pool import CLOUD, HostPools, PoolHost, has_gpus
 
 STOP_GRACE_S = 10.0
 _STOP_TIMEOUT_S = 60.0
@@ -79,7 +79,7 @@ class SshMachines:
 
     def __init__(
         self,
-        pools: Pools,
+        pools: HostPools,
         dial: Callable[[Login], Commands] = connect_commands,
         seen: SeenClaims | None = None,
     ) -> None:
@@ -87,7 +87,7 @@ class SshMachines:
         self._dial = dial
         self._shells: dict[str, Commands] = {}
         self._dialling: dict[str, Lock] = {}
-        self._unanswered: set[str] = set()  # tokens of claims that were asked for
+        self._unanswered: set[str] = set()  # tokens of claims that were requested
         self._seen = seen or SeenClaims()
         self.closed = ClosedRegions(unix_now)  # never any: the hosts are the user's own
         self._lock = Lock()
@@ -113,18 +113,18 @@ class SshMachines:
         refusals = []
         for host in fitting:
             try:
-                answer = self._claim(host, order)
+                response = self._claim(host, order)
             except CapacityError as error:
                 if len(fitting) == 1:
                     raise
                 refusals.append(error.message)
                 continue
-            if "claim" in answer:
-                self._seen.add(host.name, answer["claim"])
-                return _machine(host, answer["claim"])
-            if "busy" in answer:
+            if "claim" in response:
+                self._seen.add(host.name, response["claim"])
+                return _machine(host, response["claim"])
+            if "busy" in response:
                 raise TransientError(f"{host.name}: its claims are locked", cloud=CLOUD, zone=order.zone)
-            refusals.append(f"{host.name}: {answer['refused']}")
+            refusals.append(f"{host.name}: {response['refused']}")
         raise CapacityError(f"no room in {order.zone}: {'; '.join(refusals)}", cloud=CLOUD, zone=order.zone)
 
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:
@@ -136,9 +136,9 @@ class SshMachines:
         if host is None:
             return  # the user took it out of the pool
         grace = (machine.token, f"{STOP_GRACE_S:g}")
-        answer = self._ask(host, "release", *grace, timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
-        if "left" in answer:
-            raise TransientError(f"{host.name}: {answer['left']} is left of {machine.token}", cloud=CLOUD)
+        response = self._ask(host, "release", *grace, timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
+        if "left" in response:
+            raise TransientError(f"{host.name}: {response['left']} is left of {machine.token}", cloud=CLOUD)
 
     def spot_prices(
         self, regions: Sequence[str], instance_types: Collection[str] = (), silent: Silent | None = None
@@ -154,7 +154,7 @@ class SshMachines:
             except ProvisionError:
                 if self._seen.has_met(host.name):
                     raise
-                return ()  # it never heard of us
+                return ()  # it never saw our order
             orphans = [one["token"] for one in known if one["owner"] == owner]
             return [
                 OrphanedResource("folder", f"{host.name}/{token}", host.pool, token, usd_month=0.0)
@@ -172,7 +172,7 @@ class SshMachines:
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return ()
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         """The network between own hosts is their administrator's."""
 
     def delete_shared(self, owner: str) -> Sequence[str]:
@@ -192,29 +192,31 @@ class SshMachines:
     # --- inside
 
     def _claim(self, host: PoolHost, order: MachineOrder) -> dict[str, Any]:
-        """Raise CapacityError only if the host has not heard of the order, from this controller.
+        """Raise CapacityError only if the host has not received the order, from this controller.
 
-        A claim whose answer was lost is asked for until it is known.
+        A claim whose response was lost is requested until it is known.
         """
         is_new = order.token not in self._unanswered
         try:
-            answer = self._ask(host, "claim", request=_request(order, host), zone=order.zone, is_offer=is_new)
+            response = self._ask(
+                host, "claim", request=_request(order, host), zone=order.zone, is_offer=is_new
+            )
         except TransientError:
             self._unanswered.add(order.token)
-            self._seen.note(host.name, self._seen.of(host.name) or [])  # it may have heard us
+            self._seen.note(host.name, self._seen.of(host.name) or [])  # it may have received our order
             raise
         self._unanswered.discard(order.token)
-        return answer
+        return response
 
     def _of_hosts(
         self, ask: Callable[[PoolHost], Sequence[T]], silent: Silent | None
     ) -> Sequence[Sequence[T]]:
-        """Return what each host answers.
+        """Return what each host reports.
 
         One that does not is an error, or is passed to `silent`; if none does, that is an error.
         """
 
-        def answer(host: PoolHost) -> Sequence[T] | ProvisionError:
+        def response(host: PoolHost) -> Sequence[T] | ProvisionError:
             try:
                 return ask(host)
             except ProvisionError as error:
@@ -224,7 +226,7 @@ class SshMachines:
                 return error
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ssh-list") as pool:
-            answers = list(pool.map(answer, self._pools.hosts))
+            answers = list(pool.map(response, self._pools.hosts))
         errors = [one for one in answers if isinstance(one, ProvisionError)]
         if errors and len(errors) == len(answers):
             raise errors[0]

@@ -67,7 +67,7 @@ class PoolHost:
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class HostPools:
     hosts: tuple[PoolHost, ...]
 
     def in_zone(self, zone: Zone) -> tuple[PoolHost, ...]:
@@ -77,7 +77,7 @@ class Pools:
         return next((host for host in self.hosts if host.name == name), None)
 
 
-def load_pools(raw: Mapping[str, Any]) -> Pools:
+def load_pools(raw: Mapping[str, Any]) -> HostPools:
     """Return what `clouds.ssh.pools` of config.yaml says. Raises PoolError."""
     complaints: list[str] = []
     hosts = tuple(_hosts(raw, complaints))
@@ -89,13 +89,13 @@ def load_pools(raw: Mapping[str, Any]) -> Pools:
     ]
     if complaints:
         raise PoolError("; ".join(complaints))
-    return Pools(hosts)
+    return HostPools(hosts)
 
 
-def offers_of(pools: Pools, need: Requirements) -> list[Offer]:
+def offers_of(pools: HostPools, need: Requirements) -> list[Offer]:
     """Return what the hosts could take if they were idle, cheapest first; with `need.ordered`, in the candidates' order."""
     if need.role is Role.LOAD_BALANCER:  # it would have the whole of an exclusive host
-        pools = Pools(tuple(host for host in pools.hosts if not host.exclusive))
+        pools = HostPools(tuple(host for host in pools.hosts if not host.exclusive))
     groups = [
         sorted(_fitting(pools, candidate, need.num_nodes), key=ranked_by(need.work))
         for candidate in need.candidates
@@ -104,7 +104,7 @@ def offers_of(pools: Pools, need: Requirements) -> list[Offer]:
     return offers if need.ordered else sorted(offers, key=ranked_by(need.work))
 
 
-def explain_no_offer(pools: Pools, candidate: Candidate) -> NoOffer | None:
+def explain_no_offer(pools: HostPools, candidate: Candidate) -> NoOffer | None:
     """Return which wish of the candidate left no host; None if it has an offer."""
     if candidate.use_spot:
         return NoOffer("use_spot", "your own hosts are not spot machines", "they are not preempted")
@@ -141,7 +141,7 @@ def explain_no_offer(pools: Pools, candidate: Candidate) -> NoOffer | None:
     )
 
 
-def _fitting(pools: Pools, candidate: Candidate, num_nodes: int) -> Iterator[Offer]:
+def _fitting(pools: HostPools, candidate: Candidate, num_nodes: int) -> Iterator[Offer]:
     if candidate.use_spot or _any(candidate.instance_type) not in (None, INSTANCE_TYPE):
         return
     wanted = math.ceil(candidate.accelerator_count) if candidate.accelerator else 0

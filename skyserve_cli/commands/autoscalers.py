@@ -12,16 +12,16 @@ from typing import Any
 from policies.goals import ScalingGoal
 from skyserve_cli.commands import runs
 from skyserve_cli.commands.durations import seconds
-from skyserve_cli.commands.options import Output
+from skyserve_cli.commands.options import OutputFormat
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span
 from skyserve_cli.sim import workers
-from skyserve_cli.sim.scaling import AUTOSCALERS, Judged, Trial, goal_for, run
+from skyserve_cli.sim.scaling import AUTOSCALERS, Judged, ScalingTrial, goal_for, run
 from skyserve_cli.sim.slo_queue import STEP_S, bridged, drawn
 from skyserve_cli.sim.summary import Estimate, estimate
 from skyserve_cli.spec import ServiceSpec
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 
-TARGET_SHARE = 0.8  # of its capacity, a target that was not measured asks a replica to carry
+TARGET_SHARE = 0.8  # of its capacity, a target that was not measured loads a replica with
 DEFAULT_CAPACITY_QPS = 2.0
 MOST_REPLICAS = 1000
 LONGEST_S = 60 * 86400.0
@@ -46,7 +46,7 @@ class Asked:
 
     names: tuple[str, ...]
     goal: ScalingGoal
-    trials: Mapping[int, Trial]
+    trials: Mapping[int, ScalingTrial]
     recording: str
     factor: float
     bridges: int
@@ -58,7 +58,7 @@ def compare(
     seeds: Sequence[int],
     jobs: int | None,
     market_only: Mapping[str, object],
-    output: Output,
+    output: OutputFormat,
 ) -> None:
     """Run every autoscaler with every seed, and print a row for each. Raises WrongUsage."""
     for option, given in market_only.items():
@@ -69,7 +69,7 @@ def compare(
     asked = _asked(words, spec, seeds)
     found = _run(asked, jobs)
     rows = {name: [one for one in found if one.autoscaler == name] for name in asked.names}
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json(_to_json(asked, rows))
         return
     trial = next(iter(asked.trials.values()))
@@ -130,7 +130,7 @@ def _asked(words: Words, spec: ServiceSpec | None, seeds: Sequence[int]) -> Aske
         factor = words.mean_replicas * capacity_qps * (length_s - warm_up_s) / came
     scaled = arrivals.scaled(factor)
     trials = {
-        seed: Trial(
+        seed: ScalingTrial(
             drawn(scaled, length_s, seed), int(warm_up_s // 60), capacity_qps, cold_start_s, attainment
         )
         for seed in seeds

@@ -20,9 +20,9 @@ from provisioners.offers.matching import Reason
 from provisioners.port.accelerator_names import canonical, close_to
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.commands.catalog_discover import discover, steps
-from skyserve_cli.commands.options import Format, Output, View, home
+from skyserve_cli.commands.options import Format, OutputFormat, View, home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span, usd
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 
 SHOWN = 40
 REFUSALS_SHOWN = 10
@@ -78,7 +78,7 @@ def catalog(
             "--limit", metavar="N", min=0, help=f"At most N rows. Default: {SHOWN}; 0: all of them."
         ),
     ] = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """List what machines the clouds have, where, and what they cost.
 
@@ -92,9 +92,9 @@ def catalog(
     known = held.catalog
     kind = None if spot is None else CapacityType.SPOT if spot else CapacityType.ON_DEMAND
     found = sorted(_fitting(known, accelerator, cloud, region, kind), key=lambda row: _rank(row, kind))
-    most = (SHOWN if output is Output.TABLE else 0) if limit is None else limit
+    most = (SHOWN if output is OutputFormat.TABLE else 0) if limit is None else limit
     rows, now = found[: most or None], unix_now()
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         reason = reasons(held.discoveries, lambda: now)
         put_json([_view(row, now, reason) for row in rows])
         return
@@ -121,13 +121,13 @@ def refresh(
     accept: Annotated[
         bool, typer.Option("--accept", help=f"Believe prices that are more than {JUMP:g} times off, too.")
     ] = False,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Ask the clouds' price APIs for the prices of now, and keep them.
+    """Read the current prices from the clouds' price APIs, and keep them.
 
-    AWS is asked with your credentials, Google Cloud with the API key in SKYSERVE_GCP_API_KEY, Azure with none. A price
+    AWS is called with your credentials, Google Cloud with the API key in SKYSERVE_GCP_API_KEY, Azure with none. A price
     far from the known one, or spot above on-demand, is refused and the known one kept. Exit code 1 if a cloud could not
-    be asked.
+    be called.
     """
     if cloud is not None and cloud.lower() not in PRICE_APIS:
         raise _no_such("cloud", cloud, PRICE_APIS)
@@ -148,9 +148,9 @@ def refresh(
             save(here.root, name, done.listings)
             view |= {"taken": done.taken, "refused": [str(refusal) for refusal in done.refused]}
         views.append(view)
-        if output is Output.TABLE:
-            _tell(view, done if view["asked"] else None)
-    if output is Output.JSON:
+        if output is OutputFormat.TABLE:
+            _print(view, done if view["asked"] else None)
+    if output is OutputFormat.JSON:
         put_json(views)
     missing = [view["cloud"] for view in views if not view["asked"]]
     if missing:
@@ -163,7 +163,7 @@ def refresh(
 def _fitting(
     known: Catalog, accelerator: str | None, cloud: str | None, region: str | None, kind: CapacityType | None
 ) -> Iterator[Row]:
-    """Yield the rows that are asked for. Raises WrongUsage for names that the catalog has not."""
+    """Yield the rows that are requested. Raises WrongUsage for names that the catalog has not."""
     name, count = _accelerator(known, accelerator)
     if cloud is not None and cloud.lower() not in known.clouds:
         raise _no_such("cloud", cloud, known.clouds)
@@ -202,7 +202,7 @@ def _no_such(what: str, word: str, known: Iterable[str]) -> WrongUsage:
 
 
 def _price(row: Row, kind: CapacityType | None) -> Price:
-    """Return the price that a row is listed by: of the market that was asked for, else the lower."""
+    """Return the price that a row is listed by: of the market that was requested, else the lower."""
     chosen = row.price(kind) if kind is not None else None
     known = [price for price in map(row.price, CapacityType) if price is not None]
     return chosen or min(known, key=lambda price: price.usd_hour, default=row.on_demand)
@@ -263,7 +263,7 @@ def _price_view(price: Price, now: float) -> View:
 # --- Refreshing ----------------------------------------------------------------------------------------------
 
 
-def _tell(view: View, done: Refreshed | None) -> None:
+def _print(view: View, done: Refreshed | None) -> None:
     if done is None:
         say(f"{view['cloud']}: {view['why']}")
         return

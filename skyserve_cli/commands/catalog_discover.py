@@ -15,11 +15,11 @@ from provisioners.offers.catalog.store import save_discovery
 from provisioners.port.errors import ProvisionError
 from provisioners.registry import PROVISIONERS
 from skyserve_cli.clouds import Clouds
-from skyserve_cli.commands.options import Format, Output, View, home
+from skyserve_cli.commands.options import Format, OutputFormat, View, home
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.config_clouds import RentedConfig
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
-from skyserve_cli.tables import doing
+from skyserve_cli.text_tables import doing
 
 NOTES_SHOWN = 10
 
@@ -28,7 +28,7 @@ def discover(
     cloud: Annotated[
         list[str] | None, typer.Option("--cloud", metavar="NAME", help="In this cloud only.")
     ] = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """List what your accounts can have, by the clouds' own lists, and keep it.
 
@@ -56,9 +56,9 @@ def discover(
         else:
             save_discovery(here.root, found)
             views.append(_view(found, before, load(here.root).of(name)))
-        if output is Output.TABLE:
-            _tell(views[-1])
-    if output is Output.JSON:
+        if output is OutputFormat.TABLE:
+            _print(views[-1])
+    if output is OutputFormat.JSON:
         put_json(views)
     failed = [view["cloud"] for view in views if not view["listed"]]
     if failed:
@@ -93,7 +93,7 @@ def _view(found: Discovery, before: Catalog, after: Catalog) -> View:
     }
 
 
-def _tell(view: View) -> None:
+def _print(view: View) -> None:
     name = view["cloud"]
     if not view["listed"]:
         say(f"{name}: {view['why']}")

@@ -15,10 +15,10 @@ from provisioners.port.vm import Finding
 from provisioners.registry import PROVISIONERS
 from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
-from skyserve_cli.commands.options import Format, Output, View, Yes, home
+from skyserve_cli.commands.options import Format, OutputFormat, View, Yes, home
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.output import CommandFailed, WrongUsage, put, put_json
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 
 ANYTHING = Requirements((Candidate(use_spot=True), Candidate(use_spot=False)))
 
@@ -34,7 +34,7 @@ Policy = Annotated[
 
 
 def check(
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
     policy: Policy = None,
     launch: Annotated[
         bool,
@@ -83,7 +83,7 @@ def check(
         )
         return
     found = [_ask(clouds, name) for name in clouds.enabled]
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json(found)
     else:
         rows = [

@@ -22,14 +22,14 @@ from provisioners.port.errors import ProvisionError
 from provisioners.remote.certificates import Authority
 from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
-from skyserve_cli.commands.options import Output, View
+from skyserve_cli.commands.options import OutputFormat, View
 from skyserve_cli.commands.prices import ask
 from skyserve_cli.config import ConfigError
 from skyserve_cli.config_clouds import RentedConfig
 from skyserve_cli.home import Home, write_private
-from skyserve_cli.launch_check import Fetch, LaunchCheck, Report
+from skyserve_cli.launch_check import CheckReport, Fetch, LaunchCheck
 from skyserve_cli.output import CommandFailed, WrongUsage, put_json, say, span
-from skyserve_cli.tables import doing, put_table, table
+from skyserve_cli.text_tables import doing, put_table, table
 
 _MINUTES = 15  # of a check that goes well, at most
 _FETCH_S = 10.0
@@ -44,7 +44,7 @@ def launch(
     *,
     use_spot: bool,
     yes: bool,
-    output: Output,
+    output: OutputFormat,
 ) -> None:
     """Launch and end a machine in each of the clouds."""
     rented = [name for name in names if isinstance(clouds.config.clouds[name], RentedConfig)]
@@ -55,7 +55,7 @@ def launch(
 
 
 def _launch(
-    clouds: Clouds, here: Home, rented: Sequence[str], need: Requirements, *, yes: bool, output: Output
+    clouds: Clouds, here: Home, rented: Sequence[str], need: Requirements, *, yes: bool, output: OutputFormat
 ) -> None:
     _remove_earlier(clouds, here)
     choices = {name: _offers(clouds, name, need) for name in rented}
@@ -70,7 +70,7 @@ def _launch(
         yes=yes,
     )
     reports = [_checked(clouds, here, name, offers) for name, offers in choices.items() if offers]
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json([_view(report) for report in reports])
     else:
         _show(reports)
@@ -103,7 +103,7 @@ def _offers(clouds: Clouds, name: str, need: Requirements) -> Sequence[Offer]:
         return ()
 
 
-def _checked(clouds: Clouds, here: Home, name: str, offers: Sequence[Offer]) -> Report:
+def _checked(clouds: Clouds, here: Home, name: str, offers: Sequence[Offer]) -> CheckReport:
     owner = secrets.token_hex(4)
     cloud = clouds.get(name)
     assert isinstance(cloud, VmProvisioner)  # noqa: S101 (only those have offers here)
@@ -203,7 +203,7 @@ def _described(offer: Offer) -> str:
     return f"{market} {offer.instance_type} in {offer.zone.label} at {offer.price_usd_hour:g} USD per hour"
 
 
-def _show(reports: Sequence[Report]) -> None:
+def _show(reports: Sequence[CheckReport]) -> None:
     rows = [
         (report.cloud, step.what, "failed" if step.problem else "ok", span(step.seconds), step.problem)
         for report in reports
@@ -217,7 +217,7 @@ def _show(reports: Sequence[Report]) -> None:
             say(f"{report.cloud}: left behind: {sentence}")
 
 
-def _view(report: Report) -> View:
+def _view(report: CheckReport) -> View:
     offer = report.offer
     return {
         "cloud": report.cloud,

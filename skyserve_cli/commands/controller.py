@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from skyserve_cli.commands.options import Format, Output, home
+from skyserve_cli.commands.options import Format, OutputFormat, home
 from skyserve_cli.commands.options import controller as connect
 from skyserve_cli.commands.sentences import CONTROLLER_DOWN
 from skyserve_cli.controller.api.client import ControllerDownError
@@ -62,15 +62,15 @@ def stop() -> None:
 
 
 @app.command()
-def status(output: Format = Output.TABLE) -> None:
+def status(output: Format = OutputFormat.TABLE) -> None:
     """Show whether the controller is running; exit code 1 if it is not."""
     try:
         health = connect().health()
     except ControllerDownError:
-        if output is Output.JSON:
+        if output is OutputFormat.JSON:
             put_json({"running": False})
         raise
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json({"running": True, **health})
         return
     clouds = ", ".join(health["clouds"]) or "none"

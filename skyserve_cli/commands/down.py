@@ -1,4 +1,4 @@
-"""`serve down`: ends services, or one replica, and waits until they have really gone."""
+"""`serve down`: terminates services, or one replica, and waits until they have really gone."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from skyserve_cli.commands.options import (
 )
 from skyserve_cli.commands.prices import ask
 from skyserve_cli.commands.sentences import NO_SERVICE
-from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, place, plural, say
 
 SHORTEST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 5.0  # to ask every region of a cloud costs many calls
+LONGEST_PAUSE_S = 5.0  # to list every region of a cloud costs many calls
 PATIENCE_S = 1800.0  # longer than any drain and any clean-up: leftovers then will not go by themselves
 
 
@@ -96,7 +96,13 @@ def _chosen(services: Sequence[View], patterns: Sequence[str], everything: bool)
 
 
 def _end_replica(
-    client: Client, view: View, replica_id: int, *, yes: bool, no_wait: bool, timeout_s: float | None
+    client: ControllerClient,
+    view: View,
+    replica_id: int,
+    *,
+    yes: bool,
+    no_wait: bool,
+    timeout_s: float | None,
 ) -> None:
     name = view["name"]
     ask(f"End replica {replica_id} of {name}?", yes=yes)
@@ -116,7 +122,7 @@ def _end_replica(
     say(f"replica {replica_id} of {name} has ended")
 
 
-def _wait(client: Client, names: frozenset[str], seen: int, timeout_s: float | None) -> None:
+def _wait(client: ControllerClient, names: frozenset[str], seen: int, timeout_s: float | None) -> None:
     def gone(views: dict[str, View]) -> bool:
         gone = [is_gone(view) for view in views.values()]  # of all: each may say that it cannot be
         return all(gone)
@@ -131,7 +137,9 @@ def _wait(client: Client, names: frozenset[str], seen: int, timeout_s: float | N
         ) from None
 
 
-def tidy(client: Client, names: Sequence[str], timeout_s: float | None, say: Callable[[str], None]) -> None:
+def tidy(
+    client: ControllerClient, names: Sequence[str], timeout_s: float | None, say: Callable[[str], None]
+) -> None:
     """Wait until the clouds themselves list nothing of it any more: no instance, no disk.
 
     And where no service is left, no group, key or network of ours. Raises CommandFailed with a sentence for each thing that
@@ -163,7 +171,7 @@ def tidy(client: Client, names: Sequence[str], timeout_s: float | None, say: Cal
         )
 
 
-def _step(client: Client, names: Sequence[str]) -> View:
+def _step(client: ControllerClient, names: Sequence[str]) -> View:
     """It can be made again: a controller that fails in the middle is given time to come back."""
     clock = SystemClock()
     began = clock.now()

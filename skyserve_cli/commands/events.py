@@ -1,4 +1,4 @@
-"""`serve events`: the story, as it is and as it goes on."""
+"""`serve events`: the event log, as it is and as it grows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from skyserve_cli.commands.durations import instant
-from skyserve_cli.commands.options import Output, View, complete_service, controller, find
+from skyserve_cli.commands.options import OutputFormat, View, complete_service, controller, find
 from skyserve_cli.commands.sentences import words
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import date_time, printable, put
@@ -44,31 +44,31 @@ def events(
         typer.Option("--since", metavar="WHEN", help="Old lines of the last 2h, say, or since 14:05."),
     ] = None,
     output: Annotated[
-        Output, typer.Option("-o", "--output", help="json: an object per line.")
-    ] = Output.TABLE,
+        OutputFormat, typer.Option("-o", "--output", help="json: an object per line.")
+    ] = OutputFormat.TABLE,
 ) -> None:
-    """Tell the story: what happened to services and replicas, and why."""
+    """Show the event log: what happened to services and replicas, and why."""
     begin = 0.0 if since is None else instant("--since", since, SystemClock().now())
     if count is None:
         count = USUAL_LINES if since is None else MOST_LINES
     client = controller()
     if name is not None:
         find(client.services(down=True), name)
-    # One line at least, to know where the story has got to.
+    # One line at least, to know how far the event log goes.
     found = client.events(name, newest=True, limit=max(1, count))
-    _tell([event for event in found[-count:] if event["at"] >= begin] if count else [], output)
+    _print([event for event in found[-count:] if event["at"] >= begin] if count else [], output)
     after = found[-1]["seq"] if found else 0
     with suppress(KeyboardInterrupt):
         while follow:
             news = client.events(name, after=after)
-            _tell(news, output)
+            _print(news, output)
             after = news[-1]["seq"] if news else after
             time.sleep(POLL_S)
 
 
-def _tell(story: Sequence[View], output: Output) -> None:
-    for event in story:
-        put(json.dumps(event) if output is Output.JSON else _line(event))
+def _print(events: Sequence[View], output: OutputFormat) -> None:
+    for event in events:
+        put(json.dumps(event) if output is OutputFormat.JSON else _line(event))
     sys.stdout.flush()
 
 

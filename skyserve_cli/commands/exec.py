@@ -18,7 +18,7 @@ from provisioners.remote.user_commands import bring_agent, run_there
 from skyserve_cli.commands.log_streams import PrefixedLog
 from skyserve_cli.commands.options import ServiceName, controller
 from skyserve_cli.commands.reach import UNREACHABLE, Node, Place, ReplicaId, chosen, live_ids, place_of
-from skyserve_cli.controller.api.client import Client, RefusedError
+from skyserve_cli.controller.api.client import ControllerClient, RefusedError
 from skyserve_cli.output import CommandFailed, WrongUsage, say
 
 AT_ONCE = 8
@@ -66,7 +66,7 @@ def exec(
 
     def run(replica_id: int) -> int:
         prefix = f"{replica_id:>{width}} | " if everywhere else None
-        out, err = Sink(sys.stdout.buffer, prefix, lock), Sink(sys.stderr.buffer, prefix, lock)
+        out, err = OutputSink(sys.stdout.buffer, prefix, lock), OutputSink(sys.stderr.buffer, prefix, lock)
         try:
             return _run(client, name, replica_id, node, script, out.write, err.write, stop.is_set)
         except BrokenPipeError:
@@ -82,7 +82,7 @@ def exec(
 
 
 def _run(
-    client: Client,
+    client: ControllerClient,
     name: str,
     replica_id: int,
     node: int,
@@ -100,7 +100,7 @@ def _run(
 
 
 def _worst(run: Callable[[int], int], ids: list[int], stop: threading.Event) -> int:
-    """Return the highest exit code; Ctrl-C ends all commands, and is waited for."""
+    """Return the highest exit code; Ctrl-C terminates all commands, and is waited for."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         futures: list[Future[int]] = [pool.submit(run, replica_id) for replica_id in ids]
         try:
@@ -112,7 +112,7 @@ def _worst(run: Callable[[int], int], ids: list[int], stop: threading.Event) -> 
             return INTERRUPTED
 
 
-class Sink:
+class OutputSink:
     """Output as it comes, or whole lines behind a prefix. Sinks that share a lock do not mix within a line."""
 
     def __init__(self, stream: BinaryIO, prefix: str | None, lock: threading.Lock) -> None:

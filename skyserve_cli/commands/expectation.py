@@ -46,7 +46,7 @@ class Expected(NamedTuple):
 
 
 def prepared(spec: ServiceSpec, *, trace: str, cold_start: str, price_ratio: str) -> tuple[Setting, Job]:
-    """Return the run that answers for the file's policy, at its smallest size. Raises WrongUsage."""
+    """Return the run that stands for the file's policy, at its smallest size. Raises WrongUsage."""
     cold_start_s = seconds("--cold-start", cold_start)
     market = runs.market(trace, None, TICK_S)
     runs.windows(market, None, cold_start_s)  # which insists on a trace longer than a cold start

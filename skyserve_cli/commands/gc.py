@@ -1,6 +1,6 @@
 """`serve gc`: finds orphaned resources in the clouds, and removes them.
 
-It asks the controller where one runs. Where none does it does the work itself, and holds the home's lock while it is at
+It calls the controller where one runs. Where none does it does the work itself, and holds the home's lock while it is at
 it, so that none starts in the middle.
 """
 
@@ -17,11 +17,11 @@ import typer
 
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands import gc_others
-from skyserve_cli.commands.options import Format, Output, View, Yes, controller, home
+from skyserve_cli.commands.options import Format, OutputFormat, View, Yes, controller, home
 from skyserve_cli.commands.prices import ask
 from skyserve_cli.commands.removal import Hands, cost, key_of, remove_all, stray_table, where
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.clouds.garbage_collector import GarbageCollector, janitor_of
 from skyserve_cli.controller.persistence.opening import opened
@@ -29,7 +29,7 @@ from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.controller.secret_box import seal_of
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
-from skyserve_cli.tables import put_table
+from skyserve_cli.text_tables import put_table
 
 
 def gc(
@@ -45,7 +45,7 @@ def gc(
         list[str] | None, typer.Option("--owner", metavar="ID", help="With --any-owner: of this home only.")
     ] = None,
     yes: Yes = False,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """Find orphaned resources in the clouds, and remove them.
 
@@ -63,10 +63,10 @@ def gc(
         gc_others.gc(here, names, owner or [], dry_run=dry_run, yes=yes, output=output)
         return
     with _hands(here) as hands:
-        looks = {name: hands.look(name) for name in names}
+        looks = {name: hands.inspect(name) for name in names}
     found = [orphan for look in looks.values() for orphan in look["orphans"]]
     unlisted = [region for look in looks.values() for region in look["unlisted"]]
-    if output is Output.TABLE and found:
+    if output is OutputFormat.TABLE and found:
         put_table(stray_table(found, SystemClock().now()))
     for region in unlisted:
         say(f"{where(region)} cannot be listed: {region['why']}")
@@ -76,7 +76,7 @@ def gc(
         ask(f"Remove {plural(len(found), 'thing')}{cost(found)}?", yes=yes)
         with _hands(here) as hands:
             removed, failed = remove_all(hands, found)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json({"found": found, "unlisted": unlisted, "removed": removed, "failed": failed})
     elif not found and not unlisted:
         say("nothing is left over")
@@ -99,10 +99,10 @@ def _chosen(wanted: Sequence[str], enabled: Sequence[str]) -> list[str]:
 class _Asked:
     """The controller does it."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ControllerClient) -> None:
         self._client = client
 
-    def look(self, cloud: str) -> View:
+    def inspect(self, cloud: str) -> View:
         return self._client.leaks(cloud)
 
     def remove(self, orphan: View) -> View:
@@ -118,8 +118,8 @@ class _Own:
     def __init__(self, garbage_collector: GarbageCollector) -> None:
         self._garbage_collector = garbage_collector
 
-    def look(self, cloud: str) -> View:
-        return self._garbage_collector.look(cloud).view()
+    def inspect(self, cloud: str) -> View:
+        return self._garbage_collector.inspect(cloud).view()
 
     def remove(self, orphan: View) -> View:
         return self._garbage_collector.remove(key_of(orphan)).view()

@@ -13,7 +13,7 @@ from provisioners.port.errors import ProvisionError
 from provisioners.port.vm import OwnerSource
 from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
-from skyserve_cli.commands.options import Output, View
+from skyserve_cli.commands.options import OutputFormat, View
 from skyserve_cli.commands.prices import ask
 from skyserve_cli.commands.removal import cost, remove_all, stray_table, where
 from skyserve_cli.config import load_config
@@ -23,7 +23,7 @@ from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
-from skyserve_cli.tables import put_table
+from skyserve_cli.text_tables import put_table
 
 _NOTHING = Known(frozenset(), frozenset())
 
@@ -34,8 +34,8 @@ class _Owned:
     def __init__(self, garbage_collector: GarbageCollector) -> None:
         self._garbage_collector = garbage_collector
 
-    def look(self, cloud: str) -> View:
-        return self._garbage_collector.look(cloud).view()
+    def inspect(self, cloud: str) -> View:
+        return self._garbage_collector.inspect(cloud).view()
 
     def remove(self, orphan: View) -> View:
         key = orphan["cloud"], orphan["kind"], orphan["id"], orphan["region"]
@@ -46,7 +46,7 @@ class _Owned:
 
 
 def gc(
-    here: Home, names: Sequence[str], owners: Sequence[str], *, dry_run: bool, yes: bool, output: Output
+    here: Home, names: Sequence[str], owners: Sequence[str], *, dry_run: bool, yes: bool, output: OutputFormat
 ) -> None:
     """List what other homes have in these clouds, and remove it once that is confirmed."""
     if yes and not owners and not dry_run:
@@ -61,7 +61,7 @@ def gc(
         if owner == own or (owners and owner not in owners):
             continue
         hand = hands.setdefault(owner, _owned(clouds, owner))
-        look = hand.look(cloud)
+        look = hand.inspect(cloud)
         unlisted += look["unlisted"]
         if look["orphans"]:
             found.setdefault(owner, []).extend(look["orphans"])
@@ -72,7 +72,7 @@ def gc(
         done, left = remove_all(hands[owner], orphans)
         removed += [{**one, "owner": owner} for one in done]
         failed += [{**one, "owner": owner} for one in left]
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         listed = [{**one, "owner": owner} for owner, orphans in found.items() for one in orphans]
         put_json({"found": listed, "unlisted": unlisted, "removed": removed, "failed": failed})
     if failed:
@@ -104,7 +104,7 @@ def _owners(clouds: Clouds, names: Sequence[str], unlisted: list[View]) -> Itera
 
 
 def _owned(clouds: Clouds, owner: str) -> _Owned:
-    return _Owned(GarbageCollector(clouds.get, owner, lambda: _NOTHING, SystemClock(), lambda story: None))
+    return _Owned(GarbageCollector(clouds.get, owner, lambda: _NOTHING, SystemClock(), lambda record: None))
 
 
 def _own(here: Home) -> str:
@@ -118,8 +118,8 @@ def _own(here: Home) -> str:
         store.close()
 
 
-def _show(found: Mapping[str, Sequence[View]], unlisted: Sequence[View], output: Output) -> None:
-    if output is Output.TABLE:
+def _show(found: Mapping[str, Sequence[View]], unlisted: Sequence[View], output: OutputFormat) -> None:
+    if output is OutputFormat.TABLE:
         for owner, orphans in found.items():
             services = sorted({one["service"] for one in orphans if one["service"]})
             say(f"home {owner}" + (f", services {', '.join(services)}" if services else ""))

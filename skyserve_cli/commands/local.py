@@ -10,11 +10,11 @@ import typer
 
 from policies.model import CapacityType
 from provisioners.local import controls as local_controls
-from provisioners.local.store import LocalStore, Record
+from provisioners.local.store import LaunchRecord, LocalStore
 from skyserve_cli.commands.durations import seconds
-from skyserve_cli.commands.options import Format, Output, home
+from skyserve_cli.commands.options import Format, OutputFormat, home
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, usd
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 
 app = typer.Typer(
     no_args_is_help=True, help="Play with the local cloud: its zones, its capacity, its spot market."
@@ -27,10 +27,10 @@ class Kind(str, Enum):
 
 
 @app.command()
-def zones(output: Format = Output.TABLE) -> None:
+def zones(output: Format = OutputFormat.TABLE) -> None:
     """List the zones: prices, and how many instances they have and have room for."""
     found = local_controls.zones(_root())
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json([{name: getattr(zone, name) for name in zone.__slots__} for zone in found])
         return
     rows = [
@@ -131,6 +131,6 @@ def _token(root: Path, target: str) -> str:
     return called[0].token if called else target
 
 
-def _names(record: Record) -> tuple[str, ...]:
+def _names(record: LaunchRecord) -> tuple[str, ...]:
     number = str(record.replica_id)
     return f"{record.service}/{number}", f"{record.service}-{number}", number

@@ -13,7 +13,7 @@ from skyserve_cli.commands import sentences
 from skyserve_cli.commands.durations import instant
 from skyserve_cli.commands.log_streams import Growing
 from skyserve_cli.commands.options import View, complete_service, controller, find, home
-from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, say
 
@@ -115,7 +115,7 @@ def logs(
         _print(client, what, follow=bool(follow), tail=tail, since=begin)
 
 
-def _controller_is_down(client: Client) -> bool:
+def _controller_is_down(client: ControllerClient) -> bool:
     try:
         client.health()
     except ControllerDownError:
@@ -133,19 +133,19 @@ def _print_file(tail: int | None) -> None:
     _write(content if tail is None else _last_lines(content, tail))
 
 
-def _previous(client: Client, name: str) -> int:
+def _previous(client: ControllerClient, name: str) -> int:
     """Return the replica that ended last and left a log. Raises CommandFailed."""
     view = find(client.services(down=True, ended=True), name)
     ended = [replica for replica in view["replicas"] if replica["ended_at"] and replica["kept_log"]]
     if not ended:
         raise CommandFailed(f"no replica of {name} failed in the last hour and left a log")
     last = max(ended, key=lambda replica: (replica["ended_at"], replica["id"]))
-    say(sentences.obituary(last["id"], last, last["end_reason"]))
+    say(sentences.exit_message(last["id"], last, last["end_reason"]))
     return int(last["id"])
 
 
 def _print_all(
-    client: Client, view: View, node: int, *, follow: bool, tail: int | None, since: float | None
+    client: ControllerClient, view: View, node: int, *, follow: bool, tail: int | None, since: float | None
 ) -> None:
     """The logs of all live replicas, each line behind the id of its replica. Raises CommandFailed."""
     name = view["name"]
@@ -185,7 +185,9 @@ def _load_balancer(view: View, wanted: int | None) -> str:
     )
 
 
-def _print(client: Client, what: str, *, follow: bool, tail: int | None, since: float | None) -> None:
+def _print(
+    client: ControllerClient, what: str, *, follow: bool, tail: int | None, since: float | None
+) -> None:
     offset, held = 0, b""
     while True:  # what there is
         content, offset = client.log(what, offset=offset, since=since)
@@ -206,7 +208,7 @@ def _print(client: Client, what: str, *, follow: bool, tail: int | None, since: 
             time.sleep(POLL_S)
 
 
-def _has_ended(client: Client, what: str) -> bool:
+def _has_ended(client: ControllerClient, what: str) -> bool:
     kind, _, rest = what.partition("/")
     if kind == "controller":
         return False

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from skyserve_cli.controller.api.client import Client, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, RefusedError
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed
 
 View = dict[str, Any]  # a service, a replica or an event as the controller's API gives it
 
 
-class Output(str, Enum):
+class OutputFormat(str, Enum):
     TABLE = "table"
     JSON = "json"
 
@@ -32,8 +32,8 @@ def home() -> Home:
     return Home.from_environment(os.environ)
 
 
-def controller() -> Client:
-    return Client(home())
+def controller() -> ControllerClient:
+    return ControllerClient(home())
 
 
 def complete_service(incomplete: str) -> list[str]:
@@ -71,7 +71,7 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Return once the control
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up waiting after this long.")
 ]
-Format = Annotated[Output, typer.Option("-o", "--output", help="How to print the answer.")]
+Format = Annotated[OutputFormat, typer.Option("-o", "--output", help="How to print the answer.")]
 Env = Annotated[
     list[str] | None,
     typer.Option("--env", metavar="NAME[=VALUE]", help="Set a variable of envs; without VALUE from yours."),

@@ -15,7 +15,7 @@ from skyserve_cli.commands.options import (
     EnvFile,
     File,
     Format,
-    Output,
+    OutputFormat,
     Secret,
     SecretFile,
     Set,
@@ -28,7 +28,7 @@ from skyserve_cli.controller.reconcile.mappers import requirements_of
 from skyserve_cli.controller.reconcile.planning import first_plan, offer_view
 from skyserve_cli.output import WrongUsage, put, put_json, say
 from skyserve_cli.spec import ServiceSpec
-from skyserve_cli.tables import put_table
+from skyserve_cli.text_tables import put_table
 
 MOST_SHOWN = 10
 
@@ -62,11 +62,11 @@ def plan(
             "--limit", metavar="N", min=0, help=f"Candidates to list. Default: {MOST_SHOWN}; all in JSON."
         ),
     ] = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """Show where a service would run and what it would cost, without launching it.
 
-    Lists the zones it could run in, best first, at the prices of the catalog. No cloud is asked, so this works without
+    Lists the zones it could run in, best first, at the prices of the catalog. No cloud is called, so this works without
     credentials, also for a cloud that the file names and that is not enabled here; `serve up` shows the same with the
     spot prices of the moment.
 
@@ -103,7 +103,7 @@ def plan(
     insist_on_offers(decided, loaded)
     candidates = [{**offer_view(offer), "num_nodes": loaded.spec.num_nodes} for offer in offers]
     decided["candidates"] = candidates if limit is None else candidates[:limit]
-    if output is Output.TABLE:
+    if output is OutputFormat.TABLE:
         put_table(plan_table(decided))
         put(plan_total(decided))
         _put_candidates(candidates, MOST_SHOWN if limit is None else limit)
@@ -113,9 +113,9 @@ def plan(
     if run is not None:
         expected = expectation.expected(*run, decided)
         decided["expected"] = expected._asdict()
-        if output is Output.TABLE:
+        if output is OutputFormat.TABLE:
             put(expected.sentence())
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json(decided)
 
 

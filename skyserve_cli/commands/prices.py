@@ -15,7 +15,7 @@ from skyserve_cli.controller.reconcile.mappers import requirements_of
 from skyserve_cli.controller.reconcile.planning import first_plan
 from skyserve_cli.output import CommandFailed, WrongUsage, accelerators, place, plural, saving, say, usd
 from skyserve_cli.spec import Loaded, Problem, ServiceSpec, SpecError
-from skyserve_cli.tables import Fitted, table
+from skyserve_cli.text_tables import Fitted, table
 
 
 def listed_plan(spec: ServiceSpec) -> View:
@@ -112,7 +112,7 @@ def candidates_table(candidates: Sequence[View]) -> Fitted:
 
 
 def insist_on_offers(plan: View, loaded: Loaded) -> None:
-    """A service that can run nowhere is refused before it is asked for, with the keys that leave nothing.
+    """A service that can run nowhere is refused before it is requested, with the keys that leave nothing.
 
     An alternative without offers beside others that have some is reported. Raises SpecError, or CommandFailed if the reason
     is unknown.
@@ -134,7 +134,7 @@ def insist_on_offers(plan: View, loaded: Loaded) -> None:
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Go on, or raise: WrongUsage without a terminal, CommandFailed where the answer is no or Ctrl-C."""
+    """Go on, or raise: WrongUsage without a terminal, CommandFailed where the user says no or presses Ctrl-C."""
     if yes:
         return
     if not sys.stdin.isatty():

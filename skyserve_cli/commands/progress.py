@@ -1,4 +1,4 @@
-"""Following the story until something is so: events as they come, and on a terminal the replicas as they are."""
+"""Follows the event log until a condition holds; on a terminal also shows the live replicas."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.live import Live
 
 from skyserve_cli.commands.log_streams import LastLines
 from skyserve_cli.commands.options import View
-from skyserve_cli.commands.sentences import live_replicas, obituary, timed_out, words
-from skyserve_cli.controller.api.client import Client, ControllerDownError, RefusedError
+from skyserve_cli.commands.sentences import exit_message, live_replicas, timed_out, words
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, RefusedError
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, clock_time, place, say, span
 from skyserve_cli.state.values import AGENT_WORD
-from skyserve_cli.tables import Fitted, console, table
+from skyserve_cli.text_tables import Fitted, console, table
 
 POLL_S = 0.2
 LOG_LINES_SHOWN = 10
@@ -28,37 +28,37 @@ AWAY_PATIENCE_S = 30.0
 TROUBLE_LASTS_S = 3.0  # shorter trouble belongs to coming up
 
 
-def last_event(client: Client) -> int:
+def last_event(client: ControllerClient) -> int:
     """Return the number of the last event: later ones are new."""
     newest = client.events(None, newest=True, limit=1)
     return int(newest[-1]["seq"]) if newest else 0
 
 
 def follow(
-    client: Client,
+    client: ControllerClient,
     names: frozenset[str],
     *,
     after: int,
     timeout_s: float | None,
     done: Callable[[dict[str, View]], bool],
 ) -> None:
-    """Tell what happens to `names` until `done` says so of their views by name (down ones included).
+    """Report what happens to `names` until `done` returns true for their views by name (down ones included).
 
     A controller that fails meanwhile is given `AWAY_PATIENCE_S` to come back. Raises CommandFailed after
-    `timeout_s`, ControllerDownError, and whatever `done` raises.
+    `timeout_s`, ControllerDownError, and what `done` raises.
     """
     clock = SystemClock()
-    began = answered = clock.now()
+    began = responded = clock.now()
     troubles = Troubles()
     with _live(client) as show:
         while True:
             try:
-                # The views first: whatever they show has its event already, still shown before the end.
+                # The views first: all that they show has its event already, still shown before the end.
                 views = {view["name"]: view for view in client.services(down=True) if view["name"] in names}
                 events = client.events(None, after=after)
-                answered = clock.now()
+                responded = clock.now()
             except ControllerDownError:
-                if clock.now() - answered > AWAY_PATIENCE_S:
+                if clock.now() - responded > AWAY_PATIENCE_S:
                     raise
                 time.sleep(POLL_S)
                 continue
@@ -118,7 +118,7 @@ def story_line(event: View, *, with_service: bool) -> str:
     return f"{clock_time(event['at'])}  {whose}{what}{said}"
 
 
-def _log_tail(client: Client, event: View) -> list[str]:
+def _log_tail(client: ControllerClient, event: View) -> list[str]:
     """Return what a replica printed last, if that is why it ended.
 
     For a moment it is not available: it is being read from the machine before it goes.
@@ -147,7 +147,7 @@ def wanted_agents(view: View) -> list[View]:
     return staying if len(staying) >= view["load_balancers_wanted"] else []
 
 
-def why_failed(client: Client, name: str, version: int) -> str:
+def why_failed(client: ControllerClient, name: str, version: int) -> str:
     """Return what the last replica of the version that could not live said, and where its log is."""
     (view,) = [each for each in client.services(ended=True) if each["name"] == name]
     ended = [r for r in view["replicas"] if r["version"] == version and r["end_reason"] is not None]
@@ -155,15 +155,15 @@ def why_failed(client: Client, name: str, version: int) -> str:
         return view["notes"] or "no replica was launched"
     telling = [r for r in ended if r["end_reason"] in _GIVES_UP] or ended
     last = max(telling, key=lambda replica: replica["id"])
-    reason = obituary(last["id"], last, last["end_reason"])
+    reason = exit_message(last["id"], last, last["end_reason"])
     if last["end_reason"] == "CONFIG":
         return reason  # nothing ever ran
     kept = f" (its end is kept in {last['kept_log']})" if last["kept_log"] else ""
     return f"{reason}\nwhole log: serve logs {name} {last['id']}{kept}"
 
 
-def log_tail(client: Client, what: str, lines: int) -> list[str]:
-    """Return the last lines of a log; none where no log is kept, or where it cannot be had in time."""
+def log_tail(client: ControllerClient, what: str, lines: int) -> list[str]:
+    """Return the last lines of a log; none where no log is kept, or where it does not arrive in time."""
     kept: deque[bytes] = deque(maxlen=lines)
     started, offset = b"", 0
     while True:
@@ -181,8 +181,8 @@ def log_tail(client: Client, what: str, lines: int) -> list[str]:
 
 
 @contextmanager
-def _live(client: Client) -> Iterator[Callable[[list[View], float], None]]:
-    """On a terminal, the table of replicas below the story, and below each that starts the last line of its log.
+def _live(client: ControllerClient) -> Iterator[Callable[[list[View], float], None]]:
+    """On a terminal, the table of replicas below the event log, and below each that starts the last line of its log.
 
     Elsewhere nothing moves.
     """

@@ -16,7 +16,7 @@ from skyserve_cli.sim import run as engine
 from skyserve_cli.sim import workers
 from skyserve_cli.sim.results import Run
 from skyserve_cli.sim.settings import Job, Setting
-from skyserve_cli.tables import console
+from skyserve_cli.text_tables import console
 
 BAR_AFTER_S = 2.0
 
@@ -24,7 +24,7 @@ BAR_AFTER_S = 2.0
 def run_all(
     settings: Sequence[Setting], jobs: Sequence[Job], processes: int | None, *, drawn: bool
 ) -> tuple[list[Run], bool]:
-    """The finished runs, in the order in which they were asked for, and whether Ctrl-C came before the last.
+    """The finished runs, in the order in which they were requested, and whether Ctrl-C came before the last.
 
     Step by step a run is long. Only where it will be `drawn` its steps are kept: those of the first window and seed.
     """

@@ -12,7 +12,7 @@ from provisioners.local.user_commands import Inside, NoProcessError, inside
 from provisioners.port.commands import Login
 from skyserve_cli.commands import sentences
 from skyserve_cli.commands.options import View, find, home
-from skyserve_cli.controller.api.client import Client
+from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.output import CommandFailed, WrongUsage
 
 UNREACHABLE = 255  # what `ssh` says, too
@@ -37,7 +37,7 @@ class OverSsh:
 Place = OverSsh | Inside
 
 
-def live_ids(client: Client, name: str) -> list[int]:
+def live_ids(client: ControllerClient, name: str) -> list[int]:
     """Return the ids of the live replicas. Raises CommandFailed if there is none."""
     view: View = find(client.services(down=True), name)
     ids = [int(replica["id"]) for replica in sentences.live_replicas(view)]
@@ -46,7 +46,7 @@ def live_ids(client: Client, name: str) -> list[int]:
     return ids
 
 
-def chosen(client: Client, name: str, wanted: int | None) -> int:
+def chosen(client: ControllerClient, name: str, wanted: int | None) -> int:
     """Return the replica `wanted`, or the only live one.
 
     Raises WrongUsage if there are several, CommandFailed if it is gone.
@@ -60,7 +60,7 @@ def chosen(client: Client, name: str, wanted: int | None) -> int:
     return ids[0] if wanted is None else wanted
 
 
-def place_of(client: Client, name: str, replica_id: int, node: int) -> Place:
+def place_of(client: ControllerClient, name: str, replica_id: int, node: int) -> Place:
     """Return where the replica runs. Raises CommandFailed or RefusedError."""
     found: dict[str, Any] = client.access(name, replica_id, node=node)
     if found["kind"] == "ssh":

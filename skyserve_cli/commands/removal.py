@@ -9,9 +9,9 @@ from typing import Protocol
 from skyserve_cli.commands.options import View
 from skyserve_cli.controller.clouds.garbage_collector import Key
 from skyserve_cli.output import say, span, usd
-from skyserve_cli.tables import Fitted, table
+from skyserve_cli.text_tables import Fitted, table
 
-GONE_PATIENCE_S = 300.0  # an instance that is asked to end takes a minute or two
+GONE_PATIENCE_S = 300.0  # an instance that is terminated takes a minute or two
 POLL_S = 3.0
 TRIES = 20  # of what may be removed another time: a card that holds an address goes first
 
@@ -19,7 +19,7 @@ TRIES = 20  # of what may be removed another time: a card that holds an address 
 class Hands(Protocol):
     """Who does the work."""
 
-    def look(self, cloud: str) -> View: ...
+    def inspect(self, cloud: str) -> View: ...
 
     def remove(self, orphan: View) -> View: ...
 
@@ -61,7 +61,7 @@ def remove_all(hands: Hands, found: Sequence[View]) -> tuple[list[View], list[Vi
 def _left(hands: Hands, shared: Sequence[View]) -> set[Key]:
     """Return its remains after something went wrong; all of it, where it is unknown."""
     keys = {key_of(orphan) for orphan in shared}
-    listed = {key_of(orphan) for orphan in hands.look(shared[0]["cloud"])["orphans"]}
+    listed = {key_of(orphan) for orphan in hands.inspect(shared[0]["cloud"])["orphans"]}
     return keys & listed or keys
 
 
@@ -80,7 +80,7 @@ def _await_gone(hands: Hands, instances: Sequence[View]) -> set[Key]:
     waited = {key_of(orphan): orphan["cloud"] for orphan in instances}
     for _ in range(int(GONE_PATIENCE_S / POLL_S)):
         for cloud in sorted(set(waited.values())):
-            look = hands.look(cloud)
+            look = hands.inspect(cloud)
             listed = {key_of(orphan) for orphan in look["orphans"]}
             if not look["unlisted"]:
                 waited = {key: at for key, at in waited.items() if at != cloud or key in listed}

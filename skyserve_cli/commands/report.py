@@ -9,12 +9,12 @@ import typer
 
 from skyserve_cli.commands import pictures
 from skyserve_cli.commands.durations import seconds
-from skyserve_cli.commands.options import Format, Output, complete_service, controller, find
+from skyserve_cli.commands.options import Format, OutputFormat, complete_service, controller, find
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, date_time, put, put_json, say
 from skyserve_cli.report import history_text as lived_wording
 from skyserve_cli.report.history import Lived, NothingYetError, lived
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 
 _DIGITS = 6
 
@@ -31,7 +31,7 @@ def report(
         Path | None,
         typer.Option("--out", metavar="FILE.html|FILE.png", help="Draw it: replicas and spend over time."),
     ] = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """Show how available a service was, on what it ran, and what it cost.
 
@@ -53,7 +53,7 @@ def report(
         raise CommandFailed(str(error)) from None
     if history["complete_from"] > history["since"]:
         say(f"what was before {date_time(history['complete_from'])} is no longer kept one by one")
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json(_json(account, history))
     else:
         say(lived_wording.setting(account))

@@ -1,4 +1,4 @@
-"""From the words of a command line to the runs it asks for."""
+"""From the words of a command line to the runs it requests."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def target_size(spec: ServiceSpec | None, replicas: int | None) -> int:
 
 
 def wanted_policies(spec: ServiceSpec | None, given: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the given ones, else those the file asks for beside on demand, else a choice. Raises WrongUsage."""
+    """Return the given ones, else those the file requests beside on demand, else a choice. Raises WrongUsage."""
     if given:
         return policies(given)
     if spec is None:
@@ -265,6 +265,6 @@ def jobs(
 
 
 def insist_on_few(count: int) -> None:
-    """A slip of a range is cheaper to hear of than to wait for. Raises WrongUsage."""
+    """Reject a mistyped range before anything runs. Raises WrongUsage."""
     if count > MOST_RUNS:
         raise WrongUsage(f"that makes {plural(count, 'run')}; at most {MOST_RUNS} are made at once")

@@ -79,6 +79,6 @@ def live_replicas(view: View) -> list[View]:
     return [replica for replica in view["replicas"] if replica["state"] != "GONE"]
 
 
-def obituary(replica_id: int, where: View, reason: str) -> str:
+def exit_message(replica_id: int, where: View, reason: str) -> str:
     """Return how a replica ended, in one sentence. `where` has its place and its message."""
     return f"replica {replica_id} in {place(where)} ended: {end_of(reason, where['message'])}"

@@ -11,7 +11,7 @@ import typer
 
 from skyserve_cli.commands import autoscalers, files, pictures, runs
 from skyserve_cli.commands.durations import seconds
-from skyserve_cli.commands.options import Env, EnvFile, Format, Output, Secret, SecretFile, Set
+from skyserve_cli.commands.options import Env, EnvFile, Format, OutputFormat, Secret, SecretFile, Set
 from skyserve_cli.commands.racing import run_all
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put, put_json, say
 from skyserve_cli.report.export import to_json
@@ -22,7 +22,7 @@ from skyserve_cli.sim.settings import POLICIES, Setting
 from skyserve_cli.sim.summary import summarize
 from skyserve_cli.sim.trace import Trace, named, shipped
 from skyserve_cli.spec import ServiceSpec
-from skyserve_cli.tables import put_table, table
+from skyserve_cli.text_tables import put_table, table
 
 
 def complete_policy(incomplete: str) -> list[str]:
@@ -174,12 +174,12 @@ def simulate(
     secret: Secret = None,
     secret_file: SecretFile = None,
     changes: Set = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """Show what a service would have cost on a spot market, and how often it would have been short.
 
     The controller's own code runs on a record of what zones had room for.
-    Launches that fail, preemptions and cold starts are in it; no cloud is asked.
+    Launches that fail, preemptions and cold starts are in it; no cloud is called.
 
     \b
     serve simulate
@@ -274,9 +274,9 @@ def _spec(
 # --- showing ------------------------------------------------------------------------------------------------
 
 
-def _show(simulation: Simulation, market: Trace, targets: Sequence[float], output: Output) -> None:
+def _show(simulation: Simulation, market: Trace, targets: Sequence[float], output: OutputFormat) -> None:
     rows = summarize(simulation.runs)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json(to_json(simulation, rows, targets, capacity=market.reading))
         return
     if not rows:
@@ -295,13 +295,13 @@ def _draw(simulation: Simulation, path: Path, targets: Sequence[float]) -> None:
     )
 
 
-def _list(output: Output, *, policies: bool, traces: bool) -> None:
+def _list(output: OutputFormat, *, policies: bool, traces: bool) -> None:
     listed: dict[str, Any] = {}
     if policies:
         listed["policies"] = [{"name": name, "what": what} for name, what in POLICIES.items()]
     if traces:
         listed["traces"] = [_trace_json(named(name)) for name in shipped()]
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json(listed)
         return
     if policies:

@@ -14,7 +14,7 @@ import typer
 
 from skyserve_cli.commands.options import View, complete_service, controller, find, home, no_such_service
 from skyserve_cli.commands.sentences import NO_SERVICE
-from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, put, put_json, say, span
 
@@ -65,7 +65,7 @@ def status(
         _put(services, wide=output is Shape.WIDE)
 
 
-def _warn(client: Client) -> None:
+def _warn(client: ControllerClient) -> None:
     """First of all: what the controller says may be old."""
     with suppress(ControllerDownError):
         health = client.health()
@@ -77,7 +77,7 @@ def _warn(client: Client) -> None:
             say(f"the controller cannot read or write its state ({store['why']}): what follows is {ago} old")
 
 
-def _services(client: Client, names: Sequence[str], everything: bool) -> list[View]:
+def _services(client: ControllerClient, names: Sequence[str], everything: bool) -> list[View]:
     return _named(client.services(down=everything, ended=everything), names)
 
 
@@ -103,18 +103,18 @@ def _only(services: Sequence[View], names: Sequence[str]) -> View:
 
 def _put(services: Sequence[View], *, wide: bool) -> None:
     from skyserve_cli.commands.status_tables import tables  # with Rich, which --endpoint and JSON do not need
-    from skyserve_cli.tables import put_table
+    from skyserve_cli.text_tables import put_table
 
     for each in tables(services, SystemClock().now(), wide=wide):
         put_table(each)
 
 
-def _watch(client: Client, names: Sequence[str], everything: bool, *, wide: bool) -> None:
+def _watch(client: ControllerClient, names: Sequence[str], everything: bool, *, wide: bool) -> None:
     from rich.console import Group
     from rich.live import Live
 
     from skyserve_cli.commands.status_tables import ages, tables
-    from skyserve_cli.tables import console
+    from skyserve_cli.text_tables import console
 
     clock = SystemClock()
     screen = console(sys.stdout)

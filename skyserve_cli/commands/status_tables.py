@@ -11,12 +11,12 @@ from skyserve_cli.commands.sentences import (
     ONLY_HERE,
     STANDS_IN,
     end_of,
-    obituary,
+    exit_message,
     stand_ins,
     version_given_up,
 )
 from skyserve_cli.output import accelerators, date_time, place, printable, span, usd
-from skyserve_cli.tables import Fitted, table
+from skyserve_cli.text_tables import Fitted, table
 
 #: The columns that a narrow terminal does not show, the first to go first. Ids, states and messages always stay.
 _LESS_OF_SERVICES = ("SAVED", "UPTIME", "$/H", "REPLICAS", "VERSION")
@@ -127,7 +127,7 @@ def _notes(view: View) -> Iterator[str]:
         yield version_given_up(version, serves=True)
     failure = view["last_failure"]
     if failure is not None:
-        yield obituary(failure["replica_id"], failure, failure["reason"])
+        yield exit_message(failure["replica_id"], failure, failure["reason"])
     standing_in = sum(replica["stands_in"] and replica["state"] != "GONE" for replica in view["replicas"])
     if standing_in:
         yield f"{stand_ins(standing_in)}; spot ready: {_ready(view, 'spot')}"

@@ -1,4 +1,4 @@
-"""`serve up`: from a file to an endpoint that answers."""
+"""`serve up`: from a file to an endpoint that serves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skyserve_cli.commands.options import (
     File,
     Format,
     NoWait,
-    Output,
+    OutputFormat,
     Secret,
     SecretFile,
     Set,
@@ -25,11 +25,11 @@ from skyserve_cli.commands.options import (
     home,
 )
 from skyserve_cli.commands.prices import ask, insist_on_offers, listed_plan, plan_table, plan_total
-from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, put, put_json, say
 from skyserve_cli.spec import Loaded, spec_to_json
-from skyserve_cli.tables import say_table
+from skyserve_cli.text_tables import say_table
 
 _NOT_RENTED = frozenset({"local", "ssh"})
 
@@ -48,9 +48,9 @@ def up(
     secret: Secret = None,
     secret_file: SecretFile = None,
     changes: Set = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Bring a service up: show the plan and its price, ask, and wait until it answers.
+    """Bring a service up: show the plan and its price, confirm, and wait until it is ready.
 
     The last line of stdout is the endpoint, and the only one.
     """
@@ -72,7 +72,7 @@ def up(
     say_table(plan_table(plan))
     say(f"{name}: {plan_total(plan)}")
     if dry_run:
-        if output is Output.JSON:
+        if output is OutputFormat.JSON:
             put_json(plan)
         return
 
@@ -97,7 +97,7 @@ def hint_at_backup(here: Home, clouds: Collection[str]) -> None:
     )
 
 
-def _insist_on_new(client: Client, name: str) -> None:
+def _insist_on_new(client: ControllerClient, name: str) -> None:
     for view in client.services():
         if view["name"] != name:
             continue
@@ -108,11 +108,11 @@ def _insist_on_new(client: Client, name: str) -> None:
         )
 
 
-def _wait(client: Client, loaded: Loaded, seen: int, timeout_s: float | None) -> None:
-    """Until the service answers. Ctrl-C stops the waiting, not the service."""
+def _wait(client: ControllerClient, loaded: Loaded, seen: int, timeout_s: float | None) -> None:
+    """Wait until the service is ready. Ctrl-C stops the waiting, not the service."""
     name, wanted = loaded.spec.name, loaded.spec.scaling.min_replicas
 
-    def answers(views: dict[str, View]) -> bool:
+    def responds(views: dict[str, View]) -> bool:
         view = views[name]
         if view["status"] == "FAILED":
             raise CommandFailed(
@@ -124,7 +124,7 @@ def _wait(client: Client, loaded: Loaded, seen: int, timeout_s: float | None) ->
         return progress.serves(view, wanted)
 
     try:
-        progress.follow(client, frozenset((name,)), after=seen, timeout_s=timeout_s, done=answers)
+        progress.follow(client, frozenset((name,)), after=seen, timeout_s=timeout_s, done=responds)
     except KeyboardInterrupt:
         raise CommandFailed(
             f"\nstopped waiting; {name} keeps coming up. Follow it with `serve status --watch {name}`, "
@@ -133,10 +133,10 @@ def _wait(client: Client, loaded: Loaded, seen: int, timeout_s: float | None) ->
         ) from None
 
 
-def _show(client: Client, name: str, output: Output) -> None:
-    """What was asked for: the endpoint, and nothing else."""
+def _show(client: ControllerClient, name: str, output: OutputFormat) -> None:
+    """What was requested: the endpoint, and nothing else."""
     (view,) = [view for view in client.services() if view["name"] == name]
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json(view)
         return
     say(f"{name} answers at:" if view["ready"] else f"{name} will answer at:")

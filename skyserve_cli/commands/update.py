@@ -14,7 +14,7 @@ from skyserve_cli.commands.options import (
     Format,
     Mode,
     NoWait,
-    Output,
+    OutputFormat,
     Secret,
     SecretFile,
     ServiceName,
@@ -26,11 +26,11 @@ from skyserve_cli.commands.options import (
     find,
 )
 from skyserve_cli.commands.prices import ask, insist_on_offers, plan_table, spreading_cost
-from skyserve_cli.controller.api.client import Client
+from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.output import CommandFailed, plural, put, put_json, say, span, usd
 from skyserve_cli.spec import ServiceSpec, spec_to_json
 from skyserve_cli.spec.problems import shown
-from skyserve_cli.tables import say_table
+from skyserve_cli.text_tables import say_table
 
 
 def update(
@@ -46,7 +46,7 @@ def update(
     secret: Secret = None,
     secret_file: SecretFile = None,
     changes: Set = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """Give a running service a new version.
 
@@ -71,7 +71,7 @@ def update(
     kept = plan["keeps_replicas"]
     if plan["nothing_changes"]:
         say(f"nothing changes: {name} stays at version {running['version']}")
-        if output is Output.JSON:
+        if output is OutputFormat.JSON:
             put_json(plan if dry_run else running)
         elif not dry_run:
             put(running["endpoint"])
@@ -91,7 +91,7 @@ def update(
     if spread := spreading_cost(plan):
         say(spread)
     if dry_run:
-        if output is Output.JSON:
+        if output is OutputFormat.JSON:
             put_json(plan)
         return
 
@@ -101,7 +101,7 @@ def update(
     if not no_wait:
         _wait(client, spec, version, seen, timeout)
     (view,) = [view for view in client.services() if view["name"] == name]
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         put_json(view)
     else:
         say(f"{name} is at version {version}" if not no_wait else f"{name} goes to version {version}")
@@ -139,7 +139,9 @@ def _difference(change: View) -> str:
     return f"{change['path']}: {shown(change['before'])} -> {shown(change['after'])}"
 
 
-def _wait(client: Client, spec: ServiceSpec, version: int, seen: int, timeout_s: float | None) -> None:
+def _wait(
+    client: ControllerClient, spec: ServiceSpec, version: int, seen: int, timeout_s: float | None
+) -> None:
     """Until the new version serves, and it alone. Ctrl-C stops the waiting, not the update."""
     name, wanted = spec.name, spec.scaling.min_replicas
 
@@ -155,7 +157,7 @@ def _wait(client: Client, spec: ServiceSpec, version: int, seen: int, timeout_s:
         ) from None
 
 
-def has_taken_over(client: Client, view: View, version: int, wanted: int) -> bool:
+def has_taken_over(client: ControllerClient, view: View, version: int, wanted: int) -> bool:
     """Return whether the version serves with `wanted` replicas, and no other. Raises CommandFailed if it never will."""
     if view["version"] != version or view["status"] in ("SHUTTING_DOWN", "DOWN"):
         raise CommandFailed(
@@ -169,7 +171,7 @@ def has_taken_over(client: Client, view: View, version: int, wanted: int) -> boo
     return not old and len(replicas) == view["target"] and progress.serves(view, wanted)
 
 
-def _gave_up(client: Client, view: View) -> str:
+def _gave_up(client: ControllerClient, view: View) -> str:
     name, version = view["name"], view["version"]
     return (
         f"{name}: {sentences.version_given_up(version, serves=bool(view['ready']))}\n"

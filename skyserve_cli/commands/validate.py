@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from skyserve_cli.commands import files
-from skyserve_cli.commands.options import Env, EnvFile, Format, Output, Secret, SecretFile, Set
+from skyserve_cli.commands.options import Env, EnvFile, Format, OutputFormat, Secret, SecretFile, Set
 from skyserve_cli.output import CommandFailed, WrongUsage, put, put_json, say
 from skyserve_cli.spec import SpecError, json_schema, spec_to_json
 from skyserve_cli.spec.yaml_tree import key_lines, line_of
@@ -25,7 +25,7 @@ def validate(
     secret: Secret = None,
     secret_file: SecretFile = None,
     changes: Set = None,
-    output: Format = Output.TABLE,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """Check a service file without launching anything.
 
@@ -49,7 +49,7 @@ def validate(
         )
     except SpecError as error:
         lines = _lines(file)
-        if output is Output.JSON:
+        if output is OutputFormat.JSON:
             problems = [
                 {"path": p.path, "message": p.message, "hint": p.hint, "line": line_of(p.path, lines)}
                 for p in error.problems
@@ -60,7 +60,7 @@ def validate(
     lines = _lines(file) if loaded.warnings else {}
     for warning in loaded.warnings:
         say(f"{_place(file, warning.path, lines)}: warning: {warning}")
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         warnings = [
             {"path": w.path, "message": w.message, "line": line_of(w.path, lines)} for w in loaded.warnings
         ]

@@ -33,7 +33,7 @@ from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import NoSuchServiceError, StoredEvents, Story
+from skyserve_cli.state.values import EventRecord, NoSuchServiceError, StoredEvent
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _SILENT = frozenset({"Progressed", FAILED})
 class Callback(NamedTuple):
     """One run: of which event, which command, and with which variables."""
 
-    event: StoredEvents
+    event: StoredEvent
     command: str
     variables: Mapping[str, str]
 
@@ -115,7 +115,7 @@ class Callbacks(threading.Thread):
         self._start()
         self._write()
 
-    def _take(self, events: Sequence[StoredEvents]) -> None:
+    def _take(self, events: Sequence[StoredEvent]) -> None:
         """Queue the callbacks of these events."""
         versions = {row.name: row.version for row in self._store.services()} if events else {}
         if any(event.service and event.service not in versions for event in events):
@@ -139,8 +139,8 @@ class Callbacks(threading.Thread):
             return min(end, int(json.loads(self._position.read_text())["seq"]))
         return end
 
-    def _callback(self, event: StoredEvents, version: int | None) -> Callback | None:
-        if version is None or event.story.kind in _SILENT:
+    def _callback(self, event: StoredEvent, version: int | None) -> Callback | None:
+        if version is None or event.record.kind in _SILENT:
             return None
         try:
             spec = self._specs.get(event.service, version)
@@ -192,7 +192,7 @@ class Callbacks(threading.Thread):
             if why:
                 self._failing.add(service)
         if is_news:
-            self._report(service, f"event_callback failed, for {callback.event.story.kind}: {why}")
+            self._report(service, f"event_callback failed, for {callback.event.record.kind}: {why}")
         with self._lock:
             del self._running[service]
         with suppress(OSError):
@@ -202,7 +202,7 @@ class Callbacks(threading.Thread):
     def _report(self, service: str, message: str) -> None:
         log.warning("%s: %s", service, message)
         with suppress(SQLAlchemyError, LeaseLostError):
-            self._store.tell(Story(FAILED, message), now=self._clock.now(), service=service)
+            self._store.append_event(EventRecord(FAILED, message), now=self._clock.now(), service=service)
 
     def _write(self) -> None:
         """Record which events are finished."""
@@ -215,20 +215,20 @@ class Callbacks(threading.Thread):
                 self._written = done
 
 
-def variables_of(event: StoredEvents) -> dict[str, str]:
+def variables_of(event: StoredEvent) -> dict[str, str]:
     """Return the environment of a command for an event: our names, and those that SkyPilot's scripts read."""
-    story = event.story
-    replica = "" if story.replica_id is None else str(story.replica_id)
+    record = event.record
+    replica = "" if record.replica_id is None else str(record.replica_id)
     return {
         "SKYSERVE_SERVICE": event.service,
         "SKYSERVE_REPLICA_ID": replica,
-        "SKYSERVE_EVENT": story.kind,
+        "SKYSERVE_EVENT": record.kind,
         "SKYSERVE_EVENT_ID": str(event.seq),
         "SKYSERVE_EVENT_TIME": f"{event.at:.3f}",
-        "SKYSERVE_STATE": story.state or "",
-        "SKYSERVE_MESSAGE": story.message.replace("\0", ""),
+        "SKYSERVE_STATE": record.state or "",
+        "SKYSERVE_MESSAGE": record.message.replace("\0", ""),
         "JOB_ID": replica,
-        "JOB_STATUS": story.state or story.kind,
+        "JOB_STATUS": record.state or record.kind,
         "TASK_ID": replica,
         "TASK_NAME": event.service,
     }

@@ -58,7 +58,7 @@ from skyserve_cli.controller.reconcile.adoption import Adoption, read_restored
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.clock import JUMP_S, SteadyClock, SystemClock
 from skyserve_cli.controller.reconcile.evidence import DaemonEvidence
-from skyserve_cli.controller.reconcile.ports import Call, Offers
+from skyserve_cli.controller.reconcile.ports import CloudOperation, Offers
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas
 from skyserve_cli.controller.reconcile.store_health import sentence_of
@@ -66,14 +66,14 @@ from skyserve_cli.controller.secret_box import seal_of
 from skyserve_cli.home import Home, make_private
 from skyserve_cli.state.lease import NO_TERM, LeaseLostError
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import Story
+from skyserve_cli.state.values import EventRecord
 
 log = logging.getLogger("skyserve.controller")
 
 #: In the environment of a process that has started again: its database was there a moment ago, so it is waited for.
 _AGAIN = "SKYSERVE_CONTROLLER_AGAIN"
 TRY_AGAIN_S = 1.0
-#: Ticks that are asked for in a row are one tick: a burst of answers is taken in one photograph.
+#: Ticks that are requested in a row are one tick, so that a burst of results is handled at once.
 BETWEEN_TICKS_S = 0.02
 #: A full backlog of a Unix socket refuses a connection at once.
 BACKLOG = 1024
@@ -154,28 +154,28 @@ def catch_up(clock: SystemClock, store: Store) -> None:
 
 def _tell_jump(store: Store, jump_s: float, now: float) -> None:
     log.warning("clock jumped by %+.1f s", jump_s)
-    store.tell(Story("clock", f"clock jumped by {jump_s:+.0f} s"), now=now)
+    store.append_event(EventRecord("clock", f"clock jumped by {jump_s:+.0f} s"), now=now)
 
 
 def _tell_lease(store: Store, service: str, replica_id: int, sentence: str, now: float) -> None:
     log.warning("%s/%d: %s", service, replica_id, sentence)
     with suppress(SQLAlchemyError, LeaseLostError):  # it is in the log, too
-        store.tell(Story(leases.KIND, sentence, replica_id), now=now, service=service)
+        store.append_event(EventRecord(leases.KIND, sentence, replica_id), now=now, service=service)
 
 
 def _tell_clock(store: Store, sentence: str, now: float) -> None:
     with suppress(SQLAlchemyError, LeaseLostError):  # it is in the log, too
-        store.tell(Story("clock", sentence), now=now)
+        store.append_event(EventRecord("clock", sentence), now=now)
 
 
 def _tell_rules(store: Store, cloud: str, sentence: str, now: float) -> None:
     said = f"rules for the network cannot be set: {sentence}" if sentence else "rules for the network are set"
     with suppress(SQLAlchemyError, LeaseLostError):  # it is in the log, too
-        store.tell(Story("network", f"{cloud}: {said}"), now=now)
+        store.append_event(EventRecord("network", f"{cloud}: {said}"), now=now)
 
 
 class _ResolvedOffers:
-    """The offer book, asked only for enabled clouds; a need that only disabled ones could meet meets no offer."""
+    """The offers of enabled clouds only; a need that only disabled ones could meet meets no offer."""
 
     def __init__(self, clouds: Clouds, book: OfferCache) -> None:
         self._clouds = clouds
@@ -217,7 +217,7 @@ class _Term:
 def begin_again() -> None:
     """Execute the same program in place of this one, whichever thread is doing what.
 
-    Whatever this process believed is of a term that is over, so nothing of it stays but its number; and what waits for a
+    What this process knew is of a term that is over, so nothing of it stays but its number; and what waits for a
     database that does not respond would keep an orderly stop waiting, too.
     """
     logging.shutdown()
@@ -270,13 +270,13 @@ async def run(home: Home) -> None:
         clock,
         woken.set,
         clouds.poll_s(),
-        tell=lambda sentence: store.tell(Story("RegionClosed", sentence), now=clock.now()),
+        tell=lambda sentence: store.append_event(EventRecord("RegionClosed", sentence), now=clock.now()),
         tell_clock=lambda sentence: _tell_clock(store, sentence, clock.now()),
         warn=lambda service, id_, sentence: _tell_lease(store, service, id_, sentence, clock.now()),
     )
     log_archive = LogArchive(home.log_archive)
 
-    def farewell(call: Call, cloud: Provisioner, instance: Instance) -> None:
+    def farewell(call: CloudOperation, cloud: Provisioner, instance: Instance) -> None:
         num_nodes = specs.get(call.service, call.replica.version).num_nodes
         log_archive.keep(call.service, call.replica, instance, cloud, num_nodes)
 
@@ -386,7 +386,7 @@ async def run(home: Home) -> None:
 
 
 async def _listen(app: web.Application, home: Home) -> web.AppRunner:
-    """Serve on the home's socket, and tell the home which process does."""
+    """Serve on the home's socket, and record in the home which process does."""
     listener = unix_socket.bound(home.controller_socket)
     site = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await site.setup()

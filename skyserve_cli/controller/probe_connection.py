@@ -121,7 +121,7 @@ class ProbeConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._response is None or self._response.done():
-            self.close()  # it speaks without having been asked, or goes on after its response
+            self.close()  # it sends without a request, or goes on after its response
             return
         self._left -= len(data)
         try:

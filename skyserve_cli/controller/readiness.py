@@ -44,7 +44,7 @@ class ProbeOutcome(NamedTuple):
     reached: bool
 
 
-class Line(Protocol):
+class ReplicaConnection(Protocol):
     """To one replica."""
 
     async def probe(self, order: ProbeOrder) -> ProbeOutcome: ...
@@ -61,13 +61,13 @@ class HttpProber:
         wake: Callable[[], None],
         attention: Attention | None = None,
         served: ServedReplicas | None = None,
-        line: Callable[[ssl.SSLContext], Line] | None = None,
+        line: Callable[[ssl.SSLContext], ReplicaConnection] | None = None,
         authority: bytes | None = None,
     ) -> None:
         """`authority` is the certificate (DER) by which replicas with a `tls_name` are known, and by which alone."""
         self._loop = loop
         self._served = ServedReplicas() if served is None else served
-        self._line: Callable[[ssl.SSLContext], Line] = ReplicaLine if line is None else line
+        self._line: Callable[[ssl.SSLContext], ReplicaConnection] = ReplicaLine if line is None else line
         self._wake = wake
         self._attention = Attention(loop, SystemClock()) if attention is None else attention
         self._watched: tuple[ProbeOrder, ...] = ()

@@ -20,7 +20,7 @@ from policies.backoff import delay_s
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home, make_private
 
-#: Exit codes after which a restart would not help: stopped as asked, wrong configuration, another controller is running,
+#: Exit codes after which a restart would not help: stopped on request, wrong configuration, another controller is running,
 #: a database that this program cannot use.
 FINAL = (0, 2, 3, 4)
 SHORTEST_PAUSE_S = 0.1
@@ -32,7 +32,7 @@ LONG_LIFE_S = 60.0
 def keep(command: list[str], stopping: Event, stop_with: list[subprocess.Popen[bytes]]) -> int:
     """Run `command` until it ends for good; the exit code of its last run. `stop_with` holds the running process.
 
-    A command that fails by itself on its very first run would fail again: its exit code is the answer. One that
+    A command that fails by itself on its very first run would fail again: its exit code is returned. One that
     is killed, or fails later, is started again after a pause that doubles from death to death.
     """
     clock = SteadyClock()

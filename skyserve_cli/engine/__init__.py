@@ -1,4 +1,4 @@
-"""An LLM engine without a GPU: it answers OpenAI's API and takes the time a real engine would take.
+"""An LLM engine without a GPU: it serves OpenAI's API and takes the time a real engine would take.
 
 The law of this room: what decides is pure, what touches the world is thin.
 

@@ -2,7 +2,7 @@
 
 Sampling parameters that change which words a real model says (temperature, top_p, penalties, user, metadata, ...)
 are accepted and have no effect: this engine's words are a function of context and seed. What a client would have
-to see in the answer and cannot get (logprobs, JSON schemas, forced tool calls) is refused.
+to see in the response and cannot get (logprobs, JSON schemas, forced tool calls) is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PROMPT_FIELD = {Kind.CHAT: "messages", Kind.COMPLETION: "prompt", Kind.RESPONSE
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one call asks for. Choices are numbered prompt by prompt: `choice // n` is its prompt."""
+    """What one call requests. Choices are numbered prompt by prompt: `choice // n` is its prompt."""
 
     kind: Kind
     model: str
@@ -89,8 +89,8 @@ def parse_json(raw: bytes) -> Mapping[str, Any]:
 def parse_generation(
     body: Mapping[str, Any], kind: Kind, served_model: str, max_model_len: int
 ) -> Generation:
-    """Return the call `body` asks for. Raises BadRequest or ModelNotFound."""
-    fields = _Fields(body)
+    """Return the call `body` requests. Raises BadRequest or ModelNotFound."""
+    fields = _BodyFields(body)
     check_model(body, served_model)
     _refuse_what_cannot_be_seen(body)
     if kind is Kind.RESPONSE:
@@ -102,7 +102,7 @@ def parse_generation(
         raise BadRequest(f"n times the number of prompts must be at most {MAX_CHOICES}", param="n")
     limits = ("max_output_tokens",) if kind is Kind.RESPONSE else ("max_completion_tokens", "max_tokens")
     asked = next((limit for name in limits if (limit := fields.integer(name, least=1))), 0)
-    # As with vLLM, a completion that says null means it: whatever the context has room for.
+    # As with vLLM, a completion that says null means it: as much as the context has room for.
     unlimited = kind is not Kind.COMPLETION or "max_tokens" in body
     default = max_model_len if unlimited else _COMPLETION_DEFAULT_TOKENS
     max_tokens = tuple(_max_tokens(len(prompt), asked, default, kind, max_model_len) for prompt in prompts)
@@ -131,8 +131,8 @@ def parse_generation(
         include_stop=fields.boolean("include_stop_str_in_output"),
         echo=fields.boolean("echo"),
         stream=stream,
-        include_usage=_Fields(options).boolean("include_usage"),
-        continuous_usage=_Fields(options).boolean("continuous_usage_stats"),
+        include_usage=_BodyFields(options).boolean("include_usage"),
+        continuous_usage=_BodyFields(options).boolean("continuous_usage_stats"),
         return_token_ids=fields.boolean("return_token_ids"),
     )
 
@@ -149,7 +149,7 @@ def check_model(body: Mapping[str, Any], served_model: str) -> None:
 
 def chat_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     """Return the one prompt of a chat body."""
-    fields = _Fields(body)
+    fields = _BodyFields(body)
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise BadRequest("messages must be a list", param="messages")
@@ -255,7 +255,7 @@ def _token_ids(ids: Any, where: str) -> tuple[int, ...]:
 
 def _refuse_what_cannot_be_seen(body: Mapping[str, Any]) -> None:
     for name in ("logprobs", "prompt_logprobs"):
-        # `logprobs: 0` of a completion asks for those of the chosen tokens: only null and false ask for none.
+        # `logprobs: 0` of a completion requests those of the chosen tokens: only null and false request none.
         if body.get(name) is not None and body[name] is not False:
             raise BadRequest("this engine has no weights, hence no log-probabilities", param=name)
     response_format = body.get("response_format")
@@ -288,7 +288,7 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-class _Fields:
+class _BodyFields:
     """Typed reads of a body; null means absent, as OpenAI's clients send it."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:

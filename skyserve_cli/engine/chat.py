@@ -2,7 +2,7 @@
 
     <|im_start|>role\\ncontent<|im_end|>\\n     per message, then <|im_start|>assistant\\n
 
-With `continue_final_message` the last message stays open, so a conversation that ends in half an answer renders
+With `continue_final_message` the last message stays open, so a conversation that ends in half a response renders
 to exactly the tokens the engine had when it had said that half.
 """
 

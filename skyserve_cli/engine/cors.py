@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 
 from lb.config.cors import Cors
-from lb.http.cors import CorsRules, Decision
+from lb.http.cors import CorsDecision, CorsRules
 from skyserve_cli.engine.errors import error_body
 
 
@@ -48,7 +48,7 @@ def allow(app: web.Application, cors: Cors) -> None:
     app.on_response_prepare.append(add_headers)
 
 
-def _decision(rules: CorsRules, request: web.Request) -> Decision:
+def _decision(rules: CorsRules, request: web.Request) -> CorsDecision:
     names = ("Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers")
     given = [request.headers.get(name) for name in names]
     origin, method, headers = [

@@ -1,9 +1,9 @@
-"""What the API answers when it cannot do what was asked, in OpenAI's error shape.
+"""What the API returns when it cannot do what was requested, in OpenAI's error shape.
 
 ApiError
 ├─ BadRequest      400   the client must change the request
 ├─ ModelNotFound   404   another engine serves that model
-└─ EngineDown      503   ask another replica
+└─ EngineDown      503   try another replica
 """
 
 from __future__ import annotations

@@ -35,21 +35,21 @@ def blocks_for(tokens: int) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class BlockNode:
     """A full block in the tree."""
 
     key: BlockKey
-    parent: Node | None
-    children: dict[BlockKey, Node] = field(default_factory=dict)
+    parent: BlockNode | None
+    children: dict[BlockKey, BlockNode] = field(default_factory=dict)
     references: int = 0
     released_at: int = 0  # tick of the last release: the order of eviction
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
+class BlockLease:
     """What one sequence holds: its path of nodes from the root, then its private blocks."""
 
-    path: list[Node]
+    path: list[BlockNode]
     private: int
 
     @property
@@ -64,12 +64,14 @@ class PrefixCache:
         if capacity_blocks < 1:
             raise ValueError(f"a cache needs at least one block (got {capacity_blocks})")
         self.capacity = capacity_blocks
-        self._root = Node(key=(), parent=None, references=1)
+        self._root = BlockNode(key=(), parent=None, references=1)
         self._nodes = 0
         self._unreferenced = 0
         self._private = 0
         self._tick = 0
-        self._leaves: list[tuple[int, int, Node]] = []  # heap with stale entries; `_is_current` finds them
+        self._leaves: list[
+            tuple[int, int, BlockNode]
+        ] = []  # heap with stale entries; `_is_current` finds them
         self._serial = 0
 
     @property
@@ -92,7 +94,7 @@ class PrefixCache:
         """Blocks kept only because a later prompt may start with them."""
         return self._unreferenced
 
-    def admit(self, keys: Sequence[BlockKey], blocks: int, spare: int) -> Lease | None:
+    def admit(self, keys: Sequence[BlockKey], blocks: int, spare: int) -> BlockLease | None:
         """Return a lease of `blocks` blocks whose first ones are found in the tree along `keys`.
 
         None, and nothing changed, unless `spare` more blocks would be left: a sequence that was let in
@@ -108,9 +110,9 @@ class PrefixCache:
         self._unreferenced -= revived
         self._make_room(fresh)
         self._private += fresh
-        return Lease(path, fresh)
+        return BlockLease(path, fresh)
 
-    def grow(self, lease: Lease) -> bool:
+    def grow(self, lease: BlockLease) -> bool:
         """Return one more private block; False if every block is held by a running sequence."""
         if self.available < 1:
             return False
@@ -119,14 +121,14 @@ class PrefixCache:
         lease.private += 1
         return True
 
-    def commit(self, lease: Lease, key: BlockKey) -> None:
+    def commit(self, lease: BlockLease, key: BlockKey) -> None:
         """The lease's first private block is full and holds `key`: from now on others can share it."""
         if lease.private < 1:
             raise ValueError("a lease without private blocks has nothing to commit")
         parent = lease.path[-1] if lease.path else self._root
         node = parent.children.get(key)
         if node is None:
-            node = parent.children[key] = Node(key, parent)
+            node = parent.children[key] = BlockNode(key, parent)
             self._nodes += 1
         elif node.references == 0:
             self._unreferenced -= 1
@@ -135,7 +137,7 @@ class PrefixCache:
         lease.private -= 1
         self._private -= 1
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: BlockLease) -> None:
         """The sequence is done with its blocks: private ones are free, shared ones stay while there is room."""
         self._tick += 1
         self._private -= lease.private
@@ -149,7 +151,7 @@ class PrefixCache:
         lease.path = []
         lease.private = 0
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[BlockNode]:
         """Yield every node of the tree, parents first: for audits."""
         stack = list(self._root.children.values())
         while stack:
@@ -157,8 +159,8 @@ class PrefixCache:
             stack.extend(node.children.values())
             yield node
 
-    def _match(self, keys: Sequence[BlockKey]) -> list[Node]:
-        path: list[Node] = []
+    def _match(self, keys: Sequence[BlockKey]) -> list[BlockNode]:
+        path: list[BlockNode] = []
         children = self._root.children
         for key in keys:
             node = children.get(key)
@@ -184,7 +186,7 @@ class PrefixCache:
             if parent.references == 0 and not parent.children:
                 self._push_leaf(parent)
 
-    def _push_leaf(self, leaf: Node) -> None:
+    def _push_leaf(self, leaf: BlockNode) -> None:
         # A hot leaf is released often and leaves a stale entry each time: rebuild before they outnumber
         # the tree, so that memory stays proportional to the capacity.
         if len(self._leaves) > 2 * self.capacity + 64:
@@ -193,7 +195,7 @@ class PrefixCache:
         self._serial += 1
         heapq.heappush(self._leaves, (leaf.released_at, self._serial, leaf))
 
-    def _is_current(self, node: Node, released_at: int) -> bool:
+    def _is_current(self, node: BlockNode, released_at: int) -> bool:
         """Return whether a heap entry still speaks of an evictable leaf of the tree."""
         return (
             node.references == 0

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from skyserve_cli.engine.kv import BLOCK_TOKENS, BlockKey, Lease, PrefixCache, block_keys, blocks_for
+from skyserve_cli.engine.kv import BLOCK_TOKENS, BlockKey, BlockLease, PrefixCache, block_keys, blocks_for
 from skyserve_cli.engine.profiles import Profile
 from skyserve_cli.engine.text import EOS, Context, Language
 
@@ -37,7 +37,7 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks of the engine. `max_tokens` counts the end token, as engines do."""
+    """The request of a client. `max_tokens` counts the end token, as engines do."""
 
     id: str
     prompt: tuple[int, ...]
@@ -47,7 +47,7 @@ class Request:
     seed: int = 0
 
 
-class Output(NamedTuple):
+class TokenOutput(NamedTuple):
     """One token of one request. `cached_tokens` of its prompt were not computed but found."""
 
     request_id: str
@@ -56,11 +56,11 @@ class Output(NamedTuple):
     cached_tokens: int
 
 
-class Step(NamedTuple):
+class Iteration(NamedTuple):
     """An iteration in virtual time: its tokens exist `duration_s` after it began."""
 
     duration_s: float
-    outputs: tuple[Output, ...]
+    outputs: tuple[TokenOutput, ...]
 
 
 class RequestRefused(ValueError):
@@ -89,7 +89,7 @@ class _Sequence:
     context: Context
     keys: list[BlockKey]  # of the full blocks of `tokens`
     computed: int = 0  # tokens whose keys and values are in the cache
-    lease: Lease | None = None
+    lease: BlockLease | None = None
     decoding: bool = False  # has produced a token since it was admitted
     cached_tokens: int | None = None  # set by the first admission
     gone: bool = False
@@ -100,7 +100,7 @@ class _Sequence:
 
 
 class EngineModel:
-    """One replica. Synchronous and deterministic: the same calls give the same answers."""
+    """One replica. Synchronous and deterministic: the same calls give the same results."""
 
     def __init__(self, profile: Profile, language: Language) -> None:
         self.profile = profile
@@ -196,10 +196,10 @@ class EngineModel:
             return max(now, self._arriving[0].ready_at)
         return None
 
-    def step(self, now: float) -> Step:
+    def step(self, now: float) -> Iteration:
         """Return one whole iteration that begins at `now`; without work it takes no time and makes nothing."""
         duration_s = self.begin(now)
-        return Step(duration_s, self.finish())
+        return Iteration(duration_s, self.finish())
 
     def begin(self, now: float) -> float:
         """Choose the batch of the iteration that begins at `now`; returns its duration in seconds."""
@@ -234,7 +234,7 @@ class EngineModel:
             context_tokens=sum(sequence.computed + chunk for sequence, chunk in batch),
         )
 
-    def finish(self) -> tuple[Output, ...]:
+    def finish(self) -> tuple[TokenOutput, ...]:
         """End the iteration under way: its tokens, in the order in which their sequences were admitted."""
         if self._batch is None:
             raise RuntimeError("no iteration is under way")
@@ -296,7 +296,7 @@ class EngineModel:
         while (len(lease.path) + 1) * BLOCK_TOKENS <= sequence.computed:
             self._cache.commit(lease, sequence.keys[len(lease.path)])
 
-    def _sample(self, sequence: _Sequence) -> Output:
+    def _sample(self, sequence: _Sequence) -> TokenOutput:
         request = sequence.request
         if sequence.generated == 0:
             self.counters.prompt_tokens += len(request.prompt)
@@ -316,7 +316,7 @@ class EngineModel:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._end(sequence, reason)
-        return Output(request.id, token, reason, sequence.cached_tokens or 0)
+        return TokenOutput(request.id, token, reason, sequence.cached_tokens or 0)
 
     def _end(self, sequence: _Sequence, reason: FinishReason) -> None:
         if sequence.lease is not None:
@@ -327,7 +327,7 @@ class EngineModel:
         self.counters.finished[reason] += 1
 
 
-def _held(sequence: _Sequence) -> Lease:
+def _held(sequence: _Sequence) -> BlockLease:
     if sequence.lease is None:
         raise AssertionError(f"request {sequence.request.id!r} runs without blocks")
     return sequence.lease

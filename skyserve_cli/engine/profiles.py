@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 
 
-class Origin(str, Enum):
+class ProfileOrigin(str, Enum):
     """How far a number can be trusted."""
 
     MEASURED = "measured"
@@ -38,20 +38,20 @@ class Parameter:
 
     value: float
     unit: str
-    origin: Origin
+    origin: ProfileOrigin
     source: str
 
 
 def measured(value: float, unit: str, source: str) -> Parameter:
-    return Parameter(value, unit, Origin.MEASURED, source)
+    return Parameter(value, unit, ProfileOrigin.MEASURED, source)
 
 
 def computed(value: float, unit: str, source: str) -> Parameter:
-    return Parameter(value, unit, Origin.COMPUTED, source)
+    return Parameter(value, unit, ProfileOrigin.COMPUTED, source)
 
 
 def assumed(value: float, unit: str, source: str) -> Parameter:
-    return Parameter(value, unit, Origin.ASSUMED, source)
+    return Parameter(value, unit, ProfileOrigin.ASSUMED, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Profile:
 
     name: str
     title: str
-    model: str  # the name clients ask for unless the operator chooses another
+    model: str  # the name clients request unless the operator chooses another
     base_ttft: Parameter  # base, ms
     prefill: Parameter  # a, ms per prompt token
     weights: Parameter  # t0, ms per iteration
@@ -70,7 +70,7 @@ class Profile:
     max_num_seqs: Parameter  # sequences in one batch
     max_batched_tokens: Parameter  # tokens in one iteration: the chunk of chunked prefill
     max_model_len: Parameter  # prompt + output tokens of one request
-    cold_start: Parameter  # s from process start to first answer, shortest
+    cold_start: Parameter  # s from process start to first response, shortest
     cold_start_slow: Parameter  # s, longest
 
     def iteration_s(self, prefill_tokens: int, sequences: int, context_tokens: int) -> float:

@@ -1,6 +1,6 @@
-"""What clients get back: text per choice, and the JSON of OpenAI's answers and stream chunks.
+"""What clients get back: text per choice, and the JSON of OpenAI's responses and stream chunks.
 
-Token ids come in vLLM's shape: `prompt_token_ids` at the top of a chat answer (first chunk of a stream) and in
+Token ids come in vLLM's shape: `prompt_token_ids` at the top of a chat response (first chunk of a stream) and in
 each choice of a completion, `token_ids` in each choice (per delta in a stream).
 """
 
@@ -13,7 +13,7 @@ import orjson
 
 from skyserve_cli.engine.api import Generation, Kind
 from skyserve_cli.engine.errors import ApiError
-from skyserve_cli.engine.model import FinishReason, Output
+from skyserve_cli.engine.model import FinishReason, TokenOutput
 from skyserve_cli.engine.text import decode
 
 
@@ -24,7 +24,7 @@ class Delta(NamedTuple):
     token_ids: tuple[int, ...]
 
 
-class Transcript:
+class ReplyTranscript:
     """The text of one choice as it grows, watched for stop strings.
 
     What could still turn out to be the beginning of a stop string is held back, in whole tokens: text and
@@ -39,9 +39,9 @@ class Transcript:
         self._generation = generation
         self._held: list[tuple[int, str]] = []
 
-    def feed(self, output: Output) -> bool:
+    def feed(self, output: TokenOutput) -> bool:
         """Take one token. True if the client's own stop condition is met: the engine need not go on."""
-        if self.finish is not None:  # tokens made before the engine heard that a stop string was met
+        if self.finish is not None:  # tokens made before the engine knew that a stop string was met
             return False
         self.tokens += 1
         self.cached_tokens = output.cached_tokens
@@ -66,7 +66,7 @@ class Transcript:
             return True
         text = "".join(piece for _, piece in self._held)
         # A match must end in this token: one that `min_tokens` has let pass stays passed, whether or not it has been
-        # taken by now, so that the answer does not depend on when it is read.
+        # taken by now, so that the response does not depend on when it is read.
         before = len(text) - len(self._held[-1][1])
         found = [
             (at, stop)
@@ -112,10 +112,10 @@ class Reply:
     id: str
     created: int
     generation: Generation
-    transcripts: tuple[Transcript, ...]
+    transcripts: tuple[ReplyTranscript, ...]
 
     def whole(self) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed."""
+        """Return the body of a response that is not streamed."""
         asked = self.generation
         choices = [self._choice(index, transcript) for index, transcript in enumerate(self.transcripts)]
         body = self._envelope("chat.completion" if asked.kind is Kind.CHAT else "text_completion", choices)
@@ -156,7 +156,7 @@ class Reply:
         return event(self._chunk(index, choice, transcript))
 
     def last_chunks(self) -> bytes:
-        """Return the usage, if asked for, and the end of the stream."""
+        """Return the usage, if requested, and the end of the stream."""
         usage = b""
         if self.generation.include_usage:
             usage = event(self._envelope(self._chunk_object, []) | {"usage": self.usage()})
@@ -167,7 +167,7 @@ class Reply:
         return event(error.body())
 
     def usage(self) -> dict[str, Any]:
-        """Tokens so far. A prompt counts once, whatever `n` is."""
+        """Tokens so far. A prompt counts once, for any `n`."""
         prompt = sum(map(len, self.generation.prompts))
         completion = sum(transcript.tokens for transcript in self.transcripts)
         cached = sum(transcript.cached_tokens for transcript in self.transcripts[:: self.generation.n])
@@ -182,7 +182,7 @@ class Reply:
     def _chunk_object(self) -> str:
         return "chat.completion.chunk" if self.generation.kind is Kind.CHAT else "text_completion"
 
-    def _choice(self, index: int, transcript: Transcript) -> dict[str, Any]:
+    def _choice(self, index: int, transcript: ReplyTranscript) -> dict[str, Any]:
         asked = self.generation
         delta = transcript.take()
         choice: dict[str, Any] = {"index": index, "logprobs": None} | _ending(transcript)
@@ -201,7 +201,9 @@ class Reply:
                 choice["prompt_token_ids"] = self._prompt(index)
         return choice
 
-    def _chunk(self, index: int, choice: dict[str, Any], ending: Transcript | None = None) -> dict[str, Any]:
+    def _chunk(
+        self, index: int, choice: dict[str, Any], ending: ReplyTranscript | None = None
+    ) -> dict[str, Any]:
         end = _ending(ending) if ending is not None else {"finish_reason": None}
         chunk = self._envelope(self._chunk_object, [{"index": index, "logprobs": None} | choice | end])
         if self.generation.continuous_usage:
@@ -229,7 +231,7 @@ def event(chunk: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
-def _ending(transcript: Transcript) -> dict[str, Any]:
+def _ending(transcript: ReplyTranscript) -> dict[str, Any]:
     if transcript.finish is None:
         return {"finish_reason": None}
     return {"finish_reason": transcript.finish.value, "stop_reason": transcript.stop_reason}

@@ -21,7 +21,7 @@ from skyserve_cli.engine.api import Generation
 from skyserve_cli.engine.chat import json_text
 from skyserve_cli.engine.errors import ApiError
 from skyserve_cli.engine.model import FinishReason
-from skyserve_cli.engine.replies import Delta, Transcript
+from skyserve_cli.engine.replies import Delta, ReplyTranscript
 
 # What a response repeats of its request, and what it says where the request says nothing.
 _REPEATED: Mapping[str, Any] = {
@@ -41,7 +41,7 @@ class ResponseReply:
 
     def __init__(self, id_suffix: str, created: int, generation: Generation, body: Mapping[str, Any]) -> None:
         """`created` is in Unix seconds. Raises BadRequest for a body that cannot be repeated."""
-        self.transcripts = (Transcript(generation),)
+        self.transcripts = (ReplyTranscript(generation),)
         self._id = f"resp_{id_suffix}"
         self._item_id = f"msg_{id_suffix}"
         self._created = created
@@ -96,7 +96,7 @@ class ResponseReply:
         return self._event("response.failed", response=failed)
 
     @property
-    def _transcript(self) -> Transcript:
+    def _transcript(self) -> ReplyTranscript:
         return self.transcripts[0]
 
     def _status(self) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from skyserve_cli.engine.errors import EngineDown
 from skyserve_cli.engine.metrics import Telemetry
-from skyserve_cli.engine.model import EngineModel, FinishReason, Output, Request, RequestRefused
+from skyserve_cli.engine.model import EngineModel, FinishReason, Request, RequestRefused, TokenOutput
 
 _SHORTEST_SLEEP_S = 0.001
 # A machine that cannot keep up (or a stopped process) slips in time instead of bursting to catch up.
@@ -26,11 +26,11 @@ class Mailbox:
 
     def __init__(self, ids: Sequence[str]) -> None:
         self.ids = tuple(ids)
-        self._outputs: list[Output] = []
+        self._outputs: list[TokenOutput] = []
         self._arrived = asyncio.Event()
         self._failure: EngineDown | None = None
 
-    def put(self, output: Output) -> None:
+    def put(self, output: TokenOutput) -> None:
         self._outputs.append(output)
         self._arrived.set()
 
@@ -38,7 +38,7 @@ class Mailbox:
         self._failure = failure
         self._arrived.set()
 
-    async def take(self) -> list[Output]:
+    async def take(self) -> list[TokenOutput]:
         """At least one token. Raises EngineDown if no more will come."""
         await self._arrived.wait()
         outputs, self._outputs = self._outputs, []
@@ -56,7 +56,7 @@ class _Delivery:
     last_token_at: float | None = None
 
 
-class Runner:
+class EngineRunner:
     """Drives one model. All methods belong to the event loop that `start` was called on."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Runner:
             await asyncio.sleep(0)
             self._yielded_at = self._clock_s()
 
-    def _deliver(self, outputs: Sequence[Output]) -> None:
+    def _deliver(self, outputs: Sequence[TokenOutput]) -> None:
         now = self._clock_s()
         for output in outputs:
             delivery = self._deliveries.get(output.request_id)
@@ -163,7 +163,7 @@ class Runner:
             delivery.mailbox.put(output)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """The loop has ended: by `stop`, or by a defect, which every caller must hear of."""
+        """The loop has ended: by `stop`, or by a defect, which every caller must see."""
         error = None if task.cancelled() else task.exception()
         self._failure = EngineDown(
             "the engine has stopped" if error is None else f"the engine died: {error!r}"

@@ -29,11 +29,11 @@ from skyserve_cli.engine.api import Generation, Kind
 from skyserve_cli.engine.cors import allow, cors_for
 from skyserve_cli.engine.errors import ApiError, BadRequest, ModelNotFound, error_body
 from skyserve_cli.engine.metrics import Telemetry
-from skyserve_cli.engine.model import EngineModel, Output, RequestRefused
+from skyserve_cli.engine.model import EngineModel, RequestRefused, TokenOutput
 from skyserve_cli.engine.profiles import Profile, profile_named
-from skyserve_cli.engine.replies import Reply, Transcript
+from skyserve_cli.engine.replies import Reply, ReplyTranscript
 from skyserve_cli.engine.responses import ResponseReply
-from skyserve_cli.engine.runner import Mailbox, Runner
+from skyserve_cli.engine.runner import EngineRunner, Mailbox
 from skyserve_cli.engine.text import Language, decode
 
 MAX_BODY_BYTES = 32 * 2**20
@@ -75,7 +75,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT. Port 0 takes a free one; the address is said on stderr.
 
-    `model` is the name clients ask for (default: the profile's); `cold_start_s` passes, divided by `speed`, before
+    `model` is the name clients request (default: the profile's); `cold_start_s` passes, divided by `speed`, before
     the port opens; pages of `cors_origins` may call. Raises UnknownProfile, WrongOrigin, ValueError for a speed that is
     not positive, OSError if the port is taken.
     """
@@ -137,7 +137,7 @@ class _Server:
         self._settings = settings
         self._model = EngineModel(settings.profile, Language(settings.seed, settings.mean_output_tokens))
         self._telemetry = Telemetry(self._model, settings.model)
-        self._runner = Runner(self._model, self._telemetry, settings.speed, settings.clock_s)
+        self._runner = EngineRunner(self._model, self._telemetry, settings.speed, settings.clock_s)
         self._started_at = int(settings.unix_time_s())
         self._calls = 0
         self.app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors_as_json])
@@ -208,7 +208,7 @@ class _Server:
             id=f"{'chatcmpl' if asked.kind is Kind.CHAT else 'cmpl'}-{id_suffix}",
             created=created,
             generation=asked,
-            transcripts=tuple(Transcript(asked) for _ in range(asked.choices)),
+            transcripts=tuple(ReplyTranscript(asked) for _ in range(asked.choices)),
         )
 
     async def _stream(self, http: web.Request, reply: AnyReply, mailbox: Mailbox) -> web.StreamResponse:
@@ -236,7 +236,7 @@ class _Server:
         await response.write_eof()
         return response
 
-    def _feed(self, reply: AnyReply, outputs: list[Output], mailbox: Mailbox) -> list[int]:
+    def _feed(self, reply: AnyReply, outputs: list[TokenOutput], mailbox: Mailbox) -> list[int]:
         """Hand tokens to their transcripts; returns the choices that got some, in order of arrival."""
         touched: dict[int, None] = {}
         for output in outputs:

@@ -16,7 +16,7 @@ context is the same, so the rest is the same. Nothing about the first request ne
 As text it holds too because output words are single tokens that begin with a space (or are one punctuation
 byte): no piece can merge with what precedes it, so text and ids never disagree about the seam.
 
-Where an answer ends is chosen in the same way, with a constant chance per token. Lengths are therefore
+Where a response ends is drawn in the same way, with a constant chance per token. Lengths are therefore
 geometric, not the log-normal-like shape of real traffic: drive an experiment with `max_tokens` and `ignore_eos`
 where the distribution matters.
 """
@@ -133,7 +133,7 @@ class Language:
         self._end_below = int(2**32 / mean_output_tokens)
 
     def read(self, prompt: Sequence[int], seed: int = 0) -> Context:
-        """Return the context after `prompt`. `seed` is the request's own: another seed, another answer."""
+        """Return the context after `prompt`. `seed` is the request's own: another seed, another response."""
         context = Context(self._seed, seed)
         context.extend(prompt)
         return context

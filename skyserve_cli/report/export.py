@@ -12,13 +12,13 @@ from typing import Any
 
 from skyserve_cli.report.text import LEVELS, equal_availability
 from skyserve_cli.sim.results import Run, Simulation
-from skyserve_cli.sim.summary import Estimate, Row, cheapest
+from skyserve_cli.sim.summary import Estimate, SummaryRow, cheapest
 
 _LEFT_OUT = frozenset({"steps", "wanted", "cpu_s"})  # long, or different every time
 
 
 def to_json(
-    simulation: Simulation, rows: Sequence[Row], targets: Sequence[float], *, capacity: str
+    simulation: Simulation, rows: Sequence[SummaryRow], targets: Sequence[float], *, capacity: str
 ) -> dict[str, Any]:
     """`rows` are the runs, summarized; `capacity` says how the trace was read."""
     return {
@@ -50,7 +50,7 @@ def _run_json(run: Run, *, priced: bool) -> dict[str, Any]:
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in shown.items()}
 
 
-def _row_json(row: Row, *, priced: bool) -> dict[str, Any]:
+def _row_json(row: SummaryRow, *, priced: bool) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "policy": row.policy,
         "overprovision": row.overprovision,
@@ -67,7 +67,7 @@ def _row_json(row: Row, *, priced: bool) -> dict[str, Any]:
     return shown
 
 
-def _cheapest_json(rows: Sequence[Row], target: float) -> dict[str, Any]:
+def _cheapest_json(rows: Sequence[SummaryRow], target: float) -> dict[str, Any]:
     best = cheapest(rows, target)
     return {
         "availability": target,

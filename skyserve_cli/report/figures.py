@@ -1,6 +1,6 @@
 """The three pictures of a report, each drawn on a figure that the caller owns.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart: a hue for each region (lighter from zone to
+Colours are Okabe and Ito's, which colour-blind readers can distinguish: a hue for each region (lighter from zone to
 zone) and for each policy. Vermilion is kept for values below target, and for RiskHedge in the pictures that have no
 such marks. No pyplot: nothing is global, and no display is needed.
 """
@@ -25,7 +25,7 @@ from skyserve_cli.report.series import DAY_S, Array, Timeline, spend, spend_on_d
 from skyserve_cli.report.text import per_day
 from skyserve_cli.sim.frontier import ALL_ON_DEMAND, Point, lower_hull, mixed
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Simulation, percent
-from skyserve_cli.sim.summary import BOUNDS, Row
+from skyserve_cli.sim.summary import BOUNDS, SummaryRow
 
 INK, MUTED, GRID = "#1f2933", "#66707c", "#e4e7eb"
 _REGION_HUES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#B0A000")
@@ -76,24 +76,24 @@ _ROUND_S = (
 _LEAST_RED = 0.4  # a slice that was short for a moment is still seen
 
 
-class _Look(NamedTuple):
+class _Style(NamedTuple):
     colour: str
     marker: str
 
 
-_LOOKS: Mapping[str, _Look] = {
-    "spothedge": _Look("#0072B2", "o"),
-    "spothedge_literal": _Look("#56B4E9", "s"),
-    "risk_hedge": _Look("#D55E00", "D"),
-    "even_spread": _Look("#CC79A7", "v"),
-    "round_robin": _Look("#009E73", "^"),
-    "asg": _Look("#E69F00", "P"),
-    "single_zone": _Look("#8c6bb1", "<"),
-    "single_region": _Look("#a6761d", ">"),
-    "on_demand": _Look(_ON_DEMAND_COLOUR, "X"),
-    "omniscient": _Look("#000000", "*"),
+_LOOKS: Mapping[str, _Style] = {
+    "spothedge": _Style("#0072B2", "o"),
+    "spothedge_literal": _Style("#56B4E9", "s"),
+    "risk_hedge": _Style("#D55E00", "D"),
+    "even_spread": _Style("#CC79A7", "v"),
+    "round_robin": _Style("#009E73", "^"),
+    "asg": _Style("#E69F00", "P"),
+    "single_zone": _Style("#8c6bb1", "<"),
+    "single_region": _Style("#a6761d", ">"),
+    "on_demand": _Style(_ON_DEMAND_COLOUR, "X"),
+    "omniscient": _Style("#000000", "*"),
 }
-_UNKNOWN = _Look("#7f7f7f", "h")
+_UNKNOWN = _Style("#7f7f7f", "h")
 
 
 # --- replicas over time -------------------------------------------------------------------------------------
@@ -184,10 +184,10 @@ def _zone_colours(simulation: Simulation) -> dict[str, str]:
 # --- availability against cost ------------------------------------------------------------------------------
 
 
-def draw_frontier(figure: FigureBase, rows: Sequence[Row]) -> None:
+def draw_frontier(figure: FigureBase, rows: Sequence[SummaryRow]) -> None:
     """Every run a dot, every row a mark; lines are what mixing the settings of a policy over time reaches."""
     axes = figure.subplots()
-    families: dict[str, list[Row]] = {}
+    families: dict[str, list[SummaryRow]] = {}
     for row in rows:
         families.setdefault(row.policy, []).append(row)
     downs = [1 - run.availability for row in rows for run in row.runs]
@@ -211,7 +211,7 @@ def draw_frontier(figure: FigureBase, rows: Sequence[Row]) -> None:
     axes.legend(handles=keys, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
-def _family(axes: Axes, policy: str, rows: Sequence[Row], floor: float, *, above: bool) -> None:
+def _family(axes: Axes, policy: str, rows: Sequence[SummaryRow], floor: float, *, above: bool) -> None:
     colour, marker = _LOOKS.get(policy, _UNKNOWN)
     means = [Point(row.cost_relative.mean, 1 - row.availability.mean) for row in rows]
     if policy not in BOUNDS and policy != "on_demand":

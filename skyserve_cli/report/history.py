@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from policies.model import EndReason, ReplicaState
-from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Simulation, Step
+from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run, Simulation
 
 TICK_S = 0.1  # as fine as anything is drawn
 LEAST_S = 1.0  # a shorter time is no account
@@ -92,8 +92,8 @@ def lived(history: Json) -> Lived:
     begin = _begin(history, moments)
     if not moments or end - begin < LEAST_S:
         raise NothingYetError(f"nothing to report of {history['name']} yet")
-    lives = [_Life.of(replica, begin, end) for replica in history["replicas"]]
-    bought = tuple(_bought(lives))
+    spans = [_ReplicaSpan.of(replica, begin, end) for replica in history["replicas"]]
+    bought = tuple(_bought(spans))
     empty = _simulation(history, begin, end)
     offset = begin - empty.counted_from_s
     run = _run(history, list(_within(moments, begin, end)), bought, offset)
@@ -104,7 +104,7 @@ def lived(history: Json) -> Lived:
 # --- lives of replicas --------------------------------------------------------------------------------------
 
 
-class _Life(NamedTuple):
+class _ReplicaSpan(NamedTuple):
     """One replica, as far as it counts: `hours` were paid for, and the rest is whether that was in this time."""
 
     replica: Json
@@ -115,13 +115,13 @@ class _Life(NamedTuple):
     crashed: bool
 
     @staticmethod
-    def of(replica: Json, begin: float, end: float) -> _Life:
+    def of(replica: Json, begin: float, end: float) -> _ReplicaSpan:
         launched_at, until = replica["launched_at"], replica["ended_at"] or end
         paid_s = 0.0 if launched_at is None else max(0.0, until - max(launched_at, begin))
         counts = until >= begin
         reason = replica["end_reason"]
         spot = replica["capacity_type"] == SPOT
-        return _Life(
+        return _ReplicaSpan(
             replica,
             paid_s / _HOUR_S,
             was_launched=launched_at is not None and launched_at >= begin,
@@ -136,10 +136,10 @@ class _Life(NamedTuple):
         return self.hours * price
 
 
-def _bought(lives: Sequence[_Life]) -> Iterator[Bought]:
-    groups: dict[tuple[str, str, str], list[_Life]] = {}
-    names = _zone_names([life.replica for life in lives])
-    for life in lives:
+def _bought(spans: Sequence[_ReplicaSpan]) -> Iterator[Bought]:
+    groups: dict[tuple[str, str, str], list[_ReplicaSpan]] = {}
+    names = _zone_names([life.replica for life in spans])
+    for life in spans:
         replica = life.replica
         key = (replica["region"], names[_zone(replica)], replica["capacity_type"])
         groups.setdefault(key, []).append(life)
@@ -174,7 +174,7 @@ def _zone_names(replicas: Sequence[Json]) -> dict[tuple[str, str, str], str]:
 
 
 class _Moment(NamedTuple):
-    """From `at` on, until the next one. `counts` as in `Step`."""
+    """From `at` on, until the next one. `counts` as in `FleetSample`."""
 
     at: float
     counts: tuple[tuple[str, str, int, int], ...]
@@ -310,7 +310,7 @@ def _run(
         ticks=len(counted),
         digest="",
         zones="",
-        steps=tuple(Step(moment.at - offset, moment.counts) for moment, _ in counted),
+        steps=tuple(FleetSample(moment.at - offset, moment.counts) for moment, _ in counted),
         n_target=next((moment.wanted for moment, _ in reversed(counted) if moment.wanted), 0),
         wanted=tuple((moment.at - offset, moment.wanted) for moment, _ in counted),
         availability_target=history["availability_target"] if policy == "risk_hedge" else None,

@@ -32,7 +32,7 @@ from skyserve_cli.report.text import (
     verdict,
 )
 from skyserve_cli.sim.results import Run, Simulation, percent
-from skyserve_cli.sim.summary import Row, cheapest, most_available, summarize
+from skyserve_cli.sim.summary import SummaryRow, cheapest, most_available, summarize
 
 SUFFIXES = (".html", ".png")
 
@@ -106,7 +106,7 @@ class _Document:
     timelines_note: str
     simulation: Simulation
     runs: Sequence[Run]
-    rows: Sequence[Row]
+    rows: Sequence[SummaryRow]
     command: str
 
 
@@ -162,7 +162,7 @@ def _write(document: _Document, path: Path) -> None:
     write_bytes(path, content)
 
 
-def shown_runs(rows: Sequence[Row], availability: float) -> list[Run]:
+def shown_runs(rows: Sequence[SummaryRow], availability: float) -> list[Run]:
     """Return the first run of each policy's cheapest setting that is available enough, or else of its most available."""
     policies = dict.fromkeys(row.policy for row in rows)
     chosen = []
@@ -197,7 +197,7 @@ def _page(document: _Document) -> bytes:
     return text.encode()
 
 
-def _html_frontier(rows: Sequence[Row]) -> str:
+def _html_frontier(rows: Sequence[SummaryRow]) -> str:
     levels = [[policy, *(f"{cost:.1%}" for cost in costs)] for policy, costs in equal_availability(rows)]
     return _FRONTIER.format(
         frontier=_svg(_FRONTIER_IN, lambda figure: draw_frontier(figure, rows)),

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from skyserve_cli.output import plural, span, usd
 from skyserve_cli.sim.frontier import Point, cost_at
 from skyserve_cli.sim.results import Simulation, percent
-from skyserve_cli.sim.summary import BOUNDS, Estimate, Row, cheapest, most_available
+from skyserve_cli.sim.summary import BOUNDS, Estimate, SummaryRow, cheapest, most_available
 
 #: Where families of settings are compared.
 LEVELS = (0.99, 0.995, 0.999)
 
 
-def table_cells(rows: Sequence[Row], *, priced: bool) -> tuple[list[str], list[list[str]]]:
+def table_cells(rows: Sequence[SummaryRow], *, priced: bool) -> tuple[list[str], list[list[str]]]:
     """Columns, named as `tables.table` wants them, and a row of cells for each row.
 
     Without the columns in which there is no progress to report.
@@ -60,7 +60,7 @@ GLOSSARY = (
 )
 
 
-def verdict(rows: Sequence[Row], availability: float, *, priced: bool) -> str:
+def verdict(rows: Sequence[SummaryRow], availability: float, *, priced: bool) -> str:
     """Return what the cheapest that is available enough saves, as a sentence or two."""
     wanted = f"up {percent(availability)} of the time"
     best = cheapest(rows, availability)
@@ -100,7 +100,7 @@ def setting(simulation: Simulation) -> str:
     return ", ".join(parts)
 
 
-def equal_availability(rows: Sequence[Row]) -> list[tuple[str, tuple[float, ...]]]:
+def equal_availability(rows: Sequence[SummaryRow]) -> list[tuple[str, tuple[float, ...]]]:
     """For each policy that one could run, its cost at each of `LEVELS`, mixed with on demand where it must be."""
     families: dict[str, list[Point]] = {}
     for row in rows:

@@ -1,7 +1,7 @@
 """Requests as they arrive, for the simulator: evenly, by a Poisson process, or as they were recorded.
 
 Arrivals are a count that rises with time, and here it rises in straight lines between knots. So every span
-has an answer at once, spans that follow each other never count a request twice, and the same seed gives the
+has a result at once, spans that follow each other never count a request twice, and the same seed gives the
 same requests. Within ten seconds, recorded instants are spread evenly.
 
 A recording is one of these, as it is or compressed by gzip:
@@ -42,7 +42,7 @@ MAX_BINS = 1_000_000
 MAX_NUMBER = 1e13  # a time in milliseconds since 1970, and some
 
 _HOURLY_S = {"day": 86400.0, "hour": 3600.0}
-_HAIR = 1e-9  # so that 30 s at 0.1 per second are 3 requests, whatever binary fractions make of it
+_HAIR = 1e-9  # so that 30 s at 0.1 per second are 3 requests, in spite of binary fractions
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Arrivals:
 
 
 def arrivals_of(text: str, *, seed: int, length_s: float) -> Arrivals:
-    """Return what a user asks for: "2.5" requests per second, "poisson:2.5" drawn from `seed` for `length_s`, or a file.
+    """Return what a user requests: "2.5" requests per second, "poisson:2.5" drawn from `seed` for `length_s`, or a file.
 
     Raises TraceError.
     """

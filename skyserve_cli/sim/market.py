@@ -3,12 +3,12 @@
 Time goes in ticks, and within a tick in this order (the trace replay of SkyServe §5.2):
 
 1. the production tick decides on what could be seen at the end of the tick before;
-2. instances are ended that it wants ended; the zone's capacity becomes that of this tick, and instances beyond it are
+2. instances are terminated that it wants terminated; the zone's capacity becomes that of this tick, and instances beyond it are
    preempted, victims drawn at random; then launches are tried, and one succeeds if its zone has room;
 3. the tick is accounted: every running instance is paid for, from its launch on, and is ready when it has lived
    for the cold start.
 
-On-demand instances can always be had, and need the same time to start.
+On-demand instances are always available, and need the same time to start.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def usual_spot_usd_hour(trace: Trace) -> float:
 
 
 @dataclass(slots=True)
-class Machine:
+class SimulatedInstance:
     """One instance (of one or more nodes)."""
 
     id: str
@@ -70,7 +70,7 @@ class Machine:
         return self.order.num_nodes
 
 
-class Market:
+class TraceMarket:
     """A provisioner over a trace. `seed` decides who is preempted, and the order of zones that cost the same."""
 
     name: ClassVar[str] = CLOUD
@@ -81,13 +81,13 @@ class Market:
         self.trace = trace
         self.clock = clock
         self.start_ticks = max(1, round(cold_start_s / trace.tick_s))
-        self.alive: dict[str, Machine] = {}  # by id, oldest first
+        self.alive: dict[str, SimulatedInstance] = {}  # by id, oldest first
         self.preemptions = self.failed_launches = self.launches = 0
         self._rng = random.Random(seed)
         self._ratio = price_ratio
         self._usual = usual_spot_usd_hour(trace)
-        self._machines: dict[str, Machine] = {}  # by token
-        self._ended: list[Machine] = []
+        self._machines: dict[str, SimulatedInstance] = {}  # by token
+        self._ended: list[SimulatedInstance] = []
         self._index = {zone.name: index for index, zone in enumerate(trace.zones)}
         self._order = self._rng.sample(range(len(trace.zones)), len(trace.zones))
         self.news = True  # whether a listing would show anything that the last one did not
@@ -119,7 +119,7 @@ class Market:
             self.failed_launches += 1
             raise CapacityError(f"no room in {order.offer.zone.name}", cloud=CLOUD, zone=order.offer.zone)
         self.launches += 1
-        made = Machine(f"i-{self.launches}", order, place, self.clock.tick)
+        made = SimulatedInstance(f"i-{self.launches}", order, place, self.clock.tick)
         self._machines[order.token] = self.alive[made.id] = made
         self.news = True
         return self._shown(made)
@@ -197,7 +197,7 @@ class Market:
             tick = capacity.next_change(tick)
         return NEVER if tick is None else tick
 
-    def _end(self, machine: Machine, *, preempted: bool) -> None:
+    def _end(self, machine: SimulatedInstance, *, preempted: bool) -> None:
         machine.ended, machine.preempted = self.clock.tick, preempted
         del self.alive[machine.id]
         self._ended.append(machine)
@@ -206,7 +206,7 @@ class Market:
     def _zone(self, zone: ZoneTrace) -> Zone:
         return Zone(CLOUD, zone.region, zone.name)
 
-    def _shown(self, machine: Machine) -> Instance:
+    def _shown(self, machine: SimulatedInstance) -> Instance:
         state = InstanceState.RUNNING
         if machine.ended < NEVER:
             state = InstanceState.PREEMPTED if machine.preempted else InstanceState.TERMINATED

@@ -21,7 +21,7 @@ that binds is kept. The time axis is compressed to segments between capacity cha
 two cold starts either way. A replica has a reason to start or to end at such a point only: it starts with
 capacity, or a cold start before it is needed, and ends with capacity, or when the one that relieves it is
 ready. At an availability of 1 the compressed optimum equals that of the full grid (the tests compare them);
-below 1 an outage may want to end between two points, and the answer is an upper bound, off by about as much
+below 1 an outage may want to end between two points, and the result is an upper bound, off by about as much
 as the solver's own tolerance where we compared the two.
 
 The books are the simulator's: a replica is ready once it has been alive for D = round(cold start / tick)
@@ -46,7 +46,7 @@ from scipy.sparse import coo_array, csr_array
 from skyserve_cli.sim.trace import Steps, Trace
 
 CHUNK_S = 10 * 86400.0
-MIP_GAP = 1e-3  # relative; where replicas must be whole, an answer this close to the bound is good enough
+MIP_GAP = 1e-3  # relative; where replicas must be whole, a solution this close to the bound is good enough
 TIME_LIMIT_S = 60.0  # per chunk, and again for each way out where it is reached
 
 _WHOLE = 1e-6
@@ -99,7 +99,7 @@ def solve(
 
     `price_ratio` is the price of an on-demand replica, `spot_prices` are those of spot replicas by zone, all in units
     of a spot replica's usual price, which is what a zone that is not named costs. `full_grid` gives every tick a
-    segment of its own: exact below an availability of 1, too, and slow. `progress` hears after each chunk how many of
+    segment of its own: exact below an availability of 1, too, and slow. `progress` is called after each chunk with how many of
     how many are done. Raises ValueError for arguments that make no sense, and SolverError where there is no plan
     within `time_limit_s` per chunk.
     """
@@ -152,8 +152,8 @@ class _Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """A chunk's answer. `bound` is the least cost, in spot replica ticks, that the solver has not excluded."""
+class _ChunkSolution:
+    """A chunk's solution. `bound` is the least cost, in spot replica ticks, that the solver has not excluded."""
 
     grid: _Grid
     alive: Ints
@@ -202,7 +202,7 @@ def _least(room: Ints, reach: Ints) -> Ints:
     return least
 
 
-def _solve_chunk(chunk: Trace, task: _Task, full_grid: bool) -> _Plan:
+def _solve_chunk(chunk: Trace, task: _Task, full_grid: bool) -> _ChunkSolution:
     """Return the program of one chunk.
 
     Its unknowns are, one after the other: who is ready, zone by zone and segment by segment; how many become so, likewise;
@@ -230,7 +230,7 @@ def _solve_chunk(chunk: Trace, task: _Task, full_grid: bool) -> _Plan:
     else:
         found, bound, status = _always_up(program, n_ready)
     ready = np.round(found[:n_ready]).astype(np.int64).reshape(grid.room.shape)
-    return _Plan(grid, _alive(ready, grid.reach), ready, bound, status)
+    return _ChunkSolution(grid, _alive(ready, grid.reach), ready, bound, status)
 
 
 def _alive(ready: Ints, reach: Ints) -> Ints:
@@ -323,9 +323,9 @@ _Answer = tuple[Floats, float, str]  # the unknowns, a lower bound of the cost, 
 
 def _always_up(program: _Program, n_ready: int) -> _Answer:
     """Return all that matters is who is ready: the first `n_ready` unknowns."""
-    answer = _optimum(program)
-    if np.abs(answer[0][:n_ready] - np.round(answer[0][:n_ready])).max() <= _WHOLE:
-        return answer
+    solution = _optimum(program)
+    if np.abs(solution[0][:n_ready] - np.round(solution[0][:n_ready])).max() <= _WHOLE:
+        return solution
     return _optimum(program, whole=np.arange(len(program.cost)) < n_ready)
 
 
@@ -357,25 +357,25 @@ def _most_in_service(parts: Floats, task: _Task, grid: _Grid) -> NDArray[np.bool
 
 def _optimum(program: _Program, whole: NDArray[np.bool_] | None = None) -> _Answer:
     """Raise SolverError where the solver has nothing to show when it stops."""
-    answer = milp(
+    solution = milp(
         program.cost,
         constraints=program.constraints,
         bounds=Bounds(program.least, program.most),
         integrality=None if whole is None else whole.astype(np.int64),
         options={"time_limit": program.time_limit_s, "mip_rel_gap": MIP_GAP},
     )
-    if answer.x is None:
-        raise SolverError(f"no plan was found: {answer.message}")
-    status = "optimal" if answer.status == 0 else "time limit reached"
+    if solution.x is None:
+        raise SolverError(f"no plan was found: {solution.message}")
+    status = "optimal" if solution.status == 0 else "time limit reached"
     if whole is None:  # a linear program is its own bound, once it is solved
-        return answer.x, float(answer.fun) if answer.status == 0 else 0.0, status
-    return answer.x, max(0.0, float(answer.mip_dual_bound)), status
+        return solution.x, float(solution.fun) if solution.status == 0 else 0.0, status
+    return solution.x, max(0.0, float(solution.mip_dual_bound)), status
 
 
 # --- the books ----------------------------------------------------------------------------------------------
 
 
-def _joined(trace: Trace, plans: Sequence[_Plan], task: _Task, seconds: float) -> OmniscientResult:
+def _joined(trace: Trace, plans: Sequence[_ChunkSolution], task: _Task, seconds: float) -> OmniscientResult:
     """Return the chunks' books added up, and their plans put one behind the other."""
     ticks = sum(int(plan.grid.billed.sum()) for plan in plans)
     in_full = task.prices[-1] * task.n_target * ticks
@@ -403,7 +403,7 @@ def _joined(trace: Trace, plans: Sequence[_Plan], task: _Task, seconds: float) -
     )
 
 
-def _steps(plans: Sequence[_Plan], cold_ticks: int, counts: Sequence[Ints]) -> Steps[int]:
+def _steps(plans: Sequence[_ChunkSolution], cold_ticks: int, counts: Sequence[Ints]) -> Steps[int]:
     """Return one step function over the whole trace.
 
     Of all chunks but the first, the ticks before the books open are another chunk's.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 SPOT, ON_DEMAND = "spot", "on_demand"
 
 
-class Step(NamedTuple):
+class FleetSample(NamedTuple):
     """From `at_s` on: (zone, "spot" or "on_demand", alive, ready), sorted; only where something is alive."""
 
     at_s: float
@@ -45,7 +45,7 @@ class Run:
     ticks: int
     digest: str
     zones: str
-    steps: tuple[Step, ...]
+    steps: tuple[FleetSample, ...]
     n_target: int
     wanted: tuple[tuple[float, int], ...] = ()
     requests: int | None = None
@@ -63,7 +63,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The runs of one command line, in the order in which they were asked for.
+    """The runs of one command line, in the order in which they were requested.
 
     `days` is the length of the trace, of which each window is a part. `zones` are (zone, region), in its order.
     `priced` says whether the trace knows prices; where it does not, spot costs 1 and only ratios mean anything.

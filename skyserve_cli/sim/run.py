@@ -3,7 +3,7 @@
 The tick, the plan, the policies, the store and `perform` are the production ones; `market` and `replay` stand in
 for the cloud and the hands. Ticks in which nothing can happen are left out: after a tick that changed nothing the
 next one is when an instance starts up, capacity falls below the fleet, a price or the load changes, or a wait of the plan or
-of a replica ends. `compressed=False` runs them all, to the same story (a test compares the two).
+of a replica ends. `compressed=False` runs them all, to the same event log (a test compares the two).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.secret_box import SecretBox
-from skyserve_cli.sim.market import CLOUD, EPOCH_S, NEVER, Market, TickClock, usual_spot_usd_hour
+from skyserve_cli.sim.market import CLOUD, EPOCH_S, NEVER, TickClock, TraceMarket, usual_spot_usd_hour
 from skyserve_cli.sim.omniscient import solve
-from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Step
+from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run
 from skyserve_cli.sim.settings import OVERPROVISIONING, Job, Setting
 from skyserve_cli.sim.trace_ports import (
     ReplayFleet,
@@ -84,7 +84,7 @@ class Replay:
         self._compressed = compressed
         trace = setting.trace
         self._clock = TickClock(trace.tick_s)
-        self.market = Market(
+        self.market = TraceMarket(
             trace,
             self._clock,
             cold_start_s=setting.cold_start_s,
@@ -144,15 +144,15 @@ class Replay:
         self.store.close()
         return run
 
-    def story(self) -> list[str]:
+    def event_lines(self) -> list[str]:
         """Return every line that was written about the service."""
         return [
-            f"{line.at - EPOCH_S:.0f} {line.story.replica_id} {line.story.kind} {line.story.state} {line.story.message}"
+            f"{line.at - EPOCH_S:.0f} {line.record.replica_id} {line.record.kind} {line.record.state} {line.record.message}"
             for line in self.store.events(SERVICE, limit=10_000_000)
         ]
 
     def digest(self) -> str:
-        return hashlib.sha256("\n".join(self.story()).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join(self.event_lines()).encode()).hexdigest()[:16]
 
     def _next_tick(self) -> int:
         """Return the next tick that may come to anything."""
@@ -187,14 +187,14 @@ class _Account:
     Nothing can be ready before one cold start is over, so accounting begins there.
     """
 
-    def __init__(self, setting: Setting, market: Market) -> None:
+    def __init__(self, setting: Setting, market: TraceMarket) -> None:
         self._setting = setting
         self._market = market
         self._first = market.start_ticks
         self._ticks = self._available = 0
         self._fraction = 0.0
         self._usd = self._usd_spot = self._usd_on_demand = 0.0
-        self._steps: list[Step] = []
+        self._steps: list[FleetSample] = []
         self._wanted: list[tuple[float, int]] = []
         self._requests = self._short = 0
 
@@ -225,7 +225,7 @@ class _Account:
             usd_spot_hour += offer.price_usd_hour if machine.place >= 0 else 0.0
         shown = tuple(sorted((zone, kind, *both) for (zone, kind), both in counts.items()))
         if not self._steps or self._steps[-1].counts != shown:
-            self._steps.append(Step(begin * tick_s, shown))  # type: ignore[arg-type]
+            self._steps.append(FleetSample(begin * tick_s, shown))  # type: ignore[arg-type]
         if begin < self._first:
             return
         span, hours = end - begin, (end - begin) * tick_s / 3600.0
@@ -308,7 +308,7 @@ def _spec_of(setting: Setting, job: Job) -> ServiceSpec:
 def _omniscient(setting: Setting, job: Job, progress: Callable[[float], None]) -> Run:
     """Return the cost of a plan that knows the future. It launches nothing that could fail or be taken."""
     trace = setting.trace
-    market = Market(
+    market = TraceMarket(
         trace, TickClock(trace.tick_s), cold_start_s=0.0, price_ratio=setting.price_ratio, seed=job.seed
     )
     usual, on_demand = usual_spot_usd_hour(trace), market.prices(0)[1]
@@ -345,7 +345,7 @@ def _omniscient(setting: Setting, job: Job, progress: Callable[[float], None]) -
         digest=hashlib.sha256(repr((found.spot, found.on_demand)).encode()).hexdigest()[:16],
         zones="",
         steps=tuple(
-            Step(
+            FleetSample(
                 tick * trace.tick_s,
                 tuple(
                     (zone, kind, steps.at(tick), steps.at(tick))

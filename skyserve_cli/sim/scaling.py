@@ -42,7 +42,7 @@ AUTOSCALERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ScalingTrial:
     """What all autoscalers of a comparison share.
 
     `counts` are the requests of each step; those of the first `known_min` minutes are history. The goals are the scalers'
@@ -81,10 +81,10 @@ class Judged:
 
 
 @dataclass(slots=True)
-class _Fleet:
+class _SimulatedFleet:
     """Replicas by the second they were launched at, oldest first."""
 
-    trial: Trial
+    trial: ScalingTrial
     launched_s: list[float]
     queue: SloQueue
     hours: float = 0.0
@@ -131,7 +131,7 @@ class _Fleet:
         )
 
 
-def goal_for(autoscaler: str, reactive: ScalingGoal, trial: Trial) -> ScalingGoal:
+def goal_for(autoscaler: str, reactive: ScalingGoal, trial: ScalingTrial) -> ScalingGoal:
     """Return the goal of an autoscaler by its name, with the limits of the `reactive` one.
 
     `reactive:0.9` has that share of the capacity as its target.
@@ -145,13 +145,13 @@ def goal_for(autoscaler: str, reactive: ScalingGoal, trial: Trial) -> ScalingGoa
     return replace(reactive, slo=slo)
 
 
-def run(trial: Trial, autoscaler: str, goal: ScalingGoal) -> Judged:
+def run(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Judged:
     """Put one autoscaler through the trial. `goal` is that of `goal_for`."""
     return oracle(trial, goal) if autoscaler == "oracle" else judge(trial, autoscaler, goal)
 
 
-def judge(trial: Trial, autoscaler: str, goal: ScalingGoal) -> Judged:
-    """Run the scaler that `goal` asks for through the trial; `autoscaler` is only its name."""
+def judge(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Judged:
+    """Run the scaler that `goal` requests through the trial; `autoscaler` is only its name."""
     began = time.process_time()
     scaler: Scaler = scaler_for(goal)
     minutes = len(trial.counts) // STEPS
@@ -179,7 +179,7 @@ def judge(trial: Trial, autoscaler: str, goal: ScalingGoal) -> Judged:
     return fleet.judged(autoscaler, minutes - trial.known_min, began, trial.cold_start_s / MINUTE_S)
 
 
-def oracle(trial: Trial, goal: ScalingGoal) -> Judged:
+def oracle(trial: ScalingTrial, goal: ScalingGoal) -> Judged:
     """Return the fleet of one who knows every request: the least headroom by which the SLO is met."""
     began = time.process_time()
     low, high, found = 0.8, 3.0, None
@@ -195,7 +195,7 @@ def oracle(trial: Trial, goal: ScalingGoal) -> Judged:
     return found or _with(trial, goal, high, began)
 
 
-def _with(trial: Trial, goal: ScalingGoal, headroom: float, began: float) -> Judged:
+def _with(trial: ScalingTrial, goal: ScalingGoal, headroom: float, began: float) -> Judged:
     """Return the trial with the replicas that each two minutes need, `headroom` times, ready when they begin."""
     minutes = len(trial.counts) // STEPS
     asked = np.reshape(trial.counts[: minutes * STEPS], (minutes, STEPS)).sum(axis=1) / MINUTE_S
@@ -214,12 +214,12 @@ def _with(trial: Trial, goal: ScalingGoal, headroom: float, began: float) -> Jud
     return fleet.judged("oracle", minutes - trial.known_min, began, trial.cold_start_s / MINUTE_S)
 
 
-def _first(trial: Trial, goal: ScalingGoal) -> tuple[_Fleet, Json]:
+def _first(trial: ScalingTrial, goal: ScalingGoal) -> tuple[_SimulatedFleet, Json]:
     """Return all begin with the same fleet: ready, and as large as the last known minute needs."""
     start = trial.known_min * STEPS
     before: Sequence[int] = trial.counts[max(0, start - STEPS) : start]
     rate = sum(before) / MINUTE_S
     size = math.ceil(rate / (FIRST_SIZE_SHARE * trial.capacity_qps))
     size = min(max(size, goal.min_replicas), goal.max_replicas)
-    fleet = _Fleet(trial, [-math.inf] * size, SloQueue(trial.capacity_qps))
+    fleet = _SimulatedFleet(trial, [-math.inf] * size, SloQueue(trial.capacity_qps))
     return fleet, {"target": size}

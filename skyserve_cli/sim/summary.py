@@ -22,7 +22,7 @@ class Estimate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SummaryRow:
     """One policy with one setting of its knobs, over all seeds and windows. Units as in `Run`."""
 
     label: str
@@ -55,7 +55,7 @@ class Row:
         return sum(run.days for run in self.runs) * 24
 
 
-def summarize(runs: Iterable[Run]) -> tuple[Row, ...]:
+def summarize(runs: Iterable[Run]) -> tuple[SummaryRow, ...]:
     """Return a row for each policy and setting, in the order in which they first appear."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
@@ -63,13 +63,13 @@ def summarize(runs: Iterable[Run]) -> tuple[Row, ...]:
     return tuple(_row(tuple(group)) for group in groups.values())
 
 
-def cheapest(rows: Iterable[Row], availability: float) -> Row | None:
+def cheapest(rows: Iterable[SummaryRow], availability: float) -> SummaryRow | None:
     """Return the least cost among runnable policies with at least that availability; None if there is none."""
     fit = [row for row in rows if row.policy not in BOUNDS and row.availability.mean >= availability]
     return min(fit, key=lambda row: row.cost_relative.mean, default=None)
 
 
-def most_available(rows: Iterable[Row]) -> Row | None:
+def most_available(rows: Iterable[SummaryRow]) -> SummaryRow | None:
     """Return the one to name where none is good enough."""
     real = [row for row in rows if row.policy not in BOUNDS]
     return max(real, key=lambda row: row.availability.mean, default=None)
@@ -87,13 +87,13 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(fmean(values), t * stdev(values) / sqrt(len(values)))
 
 
-def _row(runs: tuple[Run, ...]) -> Row:
+def _row(runs: tuple[Run, ...]) -> SummaryRow:
     def over(value: Callable[[Run], float]) -> Estimate:
         return _over(runs, value)
 
     first = runs[0]
     short = [run.requests_short for run in runs if run.requests_short is not None]
-    return Row(
+    return SummaryRow(
         label=first.label,
         policy=first.policy,
         overprovision=first.overprovision,

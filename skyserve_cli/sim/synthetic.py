@@ -45,7 +45,7 @@ class Lull:
 
 
 @dataclass(frozen=True, slots=True)
-class Market:
+class MarketParameters:
     """A market's habits. Parts are between 0 and 1."""
 
     zones: tuple[str, ...]  # regions are in their names
@@ -79,7 +79,7 @@ class Market:
 class Recipe:
     """How a shipped trace is made."""
 
-    market: Market
+    market: MarketParameters
     seed: int
     days: float
 
@@ -87,7 +87,7 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "synthetic-volatile": Recipe(
-            Market(
+            MarketParameters(
                 zones=("north-1a", "north-1b", "south-1a"),
                 shortage=Lull(shape=1.1, scale_h=1.0, floor=0.04),
                 same_region=0.35,
@@ -97,7 +97,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             days=14,
         ),
         "synthetic-wide": Recipe(
-            Market(
+            MarketParameters(
                 zones=tuple(f"{region}-1{zone}" for region in ("east", "north", "west") for zone in "abc"),
                 calm=Lull(shape=0.75, scale_h=0.6, floor=0.01),
                 partial=0.2,
@@ -110,7 +110,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 
 def generate(
-    market: Market, seed: int, days: float, name: str = "synthetic", tick_s: float = TICK_S
+    market: MarketParameters, seed: int, days: float, name: str = "synthetic", tick_s: float = TICK_S
 ) -> Trace:
     """Return a trace of `days`. Same market, same seed: same trace."""
     gap_h = market.gap_s / 3600
@@ -162,7 +162,7 @@ class _Zone:
     dragged_at_h: list[float] = field(default_factory=list)  # when others will have taken it along
 
 
-def _points(market: Market, rng: random.Random, n_points: int) -> Iterator[tuple[int, ...]]:
+def _points(market: MarketParameters, rng: random.Random, n_points: int) -> Iterator[tuple[int, ...]]:
     """Yield the capacities of all zones, point by point."""
     gap_h = market.gap_s / 3600
     warm_up = math.ceil(_WARM_UP_H / gap_h)
@@ -174,7 +174,7 @@ def _points(market: Market, rng: random.Random, n_points: int) -> Iterator[tuple
             yield tuple(zone.capacity for zone in zones)
 
 
-def _new_zone(name: str, market: Market, rng: random.Random) -> _Zone:
+def _new_zone(name: str, market: MarketParameters, rng: random.Random) -> _Zone:
     return _Zone(
         region=region_of(name),
         calm_rate=math.exp(market.unlike * (2 * rng.random() - 1)),
@@ -185,7 +185,9 @@ def _new_zone(name: str, market: Market, rng: random.Random) -> _Zone:
     )
 
 
-def _step(zone: _Zone, zones: Sequence[_Zone], market: Market, rng: random.Random, now_h: float) -> None:
+def _step(
+    zone: _Zone, zones: Sequence[_Zone], market: MarketParameters, rng: random.Random, now_h: float
+) -> None:
     """What one gap of time does to a zone. It gains or loses, not both."""
     dragged = any(at_h <= now_h for at_h in zone.dragged_at_h)
     zone.dragged_at_h = [at_h for at_h in zone.dragged_at_h if at_h > now_h]
@@ -204,17 +206,17 @@ def _step(zone: _Zone, zones: Sequence[_Zone], market: Market, rng: random.Rando
             _gain(zone, market, rng, now_h)
 
 
-def _happens(hazard_per_h: float, market: Market, rng: random.Random) -> bool:
+def _happens(hazard_per_h: float, market: MarketParameters, rng: random.Random) -> bool:
     return rng.random() < 1 - math.exp(-hazard_per_h * market.gap_s / 3600)
 
 
-def _lose(zone: _Zone, market: Market, rng: random.Random, now_h: float) -> None:
+def _lose(zone: _Zone, market: MarketParameters, rng: random.Random, now_h: float) -> None:
     some_stay = rng.random() < market.partial
     zone.capacity = int(rng.random() * zone.capacity) if some_stay else 0
     zone.since_h = zone.lost_at_h = now_h
 
 
-def _gain(zone: _Zone, market: Market, rng: random.Random, now_h: float) -> None:
+def _gain(zone: _Zone, market: MarketParameters, rng: random.Random, now_h: float) -> None:
     if zone.capacity == 0:
         zone.since_h = now_h
     some_lack = rng.random() < market.partial
@@ -222,7 +224,9 @@ def _gain(zone: _Zone, market: Market, rng: random.Random, now_h: float) -> None
     zone.capacity += 1 + int(rng.random() * missing) if some_lack else missing
 
 
-def _drag(fallen: _Zone, zones: Sequence[_Zone], market: Market, rng: random.Random, now_h: float) -> None:
+def _drag(
+    fallen: _Zone, zones: Sequence[_Zone], market: MarketParameters, rng: random.Random, now_h: float
+) -> None:
     for zone in zones:
         chance = market.same_region if zone.region == fallen.region else market.other_region
         if zone is not fallen and rng.random() < chance:

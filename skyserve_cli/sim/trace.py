@@ -29,7 +29,7 @@ from typing import Any, Generic, Literal, TypeVar
 import orjson
 
 TICK_S = 30.0
-UNLIMITED = 1_000_000  # more than anybody asks for, and still a number to compare and add
+UNLIMITED = 1_000_000  # more than anyone requests, and still a number to compare and add
 
 MAX_FILES = 200
 MAX_FILE_BYTES = 32 << 20
@@ -123,7 +123,7 @@ class Trace:
         raise KeyError(name)
 
     def capacity(self, zone: str, tick: int) -> int:
-        """Return what there was room for in a zone at a tick. A hot loop asks `Steps.at` of the zone it holds."""
+        """Return what there was room for in a zone at a tick. A hot loop calls `Steps.at` of the zone it holds."""
         return self.zone(zone).capacity.at(tick)
 
     def changes(self) -> tuple[int, ...]:

@@ -14,60 +14,68 @@ from provisioners.port.base import Instance, LaunchOrder, Requirements
 from skyserve_cli.controller.clouds.execute import Retry, perform
 from skyserve_cli.controller.clouds.operation_runner import OperationsInFlight
 from skyserve_cli.controller.reconcile.mappers import token_of
-from skyserve_cli.controller.reconcile.ports import AgentOrder, Call, CallKind, InstanceListing, ProbeOrder
+from skyserve_cli.controller.reconcile.ports import (
+    AgentOrder,
+    CloudOperation,
+    InstanceListing,
+    OperationKind,
+    ProbeOrder,
+)
 from skyserve_cli.sim.arrivals import Arrivals
-from skyserve_cli.sim.market import CLOUD, Market
+from skyserve_cli.sim.market import CLOUD, TraceMarket
 
 
 class ReplayOperationRunner:
     """Makes the calls of a tick within it."""
 
-    def __init__(self, market: Market, owner: str, order: Callable[[Call], LaunchOrder]) -> None:
+    def __init__(
+        self, market: TraceMarket, owner: str, order: Callable[[CloudOperation], LaunchOrder]
+    ) -> None:
         self._market = market
         self._owner = owner
         self._order = order
         self._book = OperationsInFlight()
-        self._calls: list[Call] = []
-        self._answers: list[tuple[Call, Event | Retry | None]] = []
+        self._calls: list[CloudOperation] = []
+        self._results: list[tuple[CloudOperation, Event | Retry | None]] = []
 
     @property
     def idle(self) -> bool:
-        """Whether no answer waits to be seen."""
-        return not self._answers
+        """Return whether no result waits to be drained."""
+        return not self._results
 
     def act(self) -> None:
         """The cloud's part of a tick: ends, then the market, then launches."""
         calls, self._calls = self._calls, []
         for call in calls:
-            if call.kind is CallKind.TERMINATE:
+            if call.kind is OperationKind.TERMINATE:
                 self._perform(call)
         self._market.preempt()
         for call in calls:
-            if call.kind is CallKind.LAUNCH:
+            if call.kind is OperationKind.LAUNCH:
                 self._perform(call)
 
-    def ensure(self, calls: Sequence[Call]) -> None:
+    def ensure(self, calls: Sequence[CloudOperation]) -> None:
         self._calls += self._book.startable(calls, self._market.clock.now())
 
     def drain(self) -> list[tuple[str, Event]]:
-        answers, self._answers = self._answers, []
+        results, self._results = self._results, []
         now = self._market.clock.now()
-        settled = ((call.service, self._book.settled(call, outcome, now)) for call, outcome in answers)
+        settled = ((call.service, self._book.settled(call, outcome, now)) for call, outcome in results)
         return [(service, event) for service, event in settled if event is not None]
 
     def abandon(self, orphan: Instance) -> None:
         raise AssertionError(f"an instance without a row: {orphan}")
 
-    def _perform(self, call: Call) -> None:
+    def _perform(self, call: CloudOperation) -> None:
         token = token_of(self._owner, call.service, call.incarnation, call.replica.id, call.replica.offer)
         outcome = perform(call, self._market, lambda: self._order(call), token, self._owner)
-        self._answers.append((call, outcome))
+        self._results.append((call, outcome))
 
 
 class ReplayInstancePoller:
     """Lists the market as it was at the end of the tick before, when there is something new to see."""
 
-    def __init__(self, market: Market, owner: str) -> None:
+    def __init__(self, market: TraceMarket, owner: str) -> None:
         self._market = market
         self._owner = owner
 
@@ -88,7 +96,7 @@ class ReplayInstancePoller:
 class ReplayProber:
     """A replica's first probe passes when its cold start was over at the end of the tick before."""
 
-    def __init__(self, market: Market) -> None:
+    def __init__(self, market: TraceMarket) -> None:
         self._market = market
         self._waiting: list[ProbeOrder] = []
 
@@ -107,7 +115,7 @@ class ReplayProber:
 class ReplayFleet:
     """A load balancer whose requests are over at once, and whose demand is that of `arrivals`."""
 
-    def __init__(self, market: Market, arrivals: Arrivals | None, window_s: float) -> None:
+    def __init__(self, market: TraceMarket, arrivals: Arrivals | None, window_s: float) -> None:
         self.draining: frozenset[int] = frozenset()
         self._market = market
         self._arrivals = arrivals
@@ -133,7 +141,7 @@ class ReplayFleet:
 class ReplayOffers:
     """The market's prices."""
 
-    def __init__(self, market: Market) -> None:
+    def __init__(self, market: TraceMarket) -> None:
         self._market = market
         self._known: dict[Requirements, tuple[Offer, ...]] = {}
 

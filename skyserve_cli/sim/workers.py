@@ -21,7 +21,7 @@ _STEP = 0.01  # smaller progress is kept quiet
 _BEAT_S = 0.5
 
 
-class News(NamedTuple, Generic[_R]):
+class PieceProgress(NamedTuple, Generic[_R]):
     """A piece has come so far; `result` comes with the last news of it."""
 
     piece: int
@@ -39,12 +39,12 @@ class WorkerDied(Exception):
 
 def run(
     work: Callable[[int, Callable[[float], None]], _R], count: int, processes: int
-) -> Generator[News[_R] | None, None, None]:
+) -> Generator[PieceProgress[_R] | None, None, None]:
     """News of pieces 0 … `count` - 1, each done once as `work(piece, report)`, as it comes.
 
     None now and then where there is none, so that the caller can show that time goes on.
 
-    Closing the generator ends the workers at once. Raises WorkerDied.
+    Closing the generator terminates the workers at once. Raises WorkerDied.
     """
     context = get_context("fork")
     workers: dict[Connection, BaseProcess] = {}
@@ -69,7 +69,7 @@ def run(
                 yield None
             for pipe in heard:
                 try:
-                    news: News[_R] = pipe.recv()
+                    news: PieceProgress[_R] = pipe.recv()
                     if news.result is not None:
                         _next(pipe, at, pieces)
                 except (EOFError, ConnectionError):
@@ -101,6 +101,6 @@ def _worker(pipe: Connection, work: Callable[[int, Callable[[float], None]], _R]
                 nonlocal said
                 if fraction - said >= _STEP:
                     said = fraction
-                    pipe.send(News(piece, fraction, None))
+                    pipe.send(PieceProgress(piece, fraction, None))
 
-            pipe.send(News(piece, 1.0, work(piece, report)))
+            pipe.send(PieceProgress(piece, 1.0, work(piece, report)))

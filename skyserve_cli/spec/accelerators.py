@@ -13,7 +13,7 @@ _REST = r"[A-Za-z0-9._-]*"
 # One word, or several in capitals: ``Gaudi HL-205``, but not ``an L4``.
 _NAME = rf"[A-Za-z0-9]{_REST}|[A-Z]{_REST}(?: [A-Z0-9]{_REST})+"
 _ACCELERATOR = re.compile(rf"\s*({_NAME})\s*(?::\s*([0-9.]+)\s*)?")
-# How SkyPilot asks for any GPU of a size: ``80GB+``, ``16GB:4``, ``nvidia:40GB+:2``.
+# How SkyPilot requests any GPU of a size: ``80GB+``, ``16GB:4``, ``nvidia:40GB+:2``.
 _GPU_OF_A_SIZE = re.compile(r"([A-Za-z]+:)?[0-9]+[GMT]B\+?(:[0-9]+)?", re.IGNORECASE)
 
 

@@ -92,7 +92,7 @@ Owner = Annotated[
 
 class QueueSection(Section):
     size: Annotated[int, _NUMBER, _within(Limits, "max_held")] = _limits.max_held
-    """How many requests may wait for a replica; more are answered with 429."""
+    """How many requests may wait for a replica; more get a 429."""
     timeout_seconds: Annotated[float, _NUMBER, _within(Limits, "hold_s")] = _limits.hold_s
     """How long one may wait. One that wakes a sleeping service waits for a whole start besides."""
 
@@ -156,7 +156,7 @@ class MetricsSection(Section):
 
 class LoadBalancerSection(Section):
     stream_timeout_seconds: SomeSeconds = _limits.idle_timeout_s
-    """An answer that sends nothing for this long is given up."""
+    """A response that sends nothing for this long is given up."""
     stall_timeout_seconds: Annotated[float, _NUMBER, _within(Limits, "stall_timeout_s")] = (
         _limits.stall_timeout_s
     )
@@ -174,7 +174,7 @@ class LoadBalancerSection(Section):
     queue: QueueSection = QueueSection()
     """Where requests wait that no replica can take yet."""
     retries: RetriesSection = RetriesSection()
-    """When a request that has no answer yet is tried elsewhere."""
+    """When a request that has no response yet is tried elsewhere."""
     circuit_breaker: CircuitBreakerSection = CircuitBreakerSection()
     """When a replica that fails is left out."""
     continuation: ContinuationWord = Continue.AUTO.value
@@ -190,7 +190,7 @@ class LoadBalancerSection(Section):
     session: SessionSection = SessionSection()
     """What keeps a client with one replica, for load_balancing_policy: consistent_hash."""
     metrics: MetricsSection = MetricsSection()
-    """What the load balancer's metrics tell apart."""
+    """The labels that the load balancer's metrics have."""
     host: Text | None = None
     """Address the load balancer listens on."""
     port: Port | None = None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from lb.config.options import ApiKey
 from policies.goals import PlacementGoal, ScalingGoal
 from skyserve_cli.spec.balancer import load_balancer
-from skyserve_cli.spec.candidates import Candidates
+from skyserve_cli.spec.candidates import ParsedAlternatives
 from skyserve_cli.spec.model import (
     FileMount,
     GitSource,
@@ -31,7 +31,7 @@ def build(
     file: ServiceFile,
     service: ServiceSection,
     name: str,
-    found: Candidates,
+    found: ParsedAlternatives,
     variables: Variables,
     keys: Sequence[ApiKey],
 ) -> ServiceSpec:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from skyserve_cli.spec.accelerators import Accelerators
-from skyserve_cli.spec.infra import NoPlace, Place, cloud_refusal, narrowed, parse_infra
+from skyserve_cli.spec.infra import InfraPlace, InvalidInfra, cloud_refusal, narrowed, parse_infra
 from skyserve_cli.spec.model import ResourceChoice
 from skyserve_cli.spec.problems import Problem, SpecWarning, dotted, shown
 from skyserve_cli.spec.schema import AlternativeSection, ResourcesSection
@@ -32,7 +32,7 @@ Origin = Mapping[str, str]
 
 
 @dataclass(slots=True)
-class Candidates:
+class ParsedAlternatives:
     """The alternatives, in order, with what could not be made of the section."""
 
     origins: dict[ResourceChoice, Origin] = field(default_factory=dict)
@@ -47,9 +47,9 @@ class Candidates:
         return list(self.origins)
 
 
-def expand(resources: ResourcesSection, spot_knob: str | None) -> Candidates:
+def expand(resources: ResourcesSection, spot_knob: str | None) -> ParsedAlternatives:
     """`spot_knob` names a key of the replica policy that makes sense with spot replicas only, if one is used."""
-    found = Candidates()
+    found = ParsedAlternatives()
     found.problems.extend(_twice_said(resources))
     merged = list(_merged(resources, spot_knob, found))
     menu_ordered = any(menu.ordered for _, menu, _ in merged)
@@ -97,17 +97,17 @@ def _alternatives(resources: ResourcesSection) -> list[tuple[str, AlternativeSec
 
 
 def _merged(
-    resources: ResourcesSection, spot_knob: str | None, found: Candidates
+    resources: ResourcesSection, spot_knob: str | None, found: ParsedAlternatives
 ) -> Iterator[tuple[ResourceChoice, Accelerators, Origin]]:
     """Yield each alternative laid over the base, without its accelerator; the accelerators it may have; who says so."""
-    base = _place(_BASE, resources, Place())
+    base = _place(_BASE, resources, InfraPlace())
     foreign: list[Problem] = []
     alternatives = _alternatives(resources) or [(_BASE, resources)]
     kept = 0
     for path, entry in alternatives:
         place = base if entry is resources else _place(path, entry, base)
         use_spot = _use_spot(path, entry, resources, spot_knob, found.problems)
-        if isinstance(place, NoPlace):
+        if isinstance(place, InvalidInfra):
             (foreign if place.foreign else found.problems).append(place.problem)
             continue
         kept += 1
@@ -122,16 +122,18 @@ def _merged(
         found.problems.extend(foreign)
 
 
-def _place(path: str, section: AlternativeSection, base: Place | NoPlace) -> Place | NoPlace:
+def _place(
+    path: str, section: AlternativeSection, base: InfraPlace | InvalidInfra
+) -> InfraPlace | InvalidInfra:
     if section.infra is not None:
         return parse_infra(section.infra, f"{path}.infra")
     if section.cloud is not None:
         cloud = section.cloud.lower()
         refusal = cloud_refusal(cloud, section.cloud, f"{path}.cloud")
         # The base's region is one of the base's cloud: on another cloud it means nothing.
-        known = base if isinstance(base, Place) and base.cloud in (None, cloud) else Place()
+        known = base if isinstance(base, InfraPlace) and base.cloud in (None, cloud) else InfraPlace()
         return refusal or narrowed(known, cloud, section.region, section.zone)
-    return base if isinstance(base, NoPlace) else narrowed(base, None, section.region, section.zone)
+    return base if isinstance(base, InvalidInfra) else narrowed(base, None, section.region, section.zone)
 
 
 def _use_spot(
@@ -182,7 +184,7 @@ def _origin(path: str, entry: AlternativeSection, base: AlternativeSection) -> O
 
 
 def _choice(
-    place: Place, use_spot: bool, entry: AlternativeSection, base: AlternativeSection
+    place: InfraPlace, use_spot: bool, entry: AlternativeSection, base: AlternativeSection
 ) -> ResourceChoice:
     overriding = {}
     for key, name in _OVERRIDING.items():

@@ -49,7 +49,7 @@ _PRIVATE: tuple[Loc, ...] = (
 class Sound:
     """Which parts of the file are beyond doubt.
 
-    Rules between keys look only at these, so that one mistake is not answered with a second, mistaken complaint.
+    Rules between keys look only at these, so that one mistake does not lead to a second, mistaken complaint.
     """
 
     def __init__(self, wrong: frozenset[Loc]) -> None:

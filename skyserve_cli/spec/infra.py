@@ -26,7 +26,7 @@ def is_cloud(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InfraPlace:
     """None means any."""
 
     cloud: str | None = None
@@ -35,41 +35,41 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class NoPlace:
+class InvalidInfra:
     """Why this is none. `foreign`: a cloud we do not offer, which an alternative may make up for."""
 
     problem: Problem
     foreign: bool = False
 
 
-def parse_infra(text: str, path: str) -> Place | NoPlace:
+def parse_infra(text: str, path: str) -> InfraPlace | InvalidInfra:
     """``gcp``, ``aws/us-east-1``, ``gcp/*/us-central1-a``, ``*``: ``*`` and omitted parts mean any."""
     parts = text.split("/")
     cloud = parts[0].lower()
     if cloud not in FOREIGN_CLOUDS and (len(parts) > 3 or not all(parts)):
-        return NoPlace(Problem(path, f"must be cloud[/region[/zone]] (got {shown(text)})", text))
+        return InvalidInfra(Problem(path, f"must be cloud[/region[/zone]] (got {shown(text)})", text))
     refusal = cloud_refusal(cloud, text, path)
     if refusal is not None:
         return refusal
     known = [None if part == "*" else part for part in (cloud, *parts[1:])]
-    return Place(*known)
+    return InfraPlace(*known)
 
 
-def cloud_refusal(cloud: str, written: str, path: str) -> NoPlace | None:
+def cloud_refusal(cloud: str, written: str, path: str) -> InvalidInfra | None:
     """Return None if `cloud` (lower case) can be used here, or is ``*``."""
     if cloud == "*" or is_cloud(cloud):
         return None
     ours = ", ".join(known_clouds())
     if cloud in FOREIGN_CLOUDS:
         message = f"this cloud is not supported yet (got {shown(written)}); we run on {ours}"
-        return NoPlace(Problem(path, message, written), foreign=True)
+        return InvalidInfra(Problem(path, message, written), foreign=True)
     message = f"is not a cloud we know (got {shown(written)}); we run on {ours}"
-    return NoPlace(
+    return InvalidInfra(
         Problem(path, message, written, did_you_mean(cloud, (*known_clouds(), *sorted(FOREIGN_CLOUDS))))
     )
 
 
-def narrowed(base: Place, cloud: str | None, region: str | None, zone: str | None) -> Place:
+def narrowed(base: InfraPlace, cloud: str | None, region: str | None, zone: str | None) -> InfraPlace:
     """`base` with the older keys laid over it."""
     given = {"cloud": cloud, "region": region, "zone": zone}
     return replace(base, **{key: None if value == "*" else value for key, value in given.items() if value})

@@ -71,7 +71,7 @@ def _digest(
     environ: Mapping[str, str],
     found: Keys,
 ) -> str | None:
-    """Return the key's SHA-256; None if it is not to be had, which is then among the problems."""
+    """Return the key's SHA-256; None if it is not available, which is then among the problems."""
     at = dotted((*_AT, index))
     name = entry.key_env
     if (name is None) == (entry.sha256 is None):

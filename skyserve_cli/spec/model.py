@@ -33,7 +33,7 @@ class Probe:
     post_data: str | None = None
     headers: Pairs = ()
     initial_delay_s: float = 1200.0
-    """How long a replica may take to answer for the first time."""
+    """How long a replica may take to respond for the first time."""
     timeout_s: float = 15.0
     interval_s: float = 10.0
     failure_threshold_s: float = 180.0

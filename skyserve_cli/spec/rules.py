@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from lb.config.options import CookieMode
 from lb.config.schema import WireError
 from policies.goals import AcceleratorQps
-from skyserve_cli.spec.candidates import Candidates
+from skyserve_cli.spec.candidates import ParsedAlternatives
 from skyserve_cli.spec.check import Sound
 from skyserve_cli.spec.front_door import cors
 from skyserve_cli.spec.model import EVERYWHERE, ResourceChoice, ServiceSpec
@@ -15,7 +15,7 @@ from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceS
 
 _POLICY = "service.replica_policy"
 _BALANCER = "service.load_balancer"
-#: The placers whose on-demand replicas the file may ask for.
+#: The placers whose on-demand replicas the file may request.
 _FALL_BACK = ("auto", "dynamic_fallback", "risk_hedge", "spothedge_literal")
 _TARGETS = f"{_POLICY}.target_qps_per_replica"
 _ONGOING = f"{_POLICY}.target_ongoing_requests_per_replica"
@@ -34,7 +34,7 @@ def spot_knob(policy: ReplicaPolicySection | None) -> str | None:
     return next((f"{_POLICY}.{key}" for key, is_used in used.items() if is_used), None)
 
 
-def problems(file: ServiceFile, candidates: Candidates, sound: Sound) -> Iterator[Problem]:
+def problems(file: ServiceFile, candidates: ParsedAlternatives, sound: Sound) -> Iterator[Problem]:
     if file.run is None and sound("run"):
         yield Problem("run", "is missing: the commands that start the server")
     yield from _images(candidates)
@@ -54,7 +54,7 @@ def problems(file: ServiceFile, candidates: Candidates, sound: Sound) -> Iterato
         yield from _ports(file.service.ports, candidates)
 
 
-def _images(candidates: Candidates) -> Iterator[Problem]:
+def _images(candidates: ParsedAlternatives) -> Iterator[Problem]:
     """Yield a machine's image belongs to a cloud, on AWS to a region; a container's runs anywhere."""
     for choice, origin in candidates.origins.items():
         path = origin["image_id"]
@@ -180,7 +180,7 @@ def _update(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
         )
 
 
-def _ports(main: int | None, candidates: Candidates) -> Iterator[Problem]:
+def _ports(main: int | None, candidates: ParsedAlternatives) -> Iterator[Problem]:
     """Requests go to one port, the same on every alternative."""
     if main is not None:
         for path, ports in candidates.ports:
@@ -225,7 +225,7 @@ def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
 def _mismatches(
     targets: Sequence[AcceleratorQps], choices: Sequence[ResourceChoice]
 ) -> Iterator[SpecWarning]:
-    """Yield a target for an accelerator that is not asked for, or none for one that is. SkyPilot allows both."""
+    """Yield a target for an accelerator that is not requested, or none for one that is. SkyPilot allows both."""
     offered = {(choice.accelerator, choice.accelerator_count) for choice in choices}
     served = set()
     for target in targets:

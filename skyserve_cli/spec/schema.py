@@ -49,9 +49,9 @@ from skyserve_cli.spec.section import Section, Shorthand, Words, word_as
 
 class ProbeSection(Section):
     path: ProbePath
-    """Path that is asked; an answer of 200 means ready."""
+    """Path of the probe; status 200 means ready."""
     initial_delay_seconds: Seconds = 1200.0
-    """How long a replica may take, from its launch, to answer for the first time."""
+    """How long a replica may take, from its launch, to respond for the first time."""
     timeout_seconds: SomeSeconds = 15.0
     """Of one probe."""
     endpoint_probe_interval_seconds: SomeSeconds = 10.0
@@ -83,7 +83,7 @@ class ReplicaPolicySection(Section):
     min_replicas: Count = 1
     """The service never has fewer. 0 lets it sleep when there are no requests."""
     max_replicas: Count | None = None
-    """The autoscaler never asks for more. Default: min_replicas, a fixed size."""
+    """The autoscaler never requests more. Default: min_replicas, a fixed size."""
     target_qps_per_replica: TargetQps | None = None
     """Requests per second one replica should carry; one number, or one for each accelerator."""
     target_ongoing_requests_per_replica: AboveZero | None = None

@@ -47,7 +47,7 @@ def read_yaml(text: str) -> tuple[Tree, list[Problem]]:
     """
     if len(text) > MAX_BYTES:
         raise SpecError([Problem("", f"larger than {MAX_BYTES >> 10} KiB, which no service file is")])
-    # The loader reads the text already here, so that unprintable characters are answered like bad syntax.
+    # The loader reads the text already here, so that unprintable characters are reported like bad syntax.
     try:
         loader = _Loader(text)
         root = loader.get_single_node()

@@ -64,7 +64,7 @@ def _to_json(value: Any) -> str:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A reader sees one state of the database, whatever is written meanwhile.
+    """A reader sees one state of the database, also while others write.
 
     A writer waits for its turn before it reads, so what it decides on is still so when it writes. Python's driver by itself
     begins a transaction neither for a SELECT nor for a CREATE TABLE.

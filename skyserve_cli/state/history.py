@@ -8,13 +8,13 @@ from sqlalchemy.engine import Connection
 from policies.model import ReplicaState, Role
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import replica_from_row
-from skyserve_cli.state.values import Change, History
+from skyserve_cli.state.values import ServiceHistory, StateChange
 
 _CHANGES_PER_REPLICA = 10
 _FOR_EVER = 1e18  # later than any end
 
 
-def read_history(c: Connection, name: str, since: float, most: int) -> History:
+def read_history(c: Connection, name: str, since: float, most: int) -> ServiceHistory:
     """See `Store.history`. Rows that were folded away are missed by the ends that the event log still has."""
     complete_from = since
     r, e = t.replicas.c, t.events.c
@@ -39,5 +39,5 @@ def read_history(c: Connection, name: str, since: float, most: int) -> History:
     lines = list(c.execute(changed.order_by(e.seq.desc()).limit(most * _CHANGES_PER_REPLICA + 1)))
     if len(lines) > most * _CHANGES_PER_REPLICA:
         complete_from = max(complete_from, lines.pop().at)
-    changes = tuple(Change(line.at, line.replica_id, line.state) for line in reversed(lines))
-    return History(since, complete_from, tuple(replicas), changes)
+    changes = tuple(StateChange(line.at, line.replica_id, line.state) for line in reversed(lines))
+    return ServiceHistory(since, complete_from, tuple(replicas), changes)

@@ -7,7 +7,7 @@ another one has taken over, however late it notices. That makes the epoch a fenc
 locking", 2016).
 
 `expires_at` is on the database's clock, which all controllers share. It may be set, too: a controller that has watched the row for a
-whole time to live by its own steady clock, and has seen no renewal, may take it whatever `expires_at` says.
+whole time to live by its own steady clock, and has seen no renewal, may take it, independent of `expires_at`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LeaseLostError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class ControllerLease:
     """The row, and the database's time at which it was read. Instants are UNIX seconds."""
 
     holder: str
@@ -50,7 +50,7 @@ class Lease:
         """Whether a controller holds it."""
         return bool(self.holder) and self.expires_at > self.read_at
 
-    def is_same_term_as(self, other: Lease) -> bool:
+    def is_same_term_as(self, other: ControllerLease) -> bool:
         """Return whether it has not even been renewed between the two."""
         return (self.epoch, self.renewals) == (other.epoch, other.renewals)
 
@@ -84,12 +84,12 @@ class LeaseTable:
         self._renew = update.where(mine).values(renewed).returning(*columns)
         self._release = update.where(mine).values({"holder": "", "expires_at": 0.0})
 
-    def read(self, c: Connection) -> Lease:
-        return Lease(*c.execute(self._read).one())
+    def read(self, c: Connection) -> ControllerLease:
+        return ControllerLease(*c.execute(self._read).one())
 
     def take(
-        self, c: Connection, holder: str, about: str, ttl_s: float, unrenewed: Lease | None
-    ) -> Lease | None:
+        self, c: Connection, holder: str, about: str, ttl_s: float, unrenewed: ControllerLease | None
+    ) -> ControllerLease | None:
         """Begin a term: if no controller holds the lease, if it was the same holder's, or if it still is as in `unrenewed`.
 
         Returns the row; None if another controller holds it.
@@ -103,12 +103,12 @@ class LeaseTable:
             "seen_renewals": seen[1],
         }
         row = c.execute(self._take, values).first()
-        return None if row is None else Lease(*row)
+        return None if row is None else ControllerLease(*row)
 
-    def renew(self, c: Connection, epoch: int, ttl_s: float) -> Lease | None:
+    def renew(self, c: Connection, epoch: int, ttl_s: float) -> ControllerLease | None:
         """None if the term has ended, because another one has started."""
         row = c.execute(self._renew, {"mine": epoch, "ttl_s": ttl_s}).first()
-        return None if row is None else Lease(*row)
+        return None if row is None else ControllerLease(*row)
 
     def release(self, c: Connection, epoch: int) -> None:
         """End the term, if it has not ended: the next controller need not wait."""

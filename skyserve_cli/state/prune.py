@@ -23,7 +23,7 @@ Writing = Callable[[], AbstractContextManager[sa.Connection]]
 Spent = Callable[[float], tuple[sa.ColumnElement[float], sa.ColumnElement[float]]]
 
 
-def fold(
+def archive_replicas(
     reader: Engine, writing: Writing, before: float, keep: int, spent: Spent, pause: Callable[[], None]
 ) -> int:
     """See `Store.fold`. `spent` gives the columns that sum the cost of replicas, on the instance it is given."""
@@ -51,8 +51,10 @@ def fold(
     return dropped
 
 
-def drop_story(reader: Engine, writing: Writing, before: float, keep: int, pause: Callable[[], None]) -> int:
-    """See `Store.drop_story`."""
+def prune_events(
+    reader: Engine, writing: Writing, before: float, keep: int, pause: Callable[[], None]
+) -> int:
+    """See `Store.prune_events`."""
     dropped = 0
     for name in _column(reader, sa.select(t.events.c.service).distinct()):
         while True:

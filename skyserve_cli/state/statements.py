@@ -23,7 +23,7 @@ SERVICES = sa.select(t.services).order_by(t.services.c.name)
 LIVE = sa.select(t.replicas).where(t.replicas.c.state != ReplicaState.GONE.value).order_by(t.replicas.c.id)
 KILLS = sa.select(t.kills)
 
-#: So many of each service's newest replicas are looked through for those that have ended.
+#: How many of each service's newest replicas are searched for those that have ended.
 RECENT_REPLICAS = 200
 
 
@@ -72,7 +72,7 @@ SET_STATUS: dict[tuple[str, ...], sa.Update] = {
         ("target", "notes", "wanted", "memory", "next_replica_id"),
     )
 }
-TELL = t.events.insert()
+APPEND_EVENTS = t.events.insert()
 END_KILLS = t.kills.delete().where(
     t.kills.c.service == sa.bindparam("service_"),
     t.kills.c.replica_id.in_(sa.bindparam("gone", expanding=True)),

@@ -4,7 +4,7 @@ Who writes what: the API writes goals (`put_service`, `set_down`, `kill_replica`
 else through `commit`. No transaction is open during a call to a cloud or a load balancer.
 
 SQLite runs in WAL mode with full synchronisation: an intent that was committed is on the disk before the cloud
-is asked for the machine, so not even a power cut can separate the two.
+is requested the machine, so not even a power cut can separate the two.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from skyserve_cli.state.codec import (
 )
 from skyserve_cli.state.connect import connected
 from skyserve_cli.state.history import read_history
-from skyserve_cli.state.lease import Lease, LeaseTable, verify
+from skyserve_cli.state.lease import ControllerLease, LeaseTable, verify
 from skyserve_cli.state.opening import check_file, check_revision, sqlite_file
 from skyserve_cli.state.read_cache import ReadCache
 from skyserve_cli.state.values import (
     Commit,
-    History,
+    EventRecord,
     NoSuchServiceError,
     ServiceExistsError,
+    ServiceHistory,
     ServiceRow,
     Spent,
     StillGoingDownError,
-    StoredEvents,
-    Story,
+    StoredEvent,
     VersionRow,
 )
 
@@ -92,9 +92,9 @@ class Store:
             check_file(file)
         in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
         self._engine: sa.Engine = connected(url, in_memory=in_memory) if beside is None else beside._engine
-        self._alone = in_memory and beside is None  # no other process can write to it
+        self._is_exclusive = in_memory and beside is None  # no other process can write to it
         if beside is not None:
-            beside._alone = False
+            beside._is_exclusive = False
         self._leases = LeaseTable(url.get_backend_name(), database_clock)
         one_photograph = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         self._reader = self._engine.execution_options(**one_photograph)
@@ -130,13 +130,13 @@ class Store:
         """From now on write only in the term of this epoch; NO_TERM (of `lease`): not at all."""
         self._epoch = epoch
 
-    def lease(self) -> Lease:
+    def lease(self) -> ControllerLease:
         with self._renewer.connect() as c:
             return self._leases.read(c)
 
     def take_lease(
-        self, holder: str, about: str, *, ttl_s: float, unrenewed: Lease | None = None
-    ) -> Lease | None:
+        self, holder: str, about: str, *, ttl_s: float, unrenewed: ControllerLease | None = None
+    ) -> ControllerLease | None:
         """Begin a term, and fence this store with it; None if another controller leads.
 
         `unrenewed`: the lease as it has been for a whole time to live by the caller's own clock.
@@ -148,7 +148,7 @@ class Store:
             self.forget()
         return lease
 
-    def renew_lease(self, epoch: int, *, ttl_s: float) -> Lease | None:
+    def renew_lease(self, epoch: int, *, ttl_s: float) -> ControllerLease | None:
         """Return None if that term is over."""
         with self._renewer.begin() as c:
             return self._leases.renew(c, epoch, ttl_s)
@@ -158,7 +158,7 @@ class Store:
             self._leases.release(c, epoch)
 
     def reconnect_lease(self) -> None:
-        """Ask about the lease over a new connection from now on."""
+        """Read the lease over a new connection from now on."""
         self._renewer.dispose()
 
     def fingerprints(self) -> dict[str, str]:
@@ -188,7 +188,7 @@ class Store:
         mode: UpdateMode | None,
         now: float,
     ) -> int:
-        """Create the service, or add a version to it; answers the version.
+        """Create the service, or add a version to it; returns the version.
 
         `target` is how many replicas a new service begins with.
 
@@ -197,7 +197,7 @@ class Store:
         as replicas of before live. A `mode` raises NoSuchServiceError if there is nothing up to update.
         """
         with self._writing() as c:
-            self._bump(c)
+            self._bump_revision(c)
             same_name = t.services.c.name == name
             row = c.execute(sa.select(t.services).where(same_name).with_for_update()).first()
             if row is not None and not row.down and mode is None:
@@ -250,19 +250,19 @@ class Store:
                 )
             )
             verb = "up" if mode is None else f"{mode.value} update"
-            self._tell(c, name, now, [Story("goal", f"{verb}: version {version}")])
+            self._append(c, name, now, [EventRecord("goal", f"{verb}: version {version}")])
         self.forget()
         return version
 
     def set_down(self, name: str, *, purge: bool, now: float) -> None:
         """Take the service down; `purge`: without waiting for requests to finish."""
         with self._writing() as c:
-            self._bump(c)
+            self._bump_revision(c)
             where = t.services.c.name == name
             if c.execute(sa.select(t.services.c.name).where(where)).first() is None:
                 raise NoSuchServiceError(name)
             c.execute(t.services.update().where(where).values(down=True, purge=purge))
-            self._tell(c, name, now, [Story("goal", "down, without drain" if purge else "down")])
+            self._append(c, name, now, [EventRecord("goal", "down, without drain" if purge else "down")])
         self.forget()
 
     def kill_replica(self, name: str, replica_id: int, *, now: float) -> None:
@@ -271,7 +271,7 @@ class Store:
         Raises NoSuchServiceError, or KeyError if it is not alive.
         """
         with self._writing() as c:
-            self._bump(c)
+            self._bump_revision(c)
             live = {replica.id for replica in self._live(c, name)}
             if (
                 not live
@@ -281,7 +281,7 @@ class Store:
             if replica_id not in live:
                 raise KeyError(replica_id)
             self._upsert(c, t.kills, [{"service": name, "replica_id": replica_id}])
-            self._tell(c, name, now, [Story("goal", "end this replica", replica_id)])
+            self._append(c, name, now, [EventRecord("goal", "end this replica", replica_id)])
         self.forget()
 
     # --- the reconciler's ---------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class Store:
 
     def services(self, *, down: bool = False) -> list[ServiceRow]:
         """Return the photograph: every service that is up or of which something is left (`down`: also the others)."""
-        if self._alone and self._read_cache is not None and not down:
+        if self._is_exclusive and self._read_cache is not None and not down:
             return list(self._read_cache.rows.values())
         with self._reader.connect() as c, self._lock:
             count = int(c.execute(q.COUNT).scalar_one())
@@ -357,7 +357,7 @@ class Store:
         self.commit_all([Commit(name, **tick)])
 
     def commit_all(self, commits: Sequence[Commit]) -> None:
-        """One tick: intents, memory and story of several services, each at most once, in one transaction."""
+        """One tick: intents, memory and events of several services, each at most once, in one transaction."""
         rows, lines, ended = [], [], []
         values: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # by the columns that are written
         read: list[Commit] = []  # as they would be read
@@ -375,22 +375,22 @@ class Store:
                 read.append(commit)
             values.setdefault(tuple(one), []).append(one)
             rows += [replica_to_row(commit.name, replica) for replica in commit.changed]
-            lines += _lines(commit.name, commit.now, commit.story)
+            lines += _lines(commit.name, commit.now, commit.records)
             gone = [replica.id for replica in commit.changed if replica.state is ReplicaState.GONE]
             if gone:
                 ended.append((commit.name, gone, self._unasked(commit.name)))
         with self._writing() as c:
-            count = self._bump(c)
+            count = self._bump_revision(c)
             for group in values.values():
                 c.execute(q.SET_STATUS[tuple(group[0])[1:]], group)
             if rows:
                 self._upsert(c, t.replicas, rows)
             for name, gone, unasked in ended:
-                # As of this count no user has asked for the end of a replica by id, so there is no wish to strike out.
+                # As of this count no user has requested the end of a replica by id, so there is no wish to strike out.
                 if unasked is None or count != unasked + 1:
                     c.execute(q.END_KILLS, {"service_": name, "gone": gone})
             if lines:
-                c.execute(q.TELL, lines)
+                c.execute(q.APPEND_EVENTS, lines)
         with self._lock:
             if self._read_cache is not None:
                 self._read_cache.follow(count, read)
@@ -428,10 +428,10 @@ class Store:
         with self._writing() as c:
             c.execute(t.changes.update().values(count=t.changes.c.count))
 
-    def tell(self, story: Story, *, now: float, service: str = "") -> None:
-        """A line of the story; without `service` it is about none."""
+    def append_event(self, record: EventRecord, *, now: float, service: str = "") -> None:
+        """Append one event; without `service` it belongs to no service."""
         with self._writing() as c:
-            self._tell(c, service, now, [story])
+            self._append(c, service, now, [record])
 
     def move_instants(self, by_s: float, then: Callable[[], None] = lambda: None) -> None:
         """Move stored instants by as much as the host's clock was set.
@@ -444,7 +444,7 @@ class Store:
         measured = (r.since, r.created_at, r.launched_at, r.ready_at, r.drain_by)
         with self._moving:
             with self._writing() as c:
-                self._bump(c)
+                self._bump_revision(c)
                 live = r.state != ReplicaState.GONE.value
                 c.execute(t.replicas.update().where(live).values({one: one + by_s for one in measured}))
                 for name, memory in c.execute(sa.select(t.services.c.name, t.services.c.memory)).all():
@@ -465,7 +465,9 @@ class Store:
             found = c.execute(sa.select(sa.func.max(r.since)).where(live)).scalar()
         return None if found is None else float(found)
 
-    def fold(self, *, before: float, keep: int = 200, pause: Callable[[], None] = lambda: None) -> int:
+    def archive_replicas(
+        self, *, before: float, keep: int = 200, pause: Callable[[], None] = lambda: None
+    ) -> int:
         """Drop GONE replicas that ended before `before`, but the newest `keep` of each service.
 
         Their cost is added to the service, so no total changes. Returns how many were dropped. Other writers are served
@@ -473,17 +475,19 @@ class Store:
         """
         with self._writing():
             pass  # or it would only be noticed when there is something to remove
-        return prune.fold(self._reader, self._writing, before, keep, _spent_columns, pause)
+        return prune.archive_replicas(self._reader, self._writing, before, keep, _spent_columns, pause)
 
-    def drop_story(self, *, before: float, keep: int = 1000, pause: Callable[[], None] = lambda: None) -> int:
+    def prune_events(
+        self, *, before: float, keep: int = 1000, pause: Callable[[], None] = lambda: None
+    ) -> int:
         """Drop events from before `before`. Returns how many were dropped.
 
         The newest `keep` of each service stay, those about replicas that are not folded, and what `history` needs. `pause`: as for
-        `fold`.
+        `archive_replicas`.
         """
         with self._writing():
             pass  # or it would only be noticed when there is something to remove
-        return prune.drop_story(self._reader, self._writing, before, keep, pause)
+        return prune.prune_events(self._reader, self._writing, before, keep, pause)
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -532,8 +536,8 @@ class Store:
 
     def events(
         self, name: str | None, *, after: int = 0, limit: int = 1000, newest: bool = False
-    ) -> list[StoredEvents]:
-        """Return the story after `seq` = `after`, oldest first; `newest`: the last `limit` lines instead of the first."""
+    ) -> list[StoredEvent]:
+        """Return the event log after `seq` = `after`, oldest first; `newest`: the last `limit` lines instead of the first."""
         query = sa.select(t.events).where(t.events.c.seq > after)
         if name is not None:
             query = query.where(t.events.c.service == name)
@@ -541,11 +545,11 @@ class Store:
         with self._reader.connect() as c:
             rows = c.execute(query.order_by(order).limit(limit)).all()
         return [
-            StoredEvents(r.seq, r.at, r.service, Story(r.kind, r.message, r.replica_id, r.state))
+            StoredEvent(r.seq, r.at, r.service, EventRecord(r.kind, r.message, r.replica_id, r.state))
             for r in (reversed(rows) if newest else rows)
         ]
 
-    def history(self, name: str, *, since: float, most: int) -> History:
+    def history(self, name: str, *, since: float, most: int) -> ServiceHistory:
         """Return the stored past of a service since then.
 
         Of more than `most` replicas, or ten times as many changes, those are left out that ended, or came, first.
@@ -568,20 +572,20 @@ class Store:
         return [replica_from_row(row) for row in c.execute(sa.select(t.replicas).where(alive))]
 
     def _unasked(self, name: str) -> int | None:
-        """Return the count of changes for which it is known that no replica of the service is to be ended by id."""
+        """Return the count of changes for which it is known that no replica of the service is to be terminated by id."""
         with self._lock:
             kept = self._read_cache
             row = None if kept is None else kept.rows.get(name)
             return None if kept is None or row is None or row.killed else kept.count
 
-    def _bump(self, c: Connection) -> int:
+    def _bump_revision(self, c: Connection) -> int:
         """Say that what `services` shows has changed. In the transaction that changes it."""
         return int(c.execute(q.BUMP).scalar_one())
 
-    def _tell(self, c: Connection, name: str, now: float, story: Iterable[Story]) -> None:
-        lines = _lines(name, now, story)
+    def _append(self, c: Connection, name: str, now: float, records: Iterable[EventRecord]) -> None:
+        lines = _lines(name, now, records)
         if lines:
-            c.execute(q.TELL, lines)
+            c.execute(q.APPEND_EVENTS, lines)
 
     def _upsert(self, c: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
         c.execute(q.UPSERT[table.name, c.dialect.name], list(rows))
@@ -594,7 +598,7 @@ class Store:
             command.upgrade(config, "head")
 
 
-def _lines(name: str, now: float, story: Iterable[Story]) -> list[dict[str, Any]]:
+def _lines(name: str, now: float, records: Iterable[EventRecord]) -> list[dict[str, Any]]:
     return [
         {
             "at": now,
@@ -604,7 +608,7 @@ def _lines(name: str, now: float, story: Iterable[Story]) -> list[dict[str, Any]
             "state": line.state,
             "message": line.message,
         }
-        for line in story
+        for line in records
     ]
 
 
@@ -624,6 +628,6 @@ def _spent_columns(now: float) -> tuple[sa.ColumnElement[float], sa.ColumnElemen
     seconds = sa.func.coalesce(r.ended_at, now) - r.launched_at
     hours = (
         sa.case((seconds < 0.0, 0.0), else_=seconds) / 3600.0
-    )  # whatever the clock did, nothing costs less than nothing
+    )  # no cost is negative, also if the clock was set back
     on_demand = sa.func.coalesce(r.on_demand_usd_hour, r.price_usd_hour)
     return sa.func.sum(r.price_usd_hour * hours), sa.func.sum(on_demand * hours)

@@ -115,7 +115,7 @@ replicas = sa.Table(
     sa.Index("ix_replicas_state", "state"),
 )
 
-#: Replicas the user asked to end by id: a goal, written by the API, acted on by the reconciler.
+#: Replicas the user terminated by id: a goal, written by the API, acted on by the reconciler.
 kills = sa.Table(
     "kills",
     metadata,
@@ -123,7 +123,7 @@ kills = sa.Table(
     sa.Column("replica_id", sa.Integer, primary_key=True),
 )
 
-#: The story: append-only, what happened and what was decided, in order. `state` is the state from then on: the
+#: The event log: append-only, what happened and what was decided, in order. `state` is the state from then on: the
 #: state of the replica, or (kind "scale") how many replicas are wanted.
 events = sa.Table(
     "events",

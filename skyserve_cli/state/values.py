@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from policies.goals import UpdateMode
 from policies.model import Memory, Replica
 
-#: With this the kind of a story begins that is about a load balancer agent.
+#: Prefix of the kind of an event about a load balancer agent.
 AGENT_WORD = "Agent"
 
 
@@ -55,8 +55,8 @@ class VersionRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """One line of the story.
+class EventRecord:
+    """One line of the event log.
 
     `replica_id` None: about the service. `state`: the state from now on, the state of the replica or (kind "scale") how
     many replicas the service wants.
@@ -78,19 +78,19 @@ class Commit:
     memory: Memory | None
     target: int
     notes: str
-    story: Sequence[Story]
+    records: Sequence[EventRecord]
     wanted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class StoredEvents:
+class StoredEvent:
     seq: int
     at: float
     service: str
-    story: Story
+    record: EventRecord
 
 
-class Change(NamedTuple):
+class StateChange(NamedTuple):
     """From `at` on the replica is in this state, or (`replica_id` None) the service wants `state` replicas."""
 
     at: float
@@ -99,7 +99,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class ServiceHistory:
     """The stored past of a service since `since`.
 
     Its replicas that lived then or later, by id, and everything that became of them, in order. From `complete_from` on
@@ -109,7 +109,7 @@ class History:
     since: float
     complete_from: float
     replicas: tuple[Replica, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[StateChange, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class ControllerLife(World):
     def restart(self) -> None:
         """The controller dies; another begins with the rows alone."""
         self.events.clear()
-        self.sightings.clear()
+        self.listings.clear()
         self.book = OperationsInFlight()
         self.subject.cloud = self.subject.restarted()
         self.controller = self.reconciler()
@@ -95,7 +95,7 @@ class ControllerLife(World):
             return
         silent, closed = frozenset(listing.silent), frozenset(listing.closed)
         name = self.subject.catalog.cloud
-        self.sightings.append(
+        self.listings.append(
             InstanceListing(name, asked_at, tuple(listing.instances), silent=silent, closed=closed)
         )
 

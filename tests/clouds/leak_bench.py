@@ -9,9 +9,9 @@ from typing import ClassVar
 from provisioners.contract.hosts import MemoryHosts
 from provisioners.port.vm import Machines
 from provisioners.vm_provisioner import VmProvisioner
-from skyserve_cli.controller.clouds.garbage_collector import GarbageCollector, Tidied
+from skyserve_cli.controller.clouds.garbage_collector import Collected, GarbageCollector
 from skyserve_cli.controller.clouds.orphans import Known, Part
-from skyserve_cli.state.values import Story
+from skyserve_cli.state.values import EventRecord
 from tests.clouds.memory_machines import order_of
 
 
@@ -24,7 +24,7 @@ class LeakBench:
     now: Callable[[], float]
     tokens: set[str] = field(default_factory=set)
     clouds: set[str] = field(default_factory=set)
-    story: list[Story] = field(default_factory=list)
+    events: list[EventRecord] = field(default_factory=list)
     fleet: VmProvisioner = field(init=False)
     garbage_collector: GarbageCollector = field(init=False)
 
@@ -35,7 +35,7 @@ class LeakBench:
             self.owner,
             lambda: Known(frozenset(self.tokens), frozenset(self.clouds)),
             _Clock(self.now),
-            self.story.append,
+            self.events.append,
         )
 
     @property
@@ -44,19 +44,19 @@ class LeakBench:
 
     def orphans(self, part: Part | None = None) -> list[str]:
         """The ids of what is found, in order."""
-        look = self.garbage_collector.look(self.cloud)
+        look = self.garbage_collector.inspect(self.cloud)
         assert look.unlisted == ()
         return [orphan.id for orphan in look.orphans if part in (None, orphan.part)]
 
-    def tidy(self, services: Iterable[str] | None = None) -> Tidied:
+    def tidy(self, services: Iterable[str] | None = None) -> Collected:
         return self.garbage_collector.tidy(self.cloud, services)
 
     def end_strays(self) -> None:
         """What the tick does with instances that have no row."""
-        for orphan in self.garbage_collector.look(self.cloud).of(Part.INSTANCE):
+        for orphan in self.garbage_collector.inspect(self.cloud).of(Part.INSTANCE):
             assert self.garbage_collector.remove(orphan.key).why == ""
 
-    def settle(self, sleep: Callable[[float], object]) -> Tidied:
+    def settle(self, sleep: Callable[[float], object]) -> Collected:
         """Tidy until nothing is waited for, in virtual time; all that was removed, and the problems of the last step."""
         done = self.tidy()
         for _ in range(100):
@@ -64,7 +64,7 @@ class LeakBench:
                 return done
             sleep(15.0)
             step = self.tidy()
-            done = Tidied(done.removed + step.removed, step.waiting, step.problems)
+            done = Collected(done.removed + step.removed, step.waiting, step.problems)
         raise AssertionError(done)
 
 

@@ -16,7 +16,7 @@ from provisioners.port.errors import (
     Refusal,
     TransientError,
 )
-from provisioners.port.firewall import Access, Opening, openings
+from provisioners.port.firewall import FirewallAccess, Opening, openings
 from provisioners.port.regions import ClosedRegions
 from provisioners.port.vm import (
     Finding,
@@ -57,7 +57,7 @@ class MemoryMachines:
     kept: dict[str, _Kept] = field(default_factory=dict)
     left: list[OrphanedResource] = field(default_factory=list)  # belongs to no machine
     common: list[OrphanedResource] = field(default_factory=list)  # what machines share
-    access: dict[str, Access] = field(default_factory=dict)  # by owner
+    access: dict[str, FirewallAccess] = field(default_factory=dict)  # by owner
     lock: threading.Lock = field(default_factory=threading.Lock)
     mute: set[str] = field(default_factory=set)  # regions that do not respond
     closed: ClosedRegions = field(init=False)
@@ -117,7 +117,7 @@ class MemoryMachines:
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return list(self.common)
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         self.before("admit", owner)
         with self.lock:
             self.access[owner] = access
@@ -127,7 +127,7 @@ class MemoryMachines:
         """What is open on a machine."""
         with self.lock:
             order = self.kept[token].order
-            access = self.access.get(order.owner, Access(frozenset(order.sources)))
+            access = self.access.get(order.owner, FirewallAccess(frozenset(order.sources)))
             return openings(access, order.service, order.ports, order.public_ports)
 
     def delete_shared(self, owner: str) -> Sequence[str]:

@@ -17,7 +17,7 @@ import pytest
 from policies.model import CapacityType, Offer, Zone
 from provisioners.contract.subject import ON_DEMAND, Subject
 from provisioners.port.base import LaunchOrder, Requirements
-from provisioners.port.commands import Login, Output, UnreachableError
+from provisioners.port.commands import CommandOutput, Login, UnreachableError
 from provisioners.port.errors import TransientError
 from provisioners.port.vm import MachineOrder, machine_token
 from provisioners.remote.async_ssh import AsyncConnection, connect_async, ssh_loop
@@ -174,7 +174,7 @@ class _Line(Shell):
         self._subject = subject
         self._life = subject.life
 
-    def run(self, command: str | Sequence[str], **how: Any) -> Output:
+    def run(self, command: str | Sequence[str], **how: Any) -> CommandOutput:
         if self._life != self._subject.life:
             raise UnreachableError(f"{self.login.name}: this controller has died")
         output = super().run(command, **how)

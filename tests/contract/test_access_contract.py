@@ -9,7 +9,7 @@ import pytest
 
 from policies.model import Role
 from provisioners.port.errors import TransientError
-from provisioners.port.firewall import ANYWHERE, Access, Opening, openings
+from provisioners.port.firewall import ANYWHERE, FirewallAccess, Opening, openings
 from provisioners.port.vm import MachineOrder, Machines
 from tests.contract.contract_access import OWNER, WALLED, Walled
 
@@ -26,11 +26,13 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[Walled]:
     made.close()
 
 
-def access(*sources: str, **balancers: str) -> Access:
-    return Access(frozenset(sources), {service: frozenset({block}) for service, block in balancers.items()})
+def access(*sources: str, **balancers: str) -> FirewallAccess:
+    return FirewallAccess(
+        frozenset(sources), {service: frozenset({block}) for service, block in balancers.items()}
+    )
 
 
-def on_replica(access: Access, service: str = "chat") -> frozenset[Opening]:
+def on_replica(access: FirewallAccess, service: str = "chat") -> frozenset[Opening]:
     return openings(access, service, (8000,), ())
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.home import Home
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ class Serve:
             with suppress(ControllerDownError):
                 (view,) = [
                     each
-                    for each in Client(Home.from_environment(self.environment)).services()
+                    for each in ControllerClient(Home.from_environment(self.environment)).services()
                     if each["name"] == name
                 ]
                 return view

@@ -11,7 +11,7 @@ class Client:
 
     def __init__(self, url: str, expected: bytes) -> None:
         self.url = url
-        self.answered = 0
+        self.responded = 0
         self.failed: list[str] = []
         self._expected = expected
         self._over = threading.Event()
@@ -44,6 +44,6 @@ class Client:
                 self.failed.append(repr(error))
                 continue
             if body.startswith(self._expected):
-                self.answered += 1
+                self.responded += 1
             else:
                 self.failed.append(repr(body[:100]))

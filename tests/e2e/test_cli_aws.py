@@ -87,7 +87,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.answered = 0
+        self.responded = 0
         self.failed: list[str] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._ask, daemon=True)
@@ -105,7 +105,7 @@ class Client:
             try:
                 with urllib.request.urlopen(self.url, timeout=30) as answer:
                     assert answer.read().startswith(b"I am use1-az")
-                self.answered += 1
+                self.responded += 1
             except (OSError, AssertionError) as error:
                 self.failed.append(repr(error))
 
@@ -135,15 +135,15 @@ def test_spot_instances_from_up_over_preemptions_and_a_dead_controller_to_down(
     serve.ok("controller", "start")
 
     with Client(endpoint) as client:
-        serve.eventually(lambda: client.answered > 20)
+        serve.eventually(lambda: client.responded > 20)
         warned = min(first.values())
         cloud.vms.vms[warned].metadata.announce(time.time() + 60.0)
         serve.eventually(lambda: len(ready()) == 2 and warned not in ready().values())
         taken = min(ready().values())
         cloud.aws.preempt(taken)  # without a word
         serve.eventually(lambda: len(ready()) == 2 and taken not in ready().values())
-        before = client.answered
-        serve.eventually(lambda: client.answered > before + 20)
+        before = client.responded
+        serve.eventually(lambda: client.responded > before + 20)
     assert client.failed == []
     assert len(cloud.live()) == 2
 

@@ -167,13 +167,13 @@ def test_an_agent_in_another_region_from_up_over_every_loss_to_down(
     assert not (serve.home / "lb" / "web").exists(), "there is none beside the controller"
 
     with Client(endpoint, b"I am use1-az") as client:
-        serve.eventually(lambda: client.answered > 20)
+        serve.eventually(lambda: client.responded > 20)
 
         # The controller dies: nobody notices.
         pid = serve.ok("controller", "status", "-o", "json").json()["pid"]
         os.kill(pid, signal.SIGKILL)
-        before = client.answered
-        serve.eventually(lambda: client.answered > before + 20)
+        before = client.responded
+        serve.eventually(lambda: client.responded > before + 20)
         serve.ok("controller", "start")
         serve.eventually(lambda: the_agent(serve))
 
@@ -184,8 +184,8 @@ def test_an_agent_in_another_region_from_up_over_every_loss_to_down(
             serve.ok("controller", "start")
             serve.eventually(lambda: the_agent(serve).get("agent_version") not in (None, old_version))
             assert the_agent(serve)["newest"]
-            before = client.answered
-            serve.eventually(lambda: client.answered > before + 20)
+            before = client.responded
+            serve.eventually(lambda: client.responded > before + 20)
             serve.eventually(lambda: pid_of_agent(vm) not in ("", old_pid))
             serve.ok("controller", "stop")
         serve.ok("controller", "start")

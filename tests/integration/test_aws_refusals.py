@@ -247,7 +247,7 @@ def test_a_throttling_storm_is_weathered(bench: AwsBench) -> None:
         ids = {machine.id for machine in pool.map(lambda order: _until_accepted(machines, order), orders)}
     assert sorted(ids) == sorted(bench.world.live())
     assert len(ids) == 40
-    refused = [call for call in bench.world.asked("RunInstances") if call.answered == "RequestLimitExceeded"]
+    refused = [call for call in bench.world.asked("RunInstances") if call.responded == "RequestLimitExceeded"]
     assert len(refused) < 40  # fewer than one refusal a launch, at half of the rate we were promised
 
 

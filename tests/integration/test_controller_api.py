@@ -23,7 +23,7 @@ from provisioners.port.base import Candidate, Requirements
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig
 from skyserve_cli.controller.api import unix_socket
-from skyserve_cli.controller.api.client import Client
+from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.controller.api.http import Api
 from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.balancers.dns import ThreadDns
@@ -37,7 +37,7 @@ from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import Story
+from skyserve_cli.state.values import EventRecord
 
 TOKEN = "the-token"
 YAML = "name: chat\nresources: {cloud: local}\nservice: {readiness_probe: /, replicas: 2}\nrun: serve-it\n"
@@ -137,7 +137,7 @@ class Controller:
             memory=Memory(9),
             target=2,
             notes="",
-            story=[Story("note", "x")],
+            records=[EventRecord("note", "x")],
         )
 
 
@@ -434,7 +434,7 @@ async def test_the_command_line_reads_the_services_again_only_if_they_changed(
     await runner.setup()
     listener = unix_socket.bound(controller.home.controller_socket)
     await web.SockSite(runner, listener).start()
-    client = Client(controller.home)
+    client = ControllerClient(controller.home)
     await controller.up()
     first, etag = await asyncio.to_thread(client.services_since, "")
     assert first is not None

@@ -12,7 +12,7 @@ from threading import Event
 
 import pytest
 
-from skyserve_cli.controller.api.client import Client, ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.supervisor import keep
 from skyserve_cli.home import Home
 
@@ -58,7 +58,7 @@ def test_a_controller_that_is_killed_comes_back_and_one_that_is_stopped_does_not
         [sys.executable, "-m", "skyserve_cli.controller.supervisor"], env=environment
     )
     try:
-        client = Client(Home(root, f"sqlite:///{root / 'state.db'}"))
+        client = ControllerClient(Home(root, f"sqlite:///{root / 'state.db'}"))
         first = _pid(client, other_than=0)
         os.kill(first, signal.SIGKILL)
         second = _pid(client, other_than=first)
@@ -77,7 +77,7 @@ def test_a_controller_that_is_killed_comes_back_and_one_that_is_stopped_does_not
         supervisor.wait(timeout=30)
 
 
-def _pid(client: Client, *, other_than: int) -> int:
+def _pid(client: ControllerClient, *, other_than: int) -> int:
     for _ in range(600):
         try:
             pid = int(client.health()["pid"])

@@ -17,10 +17,10 @@ import pytest
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
-from lb.http.sse import EventReader, Gate, is_readable
+from lb.http.sse import EventBuffer, EventReader, is_readable
 from lb.stream.first_request import prepare
 from lb.stream.openai_request import CHAT, COMPLETIONS
-from lb.stream.resume_request import ResumeRequest, Way, resume
+from lb.stream.resume_request import ResumeMethod, ResumeRequest, resume
 from lb.stream.stream_merge import StreamMerger, closing, stripper
 from lb.stream.transcript import StreamProgress, Transcript
 
@@ -101,7 +101,7 @@ def broken_off(
     ready = prepare(path, request, KIND, mode)
     strip, gate, journal, got = (
         stripper(ready.strip),
-        Gate(LIMIT),
+        EventBuffer(LIMIT),
         Transcript(chunked=False, limit_bytes=LIMIT),
         b"",
     )
@@ -148,28 +148,30 @@ def said(events: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("more", "mode", "way"),
     [
-        pytest.param({"max_tokens": 60, "min_tokens": 40}, Continue.AUTO, Way.TOKENS, id="by tokens"),
-        pytest.param({"max_tokens": None}, Continue.TEXT, Way.TEXT, id="by text"),
         pytest.param(
-            {"max_tokens": 60, "ignore_eos": True}, Continue.AUTO, Way.TOKENS, id="to the last token"
+            {"max_tokens": 60, "min_tokens": 40}, Continue.AUTO, ResumeMethod.TOKENS, id="by tokens"
         ),
-        pytest.param({"max_tokens": None}, Continue.AUTO, Way.TOKENS, id="without a limit"),
+        pytest.param({"max_tokens": None}, Continue.TEXT, ResumeMethod.TEXT, id="by text"),
+        pytest.param(
+            {"max_tokens": 60, "ignore_eos": True}, Continue.AUTO, ResumeMethod.TOKENS, id="to the last token"
+        ),
+        pytest.param({"max_tokens": None}, Continue.AUTO, ResumeMethod.TOKENS, id="without a limit"),
         pytest.param(
             {"max_tokens": 90, "min_tokens": 30, "stop": [" the", "o m", ". "]},
             Continue.AUTO,
-            Way.TOKENS,
+            ResumeMethod.TOKENS,
             id="stop strings",
         ),
         pytest.param(
             {"max_tokens": 40, "min_tokens": 30, "return_token_ids": True},
             Continue.AUTO,
-            Way.TOKENS,
+            ResumeMethod.TOKENS,
             id="the client's ids",
         ),
     ],
 )
 def test_the_answer_is_the_undisturbed_one(
-    path: bytes, more: dict[str, Any], mode: Continue, way: Way, survivor: Engine
+    path: bytes, more: dict[str, Any], mode: Continue, way: ResumeMethod, survivor: Engine
 ) -> None:
     request = ASKED[path] | more
     whole = said(b"".join(survivor.stream(path, json.dumps(request).encode())))
@@ -178,7 +180,7 @@ def test_the_answer_is_the_undisturbed_one(
     resumption = resume(path, request, sofar, KIND, mode)
     assert resumption.way is way
     stitched = said(got + go_on(path, request, sofar, resumption, survivor))
-    if way is Way.TEXT:  # several tokens that came in one event are counted as one
+    if way is ResumeMethod.TEXT:  # several tokens that came in one event are counted as one
         stitched["usage"] = whole["usage"]
     assert stitched == whole
 
@@ -213,5 +215,5 @@ def test_an_engine_that_dies_before_its_first_word(survivor: Engine) -> None:
     journal.add(role)
     sofar = journal.read()
     resumption = resume(CHAT, request, sofar, KIND)
-    assert resumption.way is Way.RESTART
+    assert resumption.way is ResumeMethod.RESTART
     assert said(role + go_on(CHAT, request, sofar, resumption, survivor)) == whole

@@ -15,7 +15,7 @@ from provisioners.gcp.check import PERMISSIONS
 from provisioners.gcp.firewall_rules import prefix_of
 from provisioners.gcp.network import TAG
 from provisioners.port.errors import ProvisionError, QuotaError, RefusedError
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.vm import Finding, Level
 from tests.clouds.gcp.gcp_controller import OWNER, SOURCE, ZONE, Controller, controller, order_of
 from tests.clouds.gcp.gcp_ground import PROJECT, SHARED
@@ -71,7 +71,7 @@ def test_rules_of_a_shared_vpc_are_in_its_project_and_follow(gcp: Controller) ->
     assert (gcp.world.networks, gcp.world.firewalls) == ({}, {})
     assert len(gcp.world.host_firewalls) == 3
     assert [gcp.world.reach(NAME, port, BLOCK) for port in (22, 8080, 9000)] == [True, True, False]
-    machines.admit(OWNER, Access(frozenset({OTHER}), {"Chat": frozenset({"192.0.2.1/32"})}))
+    machines.admit(OWNER, FirewallAccess(frozenset({OTHER}), {"Chat": frozenset({"192.0.2.1/32"})}))
     assert [gcp.world.reach(NAME, 22, block) for block in (BLOCK, OTHER)] == [False, True]
     assert gcp.world.reach(NAME, 8080, "192.0.2.1/32")
     again = gcp.another(subnets=machines._setup.subnets)
@@ -107,7 +107,7 @@ def test_without_manage_firewall_no_rule_is_looked_at(gcp: Controller) -> None:
     machines = gcp.another(subnets=shared_vpc(gcp), manage_firewall=False)
     gcp.world.denied = {one for one in OF_NETWORK if ".firewalls." in one}
     machines.create(ORDER)
-    machines.admit(OWNER, Access(frozenset({BLOCK})))
+    machines.admit(OWNER, FirewallAccess(frozenset({BLOCK})))
     assert machines.delete_shared(OWNER) == []
     assert [call.id for call in gcp.world.calls if "firewalls" in call.id] == []
     assert gcp.world.instances[ZONE.name, NAME]["tags"]["items"] == [TAG, prefix_of(OWNER)]

@@ -20,14 +20,14 @@ from provisioners.port.errors import (
 )
 from provisioners.port.vm import Machine, MachineOrder, MachineState
 from provisioners.remote.async_ssh import connect_commands
-from provisioners.remote.bootstrap_steps import Node, steps_for
+from provisioners.remote.bootstrap_steps import ReplicaNode, steps_for
 from provisioners.remote.host import Host
 from provisioners.remote.ssh import connect
 from provisioners.remote.ssh_hosts import SshHosts
 from provisioners.remote.ssh_keys import Keys
 from provisioners.ssh.host_cache import SeenClaims
 from provisioners.ssh.machines import SshMachines
-from provisioners.ssh.pool import Pools, load_pools
+from provisioners.ssh.pool import HostPools, load_pools
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import KEYS, launch_order, until
@@ -58,7 +58,7 @@ class Rack:
         change(self.raw)
         return SshMachines(self.pools(), dial=lambda login: connect_commands(login, timeout_s=2.0), seen=seen)
 
-    def pools(self) -> Pools:
+    def pools(self) -> HostPools:
         return load_pools(self.raw)
 
 
@@ -355,7 +355,7 @@ def test_nothing_starts_for_a_claim_that_has_ended(rack: Rack) -> None:
     order = replace(
         launch_order(made.token, run="exec sleep 1000", accelerator="L4", count=1), owner=made.owner
     )
-    node = Node(made.token, 0, (str(made.private_address),), 8000)
+    node = ReplicaNode(made.token, 0, (str(made.private_address),), 8000)
     with connect(machines.login(made)) as shell:
         host = Host(shell, node.folder)
         host.install()

@@ -24,7 +24,7 @@ from provisioners.port.errors import (
     RefusedError,
     TransientError,
 )
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.vm import Level, MachineOrder, MachineState
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import load_config
@@ -168,10 +168,10 @@ def opened(bench: Bench) -> set[tuple[int, str]]:
 
 def test_rules_follow_the_controller_and_the_load_balancers(bench: Bench) -> None:
     machines = bench.fresh()
-    machines.admit("own", Access(frozenset({"198.51.100.1/32"})))
+    machines.admit("own", FirewallAccess(frozenset({"198.51.100.1/32"})))
     machines.create(ORDER)
     assert opened(bench) == {(22, "198.51.100.1/32"), (8443, "198.51.100.1/32")}
-    access = Access(frozenset({"198.51.100.2/32"}), {"chat": frozenset({"192.0.2.7/32"})})
+    access = FirewallAccess(frozenset({"198.51.100.2/32"}), {"chat": frozenset({"192.0.2.7/32"})})
     machines.admit("own", access)
     assert opened(bench) == {
         (22, "198.51.100.2/32"),

@@ -20,7 +20,7 @@ from lb.proxy.ending import Endings
 from lb.proxy.relay import PlainRelay
 from lb.proxy.request import ProxiedRequest
 from lb.proxy.resumable_relay import ResumableRelay
-from lb.proxy.states import TABLE, Event, State, TransitionError, move
+from lb.proxy.states import TABLE, RequestEvent, State, TransitionError, move
 from lb.stream.resume_state import ResumeState
 from policies.routing.round_robin import RoundRobin
 
@@ -167,8 +167,8 @@ ENTRANCES: list[tuple[type, str]] = [
     *((ResumableRelay, name) for name in ("__init__", "data", "resume", "next_leg", "tokens", "halt")),
     *((ResumeState, name) for name in ("outgoing", "merger")),
     *((ClientConnection, name) for name in ("_take_head", "_take_body", "_begin", "next", "send_soon")),
-    *((TargetTable, name) for name in ("choose", "book", "answered", "failed", "release", "outlook")),
-    *((Scheduler, name) for name in ("place", "hold", "let_in")),
+    *((TargetTable, name) for name in ("choose", "book", "responded", "failed", "release", "outlook")),
+    *((Scheduler, name) for name in ("place", "enqueue", "let_in")),
     *((ApiKeyStore, name) for name in ("admit_head", "settle")),
     *((Endings, name) for name in ("spent", "ended")),
     (RoundRobin, "choose"),
@@ -266,11 +266,13 @@ def test_one_kind_of_error_is_logged_once_a_minute(caplog: pytest.LogCaptureFixt
 
 
 def test_the_table_of_states() -> None:
-    assert move(State.QUEUED, Event.CHOSEN) is State.ATTEMPTING
-    assert all(row.get(Event.ENDED) is State.DONE for state, row in TABLE.items() if state is not State.DONE)
+    assert move(State.QUEUED, RequestEvent.CHOSEN) is State.ATTEMPTING
+    assert all(
+        row.get(RequestEvent.ENDED) is State.DONE for state, row in TABLE.items() if state is not State.DONE
+    )
     assert not TABLE[State.DONE]
     with pytest.raises(TransitionError, match="done cannot be ended"):
-        move(State.DONE, Event.ENDED)
+        move(State.DONE, RequestEvent.ENDED)
 
 
 def test_every_state_can_be_reached_and_left() -> None:

@@ -265,7 +265,7 @@ async def test_room_in_an_engine_is_told_at_once(engine: StartEngine) -> None:
     async with balancer(a=f"http://127.0.0.1:{server.port}") as it:
         bookings = [it.table.book(REQUEST, "a", time.monotonic()) for _ in range(4)]
         for booking in bookings:
-            it.table.answered(booking, time.monotonic())
+            it.table.responded(booking, time.monotonic())
         await until(lambda: it.table.choose(REQUEST, time.monotonic()) is None)
         before = it.changes
         server.pages = {"/v1/loads?include=core": sglang_loads(4, 0)}
@@ -324,7 +324,7 @@ async def test_our_engine_as_a_process() -> None:
                 + body
             )
             await reader.readuntil(b"\r\n\r\n")
-            it.table.answered(booking, time.monotonic())
+            it.table.responded(booking, time.monotonic())
             await until(lambda: it.load("a") == EngineLoad(1, 0, pytest.approx(0.5, abs=0.5)))
             writer.close()  # the engine notices and ends it
             await until(lambda: it.load("a") == EngineLoad(0, 0, pytest.approx(0.5, abs=0.5)))

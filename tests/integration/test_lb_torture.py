@@ -154,7 +154,7 @@ def pieces_of(data: bytes, cuts: list[int]) -> list[bytes]:
     return [*pieces, ENDS] if ends else pieces
 
 
-async def answered(method: bytes, pieces: list[bytes], body: bytes, http: bytes = b"1.1") -> Got:
+async def responded(method: bytes, pieces: list[bytes], body: bytes, http: bytes = b"1.1") -> Got:
     bench = Bench(lambda seen: pieces)
     client = bench.client()
     client.send(method + b" / HTTP/" + http + b"\r\nHost: x\r\n\r\n")
@@ -177,13 +177,13 @@ async def answered(method: bytes, pieces: list[bytes], body: bytes, http: bytes 
 @pytest.mark.parametrize("http", [b"1.1", b"1.0"], ids=["1.1", "1.0"])
 def test_an_answer_cut_anywhere(method: bytes, data: bytes, body: bytes, http: bytes) -> None:
     size = len(data.removesuffix(ENDS))
-    run(answered(method, pieces_of(data, list(range(1, size))), body, http))
+    run(responded(method, pieces_of(data, list(range(1, size))), body, http))
     for cut in range(size):
-        run(answered(method, pieces_of(data, [cut]), body, http))
+        run(responded(method, pieces_of(data, [cut]), body, http))
 
 
 def test_trailers_of_an_answer_arrive() -> None:
-    got = run(answered(b"GET", [ANSWERS["extensions and trailers"][1]], b"hello"))
+    got = run(responded(b"GET", [ANSWERS["extensions and trailers"][1]], b"hello"))
     assert got.trailers == [(b"x-sum", b"1")]
 
 
@@ -198,7 +198,7 @@ def test_a_chunk_that_is_too_long_to_be_kept_passes_whole(cut: int, kind: bytes)
         + chunks(body, b"end")
     )
     for http in (b"1.1", b"1.0"):
-        run(answered(b"GET", [data[:cut], data[cut:]], body + b"end", http))
+        run(responded(b"GET", [data[:cut], data[cut:]], body + b"end", http))
 
 
 def test_a_204_has_no_length_and_none_comes_behind_it() -> None:

@@ -248,7 +248,7 @@ def clean(bench: LeakBench, ground: Ground) -> None:
 
 
 def test_everything_that_was_lost_is_found_with_what_is_known_of_it(ground: Ground) -> None:
-    look = ground.bench().garbage_collector.look(ground.fresh().name)
+    look = ground.bench().garbage_collector.inspect(ground.fresh().name)
     assert look.unlisted == ()
     assert look.orphans[0].part is Part.INSTANCE
     assert {orphan.part for orphan in look.orphans} == set(Part)

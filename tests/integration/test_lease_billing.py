@@ -24,7 +24,7 @@ from provisioners import permissions
 from provisioners.azure import termination as azure_ending
 from provisioners.azure.translate import group_name
 from provisioners.gcp import termination as gcp_ending
-from provisioners.port.lease import FIRST_S, LEASE_S, Terms
+from provisioners.port.lease import FIRST_S, LEASE_S, LeaseTerms
 from provisioners.port.vm import MachineOrder, MachineState
 from provisioners.remote.ssh_keys import Keys, user_data
 from tests.clouds.aws.aws_bench import ORDER as AWS_ORDER
@@ -43,7 +43,7 @@ from tests.clouds.switch_bench import HOUR, live
 pytestmark = pytest.mark.long
 
 KEYS = Keys(bytes(range(32)), "owner-1")
-TERMS = Terms(LEASE_S, FIRST_S)
+TERMS = LeaseTerms(LEASE_S, FIRST_S)
 SERVED = ": >served"
 LEASE_HOURS = LEASE_S // 3600
 IDENTITY = (

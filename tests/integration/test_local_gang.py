@@ -27,7 +27,7 @@ from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrd
 from provisioners.port.errors import CapacityError, TransientError
 from skyserve_cli.controller.clouds.execute import perform
 from skyserve_cli.controller.reconcile.listing_events import events_of
-from skyserve_cli.controller.reconcile.ports import Call, CallKind
+from skyserve_cli.controller.reconcile.ports import CloudOperation, OperationKind
 
 pytestmark = [
     pytest.mark.long,
@@ -259,7 +259,7 @@ def test_killing_one_ends_the_other(
     eventually(lambda: seen() != [], "the controller learns of it")
     (event,) = seen()
     assert type(event) is kind
-    call = Call("chat", "abcd", CallKind.TERMINATE, replica)
+    call = CloudOperation("chat", "abcd", OperationKind.TERMINATE, replica)
     perform(call, lab.cloud, lab.order, FIRST, OWNER)
     assert not [pid for rank in (0, 1) for pid in lab.processes(rank)]
     assert lab.listed().state.is_gone

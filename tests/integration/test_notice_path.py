@@ -24,7 +24,7 @@ from skyserve_cli.controller.daemon import Ticker
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.clock import Steady, SystemClock
 from skyserve_cli.controller.reconcile.mappers import order_of
-from skyserve_cli.controller.reconcile.ports import AgentOrder, Call, ProbeOrder
+from skyserve_cli.controller.reconcile.ports import AgentOrder, CloudOperation, ProbeOrder
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_to_json
@@ -67,7 +67,7 @@ class Hands:
 
     states: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
 
-    def ensure(self, orders: Mapping[str, AgentOrder | None] | Sequence[Call]) -> None:
+    def ensure(self, orders: Mapping[str, AgentOrder | None] | Sequence[CloudOperation]) -> None:
         order = orders.get("chat") if isinstance(orders, Mapping) else None
         if order is not None:
             self.states.put(" ".join(target.state.value for target in order.table.targets))
@@ -123,7 +123,7 @@ def test_a_notice_leaves_the_table_without_a_listing() -> None:
     order = order_of(owner, "chat", row.incarnation, ready, SPEC, {})
     instance = fleet.launch(order)
     ready = replace(ready, instance_id=instance.id)
-    store.commit("chat", now=0.0, changed=[ready], memory=Memory(2), target=1, notes="", story=())
+    store.commit("chat", now=0.0, changed=[ready], memory=Memory(2), target=1, notes="", records=())
     time.at += 200.0  # it runs
     hosts.reports[order.token] = HostReport(InstanceState.RUNNING, 8000)
 

@@ -259,7 +259,7 @@ async def test_only_requests_of_clients_are_traffic(tmp_path: Path, monkeypatch:
     """What the controller and load balancers really send shows that the replica responds, and renews nothing."""
     notes: list[str] = []
 
-    class Noted(front_module.Watch):
+    class Noted(front_module.TrafficWatch):
         def __init__(self) -> None:
             super().__init__(lambda: notes.append("traffic"), lambda: notes.append("served"))
 

@@ -22,11 +22,11 @@ class AuditedReconciler(Reconciler):
 
     stood = 0
 
-    def _stand(self, kept: Kept, row: ServiceRow, sightings: Sequence[InstanceListing], now: float) -> Orders:
-        decided = self._service_turn.decide(row, (), sightings, now)
+    def _stand(self, kept: Kept, row: ServiceRow, listings: Sequence[InstanceListing], now: float) -> Orders:
+        decided = self._service_turn.decide(row, (), listings, now)
         if decided.commit is not None:
             raise StaleError(f"{now:.1f} {row.name}: not written: {decided.commit}")
-        orders = self._order_maker.of(decided, sightings, now)
+        orders = self._order_maker.of(decided, listings, now)
         if orders != kept.orders:
             raise StaleError(f"{now:.1f} {row.name}: {orders} instead of {kept.orders}")
         self.stood += 1

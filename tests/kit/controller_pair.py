@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy.exc import OperationalError
 
 from skyserve_cli.controller.persistence.leadership import RENEW_EVERY_S, STANDBY_POLL_S, Leadership
-from skyserve_cli.state.lease import NO_TERM, Lease, LeaseLostError
+from skyserve_cli.state.lease import NO_TERM, ControllerLease, LeaseLostError
 from skyserve_cli.state.values import Commit
 from tests.kit.clock import SimClock
 from tests.kit.invariants import InvariantError
@@ -75,13 +75,13 @@ class SharedStore(SimStore):
         self._fail_if_cut()
         return super().services(down=down)
 
-    def renew_lease(self, epoch: int, *, ttl_s: float) -> Lease | None:
+    def renew_lease(self, epoch: int, *, ttl_s: float) -> ControllerLease | None:
         self._fail_if_cut()
         return super().renew_lease(epoch, ttl_s=ttl_s)
 
     def take_lease(
-        self, holder: str, about: str, *, ttl_s: float, unrenewed: Lease | None = None
-    ) -> Lease | None:
+        self, holder: str, about: str, *, ttl_s: float, unrenewed: ControllerLease | None = None
+    ) -> ControllerLease | None:
         self._fail_if_cut()
         return super().take_lease(holder, about, ttl_s=ttl_s, unrenewed=unrenewed)
 

@@ -195,8 +195,8 @@ class Life:
 
     def outcome(self) -> Outcome:
         story = tuple(
-            f"{line.at:.3f} {line.service} {line.story.replica_id} {line.story.kind} {line.story.state} "
-            f"{line.story.message}"
+            f"{line.at:.3f} {line.service} {line.record.replica_id} {line.record.kind} {line.record.state} "
+            f"{line.record.message}"
             for line in self.store.events(None, limit=1_000_000)
         )
         digest = hashlib.sha256("\n".join(story).encode()).hexdigest()[:16]

@@ -21,9 +21,9 @@ from skyserve_cli.controller.reconcile.listing_events import same_objects
 from skyserve_cli.controller.reconcile.mappers import token_of
 from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,
-    Call,
-    CallKind,
+    CloudOperation,
     InstanceListing,
+    OperationKind,
     ProbeOrder,
     RegionalOrder,
 )
@@ -44,8 +44,8 @@ class SimOperationRunner:
         clock: SimClock,
         rng: random.Random,
         owner: str,
-        order: Callable[[Call], LaunchOrder],
-        allows: Callable[[CallKind], bool] = lambda kind: True,
+        order: Callable[[CloudOperation], LaunchOrder],
+        allows: Callable[[OperationKind], bool] = lambda kind: True,
     ) -> None:
         self._allows = allows
         self._cloud = cloud
@@ -54,11 +54,11 @@ class SimOperationRunner:
         self._owner = owner
         self._order = order
         self._book = OperationsInFlight()
-        self._answers: list[tuple[Call, Event | Retry | None]] = []
+        self._answers: list[tuple[CloudOperation, Event | Retry | None]] = []
         self.crash_before_calls = False
         self.dead = False
 
-    def ensure(self, calls: Sequence[Call]) -> None:
+    def ensure(self, calls: Sequence[CloudOperation]) -> None:
         if self.crash_before_calls:
             raise Crash
         for call in self._book.startable(calls, self._clock.now()):
@@ -71,7 +71,7 @@ class SimOperationRunner:
 
     def abandon(self, orphan: Instance) -> None:
         def end() -> None:
-            if not self._allows(CallKind.TERMINATE):
+            if not self._allows(OperationKind.TERMINATE):
                 return
             try:
                 self._cloud.terminate(orphan)
@@ -80,7 +80,7 @@ class SimOperationRunner:
 
         self._clock.after(self._delay_s(), end)
 
-    def _arrive(self, call: Call) -> None:
+    def _arrive(self, call: CloudOperation) -> None:
         """At the cloud. A call whose caller has died meanwhile may still arrive: it was on the wire."""
         if self.dead and self._rng.random() < 0.5:
             return
@@ -124,8 +124,8 @@ class SimInstancePoller:
             return
         listing = self._cloud.listing(self._owner)
         self._last = same_objects(self._last, listing.instances)
-        sighting = InstanceListing("sim", self._clock.now(), self._last, silent=frozenset(listing.silent))
-        self._clock.after(0.5, lambda: self._seen.append(sighting))
+        seen = InstanceListing("sim", self._clock.now(), self._last, silent=frozenset(listing.silent))
+        self._clock.after(0.5, lambda: self._seen.append(seen))
         self._clock.after(self._poll_s, self._look)
 
 

@@ -32,8 +32,8 @@ class Flight:
     tokens: int
     arrived_at: float
     booking: Booking | None = None
-    answered: bool = False
-    senior: bool = False
+    responded: bool = False
+    has_priority: bool = False
     hold_left_s: float = 1e6
     tenant: str = ""
     weight: float = 1.0
@@ -132,7 +132,7 @@ class World:
         if choice is not None:
             self.push(flight, choice, now)
         else:
-            assert self.dispatcher.hold(flight, now) is not None
+            assert self.dispatcher.enqueue(flight, now) is not None
 
     def push(self, flight: Flight, choice: Choice, now: float) -> None:
         name = choice.target_id
@@ -182,8 +182,8 @@ class World:
         self.busy.discard(name)
         for output in self.engines[name].finish():
             flight = self.flights[output.request_id]
-            if not flight.answered:
-                flight.answered = True
+            if not flight.responded:
+                flight.responded = True
                 self.at(now + WAY_S, lambda then, flight=flight: self.first_byte(flight, then))
             if output.finish is not None:
                 self.at(now + WAY_S, lambda then, flight=flight: self.end(flight, then))
@@ -191,7 +191,7 @@ class World:
 
     def first_byte(self, flight: Flight, now: float) -> None:
         assert flight.booking is not None
-        self.table.answered(flight.booking, now)
+        self.table.responded(flight.booking, now)
         self.seen.waits_s.append(now - flight.arrived_at)
         self.let_in(now)
 

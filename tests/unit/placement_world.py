@@ -101,17 +101,17 @@ class World:
         before, events = dict(self.fleet), self._events
         for event in events:
             self._apply(event, now)
-        read_cache = Observation(
+        observation = Observation(
             now, self.goal, tuple(self.fleet.values()), self.offers, events=tuple(events)
         )
-        learned = learn(read_cache, before, self.memory, policies)
-        decided = plan(read_cache, learned, policies)
+        learned = learn(observation, before, self.memory, policies)
+        decided = plan(observation, learned, policies)
         for action in decided.actions:
             if isinstance(action, Launch):
                 self.fleet[action.replica_id] = request(action, now)
             else:
                 self._apply(action, now)
-        self._check(read_cache, decided)
+        self._check(observation, decided)
         stored = json.loads(json.dumps(decided.memory.placement))  # a controller may be killed at any tick
         assert stored == decided.memory.placement
         self.memory = replace(decided.memory, placement=stored)

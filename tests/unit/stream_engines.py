@@ -17,8 +17,8 @@ from lb.stream.openai_request import CHAT
 from skyserve_cli.engine import chat
 from skyserve_cli.engine.api import Kind, parse_generation
 from skyserve_cli.engine.errors import BadRequest
-from skyserve_cli.engine.model import FinishReason, Output
-from skyserve_cli.engine.replies import Reply, Transcript
+from skyserve_cli.engine.model import FinishReason, TokenOutput
+from skyserve_cli.engine.replies import Reply, ReplyTranscript
 from skyserve_cli.engine.text import EOS, Language, decode, encode
 
 MODEL = "llama"
@@ -275,7 +275,7 @@ def _ours(path: bytes, body: Mapping[str, Any], leg: int, burst: int) -> Iterato
     """Our own engine's parsing, texts and chunks, without its scheduler."""
     asked = parse_generation(body, Kind.CHAT if path == CHAT else Kind.COMPLETION, MODEL, CONTEXT)
     (request,) = asked.requests("r")
-    transcript = Transcript(asked)
+    transcript = ReplyTranscript(asked)
     reply = Reply(f"chatcmpl-{leg}", 1000 + leg, asked, (transcript,))
     context = LANGUAGE.read(request.prompt, request.seed)
     yield reply.first_chunk(0)
@@ -286,7 +286,7 @@ def _ours(path: bytes, body: Mapping[str, Any], leg: int, burst: int) -> Iterato
         finish = FinishReason.STOP if token == EOS else None
         if finish is None and made == request.max_tokens:
             finish = FinishReason.LENGTH
-        transcript.feed(Output("r", token, finish, 0))
+        transcript.feed(TokenOutput("r", token, finish, 0))
         if made % burst == 0 or transcript.finish is not None:
             yield reply.chunk(0, transcript.take())
         if transcript.finish is not None:

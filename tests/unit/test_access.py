@@ -6,7 +6,7 @@ import pytest
 
 from provisioners.port.firewall import (
     ANYWHERE,
-    Access,
+    FirewallAccess,
     Opening,
     block_of,
     blocks,
@@ -20,7 +20,7 @@ HERE, AGENT = "203.0.113.7/32", "198.51.100.1/32"
 
 
 def test_by_default_nothing_is_open_to_everybody() -> None:
-    access = Access(frozenset({HERE}), {"chat": frozenset({AGENT})})
+    access = FirewallAccess(frozenset({HERE}), {"chat": frozenset({AGENT})})
     found = openings(access, "chat", (8000, 9000), ())
     assert found == {
         Opening(22, HERE),
@@ -30,12 +30,12 @@ def test_by_default_nothing_is_open_to_everybody() -> None:
 
 
 def test_load_balancers_of_other_services_and_ssh_are_apart() -> None:
-    access = Access(frozenset({HERE}), {"other": frozenset({AGENT})})
+    access = FirewallAccess(frozenset({HERE}), {"other": frozenset({AGENT})})
     assert openings(access, "chat", (8000,), ()) == {Opening(22, HERE), Opening(8000, HERE)}
 
 
 def test_without_anybody_nothing_is_open_but_public_ports() -> None:
-    assert openings(Access(), "chat", (8000,), (443,)) == {Opening(443, ANYWHERE)}
+    assert openings(FirewallAccess(), "chat", (8000,), (443,)) == {Opening(443, ANYWHERE)}
 
 
 def test_blocks_that_another_contains_are_left_out() -> None:

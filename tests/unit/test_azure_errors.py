@@ -6,7 +6,7 @@ import pytest
 
 from policies.model import CapacityType, FailureKind, Scope, Zone
 from provisioners.azure.error_codes import TABLE
-from provisioners.azure.errors import NO_QUOTA_RETRY_S, QUOTA_RETRY_S, Failure, error_of, meaning
+from provisioners.azure.errors import NO_QUOTA_RETRY_S, QUOTA_RETRY_S, AzureFailure, error_of, meaning
 from provisioners.port.errors import CapacityError, QuotaError, RegionClosedError, TransientError
 
 CAPACITY, QUOTA, AUTH = FailureKind.CAPACITY, FailureKind.QUOTA, FailureKind.AUTH
@@ -130,14 +130,14 @@ REFUSALS = {
 
 @pytest.mark.parametrize(("code", "status", "message", "scope"), REFUSALS.values(), ids=REFUSALS.keys())
 def test_what_is_refused_there(code: str, status: int, message: str, scope: Scope | None) -> None:
-    raised = error_of(Failure(code, status, message, request_id="r-7"), 0.0, ZONE, CapacityType.SPOT)
+    raised = error_of(AzureFailure(code, status, message, request_id="r-7"), 0.0, ZONE, CapacityType.SPOT)
     assert (raised.kind, raised.scope) == (REFUSED, scope)
     assert "{" not in raised.message.replace(message, "")
     assert "request id r-7" in raised.message
 
 
 def test_a_location_policy_closes_the_region_and_is_named() -> None:
-    failure = Failure("RequestDisallowedByPolicy", 403, POLICY.format("Allowed locations"))
+    failure = AzureFailure("RequestDisallowedByPolicy", 403, POLICY.format("Allowed locations"))
     raised = error_of(failure, 0.0, ZONE)
     assert isinstance(raised, RegionClosedError)
     assert raised.region == "eastus"
@@ -174,7 +174,7 @@ def test_what_a_code_means(code: str, status: int | None, message: str, kind: Fa
     ids=["spot", "family without any", "region"],
 )
 def test_a_quota_is_named_and_tried_again_later(message: str, name: str, need: str, retry_s: float) -> None:
-    error = error_of(Failure("OperationNotAllowed", 409, message), now=1000.0)
+    error = error_of(AzureFailure("OperationNotAllowed", 409, message), now=1000.0)
     assert isinstance(error, QuotaError)
     assert repr(name) in error.message
     assert f"to {need} or more" in error.message
@@ -183,7 +183,9 @@ def test_a_quota_is_named_and_tried_again_later(message: str, name: str, need: s
 
 def test_an_error_says_where_and_in_which_market() -> None:
     zone = Zone("azure", "eastus", "eastus-1")
-    error = error_of(Failure("AllocationFailed", None, "No  \n capacity."), 0.0, zone, CapacityType.ON_DEMAND)
+    error = error_of(
+        AzureFailure("AllocationFailed", None, "No  \n capacity."), 0.0, zone, CapacityType.ON_DEMAND
+    )
     assert isinstance(error, CapacityError)
     assert (error.zone, error.code, error.cloud) == (zone, "AllocationFailed", "azure")
     assert "on-demand machines" in error.message
@@ -196,10 +198,10 @@ def test_an_error_says_where_and_in_which_market() -> None:
     ids=["the table's", "Azure's", "at once"],
 )
 def test_azures_own_wait_goes_first(told_s: float | None, expected_s: float) -> None:
-    error = error_of(Failure("NicReservedForAnotherVm", 400, "", told_s), 0.0)
+    error = error_of(AzureFailure("NicReservedForAnotherVm", 400, "", told_s), 0.0)
     assert isinstance(error, TransientError)
     assert error.retry_after_s == expected_s
 
 
 def test_a_long_text_is_cut() -> None:
-    assert len(error_of(Failure("InvalidParameter", 400, "long " * 1000), 0.0).message) < 500
+    assert len(error_of(AzureFailure("InvalidParameter", 400, "long " * 1000), 0.0).message) < 500

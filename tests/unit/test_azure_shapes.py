@@ -28,7 +28,7 @@ from provisioners.azure.translate import (
     zone_number,
 )
 from provisioners.port.errors import InvalidRequestError, ProvisionError
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.vm import MachineState
 from tests.clouds.azure.azure_contract import by_models, by_table, request_problems
 from tests.clouds.azure.azure_harness import order
@@ -166,7 +166,7 @@ def test_the_descriptions_see_what_is_wrong(spoil: Callable[[Any], object], by_w
 # --- Rules ------------------------------------------------------------------------------------------------------------
 
 
-HERE = Access(frozenset({"10.0.0.0/8", "::/0"}), {"chat": frozenset({"192.0.2.7/32"})})
+HERE = FirewallAccess(frozenset({"10.0.0.0/8", "::/0"}), {"chat": frozenset({"192.0.2.7/32"})})
 
 
 def opened(rules: list[dict[str, Any]]) -> dict[str, tuple[list[str], list[str]]]:
@@ -192,7 +192,7 @@ def test_rules_are_of_ipv4_and_each_kind_of_port_has_its_own_sources() -> None:
 
 def test_who_is_not_let_in_any_more_leaves_no_rule() -> None:
     before = [SecurityRule(rule) for rule in rules_with([], HERE, "chat", (80,), ()) or ()]
-    after = rules_with(before, Access(), "chat", (80,), ())
+    after = rules_with(before, FirewallAccess(), "chat", (80,), ())
     assert after == []
 
 
@@ -206,7 +206,7 @@ def test_rules_of_the_user_stay() -> None:
         "name": "vpn",
         "properties": {"priority": 100, "destinationPortRange": "1194", "access": "Deny"},
     }
-    rules = rules_with([SecurityRule(theirs)], Access(frozenset({"10.0.0.0/8"})), "chat", (), ())
+    rules = rules_with([SecurityRule(theirs)], FirewallAccess(frozenset({"10.0.0.0/8"})), "chat", (), ())
     assert rules is not None
     assert rules[0]["name"] == "vpn"
     assert rules[0]["properties"]["access"] == "Deny"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from policies import balancers
-from policies.balancers import FAREWELL_S, FIRST_PAUSE_S, Fleet, Place
+from policies.balancers import FAREWELL_S, FIRST_PAUSE_S, AgentFleet, AgentRegion
 from policies.goals import Goal, ScalingGoal
 from policies.lifecycle import apply, request
 from policies.model import (
@@ -32,7 +32,7 @@ from policies.model import (
 )
 
 S = ReplicaState
-EAST, WEST = Place("aws", "east"), Place("aws", "west")
+EAST, WEST = AgentRegion("aws", "east"), AgentRegion("aws", "west")
 ZONES = {name: Zone("aws", "east" if name[0] == "e" else "west", name) for name in ("e1", "e2", "w1", "w2")}
 PRICES = {"e1": 0.1, "e2": 0.2, "w1": 0.1, "w2": 0.1}
 OFFERS = tuple(
@@ -48,9 +48,9 @@ def agent(id: int, zone: str, state: ReplicaState = S.READY) -> Replica:
 
 
 def fleet(
-    *agents: Replica, places: tuple[Place, ...] = (EAST,), count: int = 1, unfit: tuple[int, ...] = ()
-) -> Fleet:
-    return Fleet(places, count, agents, frozenset(one.id for one in agents) - frozenset(unfit))
+    *agents: Replica, places: tuple[AgentRegion, ...] = (EAST,), count: int = 1, unfit: tuple[int, ...] = ()
+) -> AgentFleet:
+    return AgentFleet(places, count, agents, frozenset(one.id for one in agents) - frozenset(unfit))
 
 
 def told(actions: tuple[Action, ...]) -> str:
@@ -61,8 +61,8 @@ def told(actions: tuple[Action, ...]) -> str:
 
 
 def decide(
-    wanted: Fleet, goal: Goal = GOAL, memory: Json | None = None, now: float = NOW
-) -> balancers.Decision:
+    wanted: AgentFleet, goal: Goal = GOAL, memory: Json | None = None, now: float = NOW
+) -> balancers.AgentDecision:
     return balancers.decide(wanted, OFFERS, goal, memory or {}, 70, now)
 
 
@@ -98,12 +98,12 @@ CASES = {
 
 
 @pytest.mark.parametrize(("wanted", "actions"), CASES.values(), ids=CASES.keys())
-def test_what_is_done(wanted: Fleet, actions: str) -> None:
+def test_what_is_done(wanted: AgentFleet, actions: str) -> None:
     assert told(decide(wanted).actions) == actions
 
 
 @pytest.mark.parametrize("wanted", [case[0] for case in CASES.values()], ids=CASES.keys())
-def test_a_decision_on_its_own_outcome_decides_nothing(wanted: Fleet) -> None:
+def test_a_decision_on_its_own_outcome_decides_nothing(wanted: AgentFleet) -> None:
     after = {one.id: one for one in wanted.agents}
     for action in decide(wanted).actions:
         if isinstance(action, Launch):
@@ -203,6 +203,6 @@ def test_time_that_goes_by_changes_no_memory() -> None:
 
 
 def test_a_region_without_any_offer_says_so() -> None:
-    found = decide(fleet(places=(Place("gcp", "moon"),)))
+    found = decide(fleet(places=(AgentRegion("gcp", "moon"),)))
     assert found.actions == ()
     assert found.notes == ("1 load balancer agent missing in gcp/moon: nothing is on offer there",)

@@ -11,7 +11,7 @@ import pytest
 from policies.model import Action, EndReason, Event
 from skyserve_cli.commands import sentences
 from skyserve_cli.commands.progress import story_line
-from skyserve_cli.commands.sentences import EVENTS, end_of, obituary, version_given_up, words
+from skyserve_cli.commands.sentences import EVENTS, end_of, exit_message, version_given_up, words
 from skyserve_cli.commands.status_tables import tables
 from skyserve_cli.controller.api.client import ControllerDownError
 from tests.unit.test_cmd_status import replica, service, shown
@@ -41,7 +41,7 @@ def story_kinds() -> set[str]:
     kinds = {one.__name__ for union in (Event, Action) for one in get_args(union)}
     for path in CODE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Story" and node.args:
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "EventRecord" and node.args:
                 kind = node.args[0]
                 if isinstance(kind, ast.Constant):
                     kinds.add(str(kind.value))
@@ -84,8 +84,8 @@ def test_an_end_reads_the_same_in_the_row_and_in_the_note(reason: str, message: 
     lines = shown(view, 250)
     said = end_of(reason, message)
     assert lines[-1].rstrip().endswith(f" {said}")
-    assert f"chat: {obituary(4, gone, reason)}" in lines
-    assert obituary(4, gone, reason).endswith(f"ended: {said}")
+    assert f"chat: {exit_message(4, gone, reason)}" in lines
+    assert exit_message(4, gone, reason).endswith(f"ended: {said}")
 
 
 @pytest.mark.parametrize("kind", sorted(set(EVENTS) - {"Progressed"}))

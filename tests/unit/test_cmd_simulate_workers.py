@@ -11,7 +11,7 @@ from contextlib import closing
 import psutil
 import pytest
 
-from skyserve_cli.sim.workers import News, WorkerDied, run
+from skyserve_cli.sim.workers import PieceProgress, WorkerDied, run
 
 Told = Callable[[float], None]
 
@@ -59,7 +59,7 @@ def test_progress_is_told_in_steps_worth_telling() -> None:
     fractions = [each.fraction for each in news]
     assert fractions == sorted(fractions)
     assert 50 <= len(fractions) <= 101
-    assert news[-1] == News(0, 1.0, "done")
+    assert news[-1] == PieceProgress(0, 1.0, "done")
 
 
 def test_a_worker_that_dies_is_named(

@@ -138,7 +138,7 @@ def test_nothing_is_launched_before_the_clouds_were_listed_and_what_runs_is_adop
     assert set(world.ids()) == {60, 61}
     assert world.abandoned == []
     assert world.store.services()[0].memory.next_replica_id == 62
-    told = [line.story.message for line in world.store.events("chat")]
+    told = [line.record.message for line in world.store.events("chat")]
     assert sum("launched after the backup" in one for one in told) == 2
 
 
@@ -157,7 +157,7 @@ def test_an_instance_that_fits_nothing_is_terminated_and_the_story_has_it(world:
         world.lists(orphan)
         reconciler.tick()
     assert set(world.abandoned) == {"i-60"}
-    assert any("i-60" in line.story.message for line in world.store.events("chat"))
+    assert any("i-60" in line.record.message for line in world.store.events("chat"))
 
 
 def test_of_a_service_that_is_down_nothing_is_adopted(world: RestoredWorld) -> None:
@@ -202,6 +202,6 @@ def test_a_cloud_that_is_never_listed_keeps_a_service_waiting_for_so_long_and_no
 
 def test_a_listing_that_is_none_adopts_nothing(world: RestoredWorld) -> None:
     reconciler = world.reconciler()
-    world.sightings.append(InstanceListing("sky", world.time, (world.unknown(60),), is_listing=False))
+    world.listings.append(InstanceListing("sky", world.time, (world.unknown(60),), is_listing=False))
     reconciler.tick()
     assert world.ids() == {}

@@ -20,7 +20,7 @@ from skyserve_cli.controller.secret_box import seal_of
 from skyserve_cli.home import Home
 from skyserve_cli.state.copies import copy_of_day
 from skyserve_cli.state.export import IDS_LEFT_OUT
-from skyserve_cli.state.values import Story
+from skyserve_cli.state.values import EventRecord
 from tests.unit.databases import KINDS, empty_database
 
 NOW = 1_800_000_000.0
@@ -54,7 +54,13 @@ def fill(home: Home) -> str:
     )
     memory = Memory(next_replica_id=5, placement={"zones": [1, 2.5, None]})
     store.commit(
-        "chat", now=NOW, changed=[REPLICA], memory=memory, target=2, notes="n", story=[Story("note", "x", 4)]
+        "chat",
+        now=NOW,
+        changed=[REPLICA],
+        memory=memory,
+        target=2,
+        notes="n",
+        records=[EventRecord("note", "x", 4)],
     )
     store.close()
     home.machine_secret()
@@ -69,7 +75,7 @@ def insist_it_is_the_same(home: Home, owner: str) -> None:
     assert (row.replicas, row.notes, row.lb_port) == ((REPLICA,), "n", 30001)
     assert row.memory.placement == {"zones": [1, 2.5, None]}
     assert seal_of(home).open(store.version("chat", 1).sealed_secrets) == SECRETS
-    told = [(line.seq, line.story.message) for line in store.events("chat")]
+    told = [(line.seq, line.record.message) for line in store.events("chat")]
     assert told == [(1, "up: version 1"), (2, "x")]
     # Nothing collides with what the rows have used.
     assert row.memory.next_replica_id == 5 + IDS_LEFT_OUT

@@ -12,7 +12,7 @@ from policies.goals import ScalingGoal
 from policies.model import CapacityType, EndReason, FailureKind, Launched, Offer, Scope, Terminated, Zone
 from provisioners.port.base import InstanceState
 from provisioners.port.errors import Refusal
-from skyserve_cli.controller.reconcile.ports import CallKind
+from skyserve_cli.controller.reconcile.ports import OperationKind
 from skyserve_cli.spec.model import ServiceSpec
 from tests.unit.test_controller_reconciler import OFFERS, World
 
@@ -37,18 +37,18 @@ def launches(world: World, offers: tuple[Offer, ...], refusal: Refusal | None) -
     reconciler = world.reconciler()
     world.lists()
     asked: Counter[str] = Counter()
-    answered: set[tuple[CallKind, int]] = set()
+    responded: set[tuple[OperationKind, int]] = set()
     for second in range(HALF_AN_HOUR_S):
         world.time += 1.0
         reconciler.tick()
         for call in world.calls:
-            if (call.kind, call.replica.id) in answered:
+            if (call.kind, call.replica.id) in responded:
                 continue
-            answered.add((call.kind, call.replica.id))
-            if call.kind is CallKind.LAUNCH:
+            responded.add((call.kind, call.replica.id))
+            if call.kind is OperationKind.LAUNCH:
                 asked[call.replica.zone.name] += 1
                 world.happens(Launched(call.replica.id, f"i-{call.replica.id}"))
-            elif call.kind is CallKind.TERMINATE:
+            elif call.kind is OperationKind.TERMINATE:
                 world.happens(Terminated(call.replica.id))
         if second % 10 == 9:
             dead = {

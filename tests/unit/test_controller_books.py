@@ -26,7 +26,7 @@ from provisioners.port.errors import AuthError, ProvisionError, RegionClosedErro
 from skyserve_cli.controller.clouds.caches import OfferCache, SpecCache, all_offers
 from skyserve_cli.controller.clouds.instance_poller import PATIENCE, ThreadInstancePoller
 from skyserve_cli.controller.reconcile.mappers import requirements_of, token_of
-from skyserve_cli.controller.reconcile.ports import Call, CallKind, InstanceListing
+from skyserve_cli.controller.reconcile.ports import CloudOperation, InstanceListing, OperationKind
 from skyserve_cli.controller.secret_box import CannotUnsealError, SecretBox
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import Probe, ServiceSpec
@@ -156,7 +156,7 @@ def test_specs_come_back_as_they_were_with_secrets_only_where_they_are_needed(st
     assert book.get("chat", 1).probe.headers == (("Authorization", "Bearer $KEY"),)
     offer = Offer(Zone("c", "r", "z"), "m", None, 0.0, CapacityType.SPOT, 0.3)
     replica = Replica(4, 1, offer, ReplicaState.REQUESTED, 0.0, 0.0)
-    order = book.order("me", Call("chat", "abcd", CallKind.LAUNCH, replica))
+    order = book.order("me", CloudOperation("chat", "abcd", OperationKind.LAUNCH, replica))
     assert (order.token, order.secrets) == (token_of("me", "chat", "abcd", 4, offer), {"KEY": "hunter2"})
 
 
@@ -220,7 +220,7 @@ class Looking:
         self.clouds: dict[str, Any] = {name: Sky() for name in names}
         self.clock = Clock()
         self.woken = 0
-        self.sightings: list[InstanceListing] = []
+        self.listings: list[InstanceListing] = []
         provisioners: Callable[[str], Provisioner] = lambda name: self.clouds[name]  # noqa: E731
         self.told: list[str] = []
         self.instance_poller = ThreadInstancePoller(
@@ -232,7 +232,7 @@ class Looking:
 
     def sees(self, holds: Callable[[], bool]) -> None:
         def look() -> bool:
-            self.sightings += self.instance_poller.drain()
+            self.listings += self.instance_poller.drain()
             return holds()
 
         eventually(look)
@@ -248,11 +248,11 @@ def looking() -> Iterator[Looking]:
 def test_it_looks_over_and_over_and_wakes_the_tick_for_news_alone(looking: Looking) -> None:
     sky = looking.clouds["sky"]
     looking.instance_poller.watch(frozenset({"sky"}))
-    looking.sees(lambda: len(looking.sightings) >= 3)
+    looking.sees(lambda: len(looking.listings) >= 3)
     assert looking.woken == 1
-    assert {(one.cloud, one.asked_at, one.instances) for one in looking.sightings} == {("sky", 1000.0, ())}
+    assert {(one.cloud, one.asked_at, one.instances) for one in looking.listings} == {("sky", 1000.0, ())}
     sky.listed = [INSTANCE]
-    looking.sees(lambda: looking.sightings[-1].instances == (INSTANCE,))
+    looking.sees(lambda: looking.listings[-1].instances == (INSTANCE,))
     eventually(lambda: looking.woken == 2)
     assert looking.clouds["sea"].times == 0
 
@@ -267,10 +267,10 @@ def test_a_cloud_that_cannot_be_listed_gives_no_sighting_and_is_asked_again(
     sky = looking.clouds["sky"]
     sky.error = error
     looking.instance_poller.watch(frozenset({"sky", "sea"}))
-    looking.sees(lambda: sky.times >= 3 and len(looking.sightings) >= 1)
-    assert {one.cloud for one in looking.sightings} == {"sea"}
+    looking.sees(lambda: sky.times >= 3 and len(looking.listings) >= 1)
+    assert {one.cloud for one in looking.listings} == {"sea"}
     sky.error = None
-    looking.sees(lambda: any(one.cloud == "sky" for one in looking.sightings))
+    looking.sees(lambda: any(one.cloud == "sky" for one in looking.listings))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_what_keeps_a_cloud_from_being_listed_is_told_until_it_is_mended(
 ) -> None:
     sky = looking.clouds["sky"]
     looking.instance_poller.watch(frozenset({"sky"}))
-    looking.sees(lambda: bool(looking.sightings))
+    looking.sees(lambda: bool(looking.listings))
     sky.error = error
     eventually(lambda: bool(looking.instance_poller.trouble()))
     assert sky.refused >= times
@@ -309,11 +309,11 @@ def test_a_silent_region_is_told_of_after_some_listings_and_hides_no_other(looki
     sky = looking.clouds["sky"] = RegionalSky()
     sky.listed = [INSTANCE]
     looking.instance_poller.watch(frozenset({"sky"}))
-    looking.sees(lambda: bool(looking.sightings))
+    looking.sees(lambda: bool(looking.listings))
     sky.silent = {"far": TransientError("no answer", cloud="sky")}
     eventually(lambda: looking.instance_poller.trouble() == {"sky/far": "no answer"})
-    looking.sees(lambda: looking.sightings[-1].silent == {"far"})
-    assert looking.sightings[-1].instances == (INSTANCE,)
+    looking.sees(lambda: looking.listings[-1].silent == {"far"})
+    assert looking.listings[-1].instances == (INSTANCE,)
     sky.silent = {}
     eventually(lambda: looking.instance_poller.trouble() == {})
 
@@ -323,15 +323,15 @@ def test_a_closed_region_is_told_of_once(looking: Looking) -> None:
     error = RegionClosedError("a policy forbids it", cloud="sky", region="far")
     sky.silent, sky.closed = {"far": error}, {"far": error.message}
     looking.instance_poller.watch(frozenset({"sky"}))
-    looking.sees(lambda: len(looking.sightings) > 3)
+    looking.sees(lambda: len(looking.listings) > 3)
     assert looking.told == ["sky/far is left out: a policy forbids it"]
-    assert looking.sightings[-1].closed == {"far"}
+    assert looking.listings[-1].closed == {"far"}
     assert looking.instance_poller.trouble() == {"sky/far": "a policy forbids it"}
 
 
 def test_a_cloud_that_is_not_watched_any_more_is_not_asked(looking: Looking) -> None:
     looking.instance_poller.watch(frozenset({"sky", "sea"}))
-    looking.sees(lambda: {one.cloud for one in looking.sightings} == {"sky", "sea"})
+    looking.sees(lambda: {one.cloud for one in looking.listings} == {"sky", "sea"})
     looking.instance_poller.watch(frozenset({"sea"}))
     sky, sea = looking.clouds["sky"], looking.clouds["sea"]
     before, seen = sky.times, sea.times

@@ -44,7 +44,7 @@ def test_a_doubt_is_reported_once_and_passes_by_itself(world: DoubtfulWorld) -> 
         reconciler.tick()
         assert world.fleet() == "1:NOT_READY 2:READY"
     assert HELD_FOR_BALANCERS in world.row().notes
-    assert sum(line.story.kind == "note" for line in world.store.events(None)) == 1
+    assert sum(line.record.kind == "note" for line in world.store.events(None)) == 1
     world.evidence = Evidence(failed={})  # its probes pass again, which is not reported yet
     reconciler.tick()
     assert "cut off" not in world.row().notes

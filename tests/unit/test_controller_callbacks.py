@@ -23,7 +23,7 @@ from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import StoredEvents, Story
+from skyserve_cli.state.values import EventRecord, StoredEvent
 
 KEY = base64.urlsafe_b64encode(b"k" * 32)
 
@@ -50,7 +50,7 @@ class World:
         return Callbacks(self.store, specs, self, self.position, run=self._run, submit=self.tasks.append)
 
     def _run(self, callback: Callback) -> str:
-        self.ran.append(f"{callback.event.service}: {callback.event.story.message}")
+        self.ran.append(f"{callback.event.service}: {callback.event.record.message}")
         return self.why
 
     def up(self, name: str, command: str | None = "x", mode: UpdateMode | None = None) -> None:
@@ -63,7 +63,7 @@ class World:
 
     def tell(self, name: str, *messages: str, kind: str = "note") -> None:
         for message in messages:
-            self.store.tell(Story(kind, message, 7, "READY"), now=2.0, service=name)
+            self.store.append_event(EventRecord(kind, message, 7, "READY"), now=2.0, service=name)
 
     def finish(self) -> None:
         while self.tasks:
@@ -128,7 +128,7 @@ def test_a_queue_is_bounded_and_what_is_skipped_is_reported_once(world: World) -
     assert world.ran[1] == "a: 3"
     assert len(world.ran) == MOST_WAITING + 1
     world.callbacks.step()
-    assert [e.story.message.partition(" ")[0] for e in reports(world)] == ["3"]
+    assert [e.record.message.partition(" ")[0] for e in reports(world)] == ["3"]
 
 
 def test_a_failure_is_reported_when_it_is_new(world: World) -> None:
@@ -139,7 +139,7 @@ def test_a_failure_is_reported_when_it_is_new(world: World) -> None:
         world.callbacks.step()
         world.finish()
         world.tell("a", "more", "and more")
-    assert [event.story.message for event in reports(world)] == [
+    assert [event.record.message for event in reports(world)] == [
         "event_callback failed, for goal: exit code 3: no",
         "event_callback failed, for note: exit code 4",
     ]
@@ -167,11 +167,11 @@ def test_a_damaged_position_is_that_of_a_first_start(world: World) -> None:
         assert world.tasks == []
 
 
-def reports(world: World) -> list[StoredEvents]:
-    return [event for event in world.store.events(None) if event.story.kind == FAILED]
+def reports(world: World) -> list[StoredEvent]:
+    return [event for event in world.store.events(None) if event.record.kind == FAILED]
 
 
-EVENT = StoredEvents(9, 12.0, "chat", Story("ProbePassed", 'it\'s "up" \0', 3, "READY"))
+EVENT = StoredEvent(9, 12.0, "chat", EventRecord("ProbePassed", 'it\'s "up" \0', 3, "READY"))
 
 
 def test_the_variables() -> None:
@@ -183,7 +183,7 @@ def test_the_variables() -> None:
     )
     assert found["SKYSERVE_MESSAGE"] == 'it\'s "up" '
     assert (found["JOB_STATUS"], found["TASK_NAME"]) == ("READY", "chat")
-    of_service = variables_of(replace(EVENT, story=Story("goal", "down")))
+    of_service = variables_of(replace(EVENT, records=EventRecord("goal", "down")))
     assert (of_service["SKYSERVE_REPLICA_ID"], of_service["JOB_STATUS"]) == ("", "goal")
 
 

@@ -43,30 +43,32 @@ from skyserve_cli.controller.clouds.execute import (
 )
 from skyserve_cli.controller.clouds.operation_runner import OperationsInFlight, ThreadOperationRunner
 from skyserve_cli.controller.reconcile.mappers import order_of, token_of
-from skyserve_cli.controller.reconcile.ports import Call, CallKind
+from skyserve_cli.controller.reconcile.ports import CloudOperation, OperationKind
 from skyserve_cli.controller.secret_box import CannotUnsealError
 from skyserve_cli.spec.model import ServiceSpec
 
 OWNER = "0a1b2c3d"
 OFFER = Offer(DEFAULT_PRICES[0].zone, "fake", None, 0.0, CapacityType.SPOT, 0.3)
 SPEC = ServiceSpec("chat", "run")
-L, A, T = CallKind.LAUNCH, CallKind.ATTEND, CallKind.TERMINATE
+L, A, T = OperationKind.LAUNCH, OperationKind.ATTEND, OperationKind.TERMINATE
 
 
-def a_call(kind: CallKind, replica_id: int = 1, instance_id: str | None = None) -> Call:
+def a_call(kind: OperationKind, replica_id: int = 1, instance_id: str | None = None) -> CloudOperation:
     state = ReplicaState.REQUESTED if kind is L else ReplicaState.TERMINATING
-    return Call("chat", "abcd", kind, Replica(replica_id, 1, OFFER, state, 0.0, 0.0, instance_id=instance_id))
+    return CloudOperation(
+        "chat", "abcd", kind, Replica(replica_id, 1, OFFER, state, 0.0, 0.0, instance_id=instance_id)
+    )
 
 
-def token(call: Call) -> str:
+def token(call: CloudOperation) -> str:
     return token_of(OWNER, call.service, call.incarnation, call.replica.id, call.replica.offer)
 
 
-def an_order(call: Call) -> LaunchOrder:
+def an_order(call: CloudOperation) -> LaunchOrder:
     return order_of(OWNER, call.service, call.incarnation, call.replica, SPEC, {})
 
 
-def made(call: Call, cloud: Provisioner) -> Event | Retry | None:
+def made(call: CloudOperation, cloud: Provisioner) -> Event | Retry | None:
     return perform(call, cloud, lambda: an_order(call), token(call), OWNER)
 
 
@@ -437,7 +439,7 @@ def test_an_orphan_that_cannot_be_ended_costs_no_thread() -> None:
 
 
 @pytest.mark.parametrize("kind", [L, T])
-def test_a_call_that_is_not_allowed_is_not_made_and_does_not_count_as_a_try(kind: CallKind) -> None:
+def test_a_call_that_is_not_allowed_is_not_made_and_does_not_count_as_a_try(kind: OperationKind) -> None:
     cloud = FakeProvisioner(lambda: 0.0)
     launched = cloud.launch(an_order(a_call(L))) if kind is T else None
     hands = Hands(cloud)

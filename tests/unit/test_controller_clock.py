@@ -69,7 +69,7 @@ def a_service(store: Store, now: float) -> None:
     gone = replace(
         live, id=2, state=S.GONE, launched_at=now - HOUR, ended_at=now, end_reason=EndReason.PREEMPTED
     )
-    store.commit("chat", now=now, changed=[live, gone], memory=None, target=1, notes="", story=())
+    store.commit("chat", now=now, changed=[live, gone], memory=None, target=1, notes="", records=())
 
 
 def usd(store: Store, clock: SystemClock) -> float:
@@ -77,7 +77,7 @@ def usd(store: Store, clock: SystemClock) -> float:
 
 
 def told(store: Store) -> list[str]:
-    return [line.story.message for line in store.events(None) if line.story.kind == "clock"]
+    return [line.record.message for line in store.events(None) if line.record.kind == "clock"]
 
 
 @pytest.mark.parametrize("counts", [True, False], ids=["a clock that counts suspension", "none that does"])
@@ -156,7 +156,7 @@ def test_what_policies_remember_moves_as_well(store: Store) -> None:
     at = host.clock.now()
     rollout = {"failing": 1, "retry_at": at + 60.0, "failed": [3]}
     memory = Memory(7, {"blocks": [{"zone": "z", "until": at + 30.0, "rate": 0.5}]}, {"n": None}, rollout)
-    store.commit("chat", now=at, changed=(), memory=memory, target=1, notes="", story=())
+    store.commit("chat", now=at, changed=(), memory=memory, target=1, notes="", records=())
     host.is_set(-8 * HOUR)
     follow_clock(host.clock, store)
     (row,) = store.services()

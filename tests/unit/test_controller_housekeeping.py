@@ -16,7 +16,7 @@ from skyserve_cli.controller.persistence.housekeeping import Housekeeper, cut
 from skyserve_cli.state import copies, prune
 from skyserve_cli.state.copies import KEPT_COPIES, NoRoomError, copy_of_day
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import Story
+from skyserve_cli.state.values import EventRecord
 
 DAY_S = 86400.0
 NOW = 1_800_000_000.0
@@ -46,9 +46,15 @@ def store(database: Path) -> Store:
 
 
 def commit(store: Store, at: float, changed: list[Replica], lines: int) -> None:
-    story = [Story("note", f"line {number}") for number in range(lines)]
+    story = [EventRecord("note", f"line {number}") for number in range(lines)]
     store.commit(
-        "chat", now=at, changed=changed, memory=Memory(next_replica_id=9999), target=0, notes="", story=story
+        "chat",
+        now=at,
+        changed=changed,
+        memory=Memory(next_replica_id=9999),
+        target=0,
+        notes="",
+        records=story,
     )
 
 
@@ -111,15 +117,17 @@ def test_a_long_story_goes_in_steps_between_which_others_write(store: Store) -> 
 
     def pause() -> None:
         written.append(len(written))
-        other = threading.Thread(target=store.tell, args=(Story("note", "meanwhile"),), kwargs={"now": NOW})
+        other = threading.Thread(
+            target=store.append_event, args=(EventRecord("note", "meanwhile"),), kwargs={"now": NOW}
+        )
         other.start()
         other.join(30)
         assert not other.is_alive()
 
-    assert store.drop_story(before=NOW, keep=5, pause=pause) == before - 5
+    assert store.prune_events(before=NOW, keep=5, pause=pause) == before - 5
     assert len(store.events("chat", limit=100_000)) == 5
     assert len(written) == 4
-    assert [line.story.message for line in store.events("")] == ["meanwhile"] * 4
+    assert [line.record.message for line in store.events("")] == ["meanwhile"] * 4
 
 
 def test_no_step_removes_more_than_it_may(store: Store) -> None:
@@ -131,7 +139,7 @@ def test_no_step_removes_more_than_it_may(store: Store) -> None:
         left.append(len(store.replicas("chat", limit=10_000)))
         assert store.spent(NOW)["chat"].usd == pytest.approx(cost.usd)
 
-    assert store.fold(before=NOW, keep=20, pause=pause) == prune.STEP_ROWS + 30
+    assert store.archive_replicas(before=NOW, keep=20, pause=pause) == prune.STEP_ROWS + 30
     assert left == [50, 20]
     assert store.spent(NOW)["chat"].usd_on_demand == pytest.approx(cost.usd_on_demand)
     assert [one.id for one in store.replicas("chat", limit=10_000)] == list(range(531, 551))
@@ -147,9 +155,9 @@ def test_a_removal_that_is_interrupted_is_finished_by_the_next(store: Store) -> 
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        store.drop_story(before=NOW, keep=1, pause=stop)
+        store.prune_events(before=NOW, keep=1, pause=stop)
     assert len(store.events("chat", limit=100_000)) == prune.STEP_ROWS + 1
-    store.drop_story(before=NOW, keep=1)
+    store.prune_events(before=NOW, keep=1)
     assert len(store.events("chat", limit=100_000)) == 1
 
 

@@ -118,7 +118,7 @@ def listing(*instances: Instance, is_listing: bool = True) -> InstanceListing:
 
 
 @pytest.mark.parametrize(
-    ("sighting", "changed"),
+    ("latest", "changed"),
     [
         pytest.param(listing(replace(INSTANCE)), set(), id="the same"),
         pytest.param(listing(replace(INSTANCE, message="x")), {"chat"}, id="another message"),
@@ -130,11 +130,11 @@ def listing(*instances: Instance, is_listing: bool = True) -> InstanceListing:
     ],
 )
 def test_services_whose_instances_differ_from_the_last_listing(
-    sighting: InstanceListing, changed: set[str]
+    latest: InstanceListing, changed: set[str]
 ) -> None:
     listings = Listings()
     assert listings.changed([listing(INSTANCE)]) == {"chat"}
-    assert listings.changed([sighting]) == changed
+    assert listings.changed([latest]) == changed
 
 
 def test_an_unattended_instance_is_news_every_time() -> None:

@@ -20,13 +20,13 @@ from skyserve_cli.controller.persistence.leadership import (
     NotLeadingError,
     holder_of,
 )
-from skyserve_cli.controller.reconcile.ports import CallKind
+from skyserve_cli.controller.reconcile.ports import OperationKind
 from skyserve_cli.home import Home
-from skyserve_cli.state.lease import NO_TERM, Lease, LeaseLostError
+from skyserve_cli.state.lease import NO_TERM, ControllerLease, LeaseLostError
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import Story
+from skyserve_cli.state.values import EventRecord
 
-L, A, T = CallKind.LAUNCH, CallKind.ATTEND, CallKind.TERMINATE
+L, A, T = OperationKind.LAUNCH, OperationKind.ATTEND, OperationKind.TERMINATE
 
 
 @dataclass
@@ -96,7 +96,7 @@ def test_what_is_allowed(world: World, passed_s: float, launches: bool, terminat
 
 
 def test_without_a_term_nothing_is_allowed(world: World) -> None:
-    assert not any(world.a.allows(kind) for kind in CallKind)
+    assert not any(world.a.allows(kind) for kind in OperationKind)
 
 
 def test_a_lease_that_runs_out_goes_to_the_other(world: World) -> None:
@@ -107,7 +107,7 @@ def test_a_lease_that_runs_out_goes_to_the_other(world: World) -> None:
     assert world.b.leads
     assert not world.a.allows(L)
     with pytest.raises(LeaseLostError):
-        world.first.tell(Story("note", "late"), now=0.0)
+        world.first.append_event(EventRecord("note", "late"), now=0.0)
     world.a.step()  # awake again
     assert world.a.is_over
     assert not world.a.leads
@@ -200,7 +200,7 @@ class Calls:
         monkeypatch.setattr(leadership, "RESPONSE_WITHIN_S", 0.05)
         renew = world.first.renew_lease
 
-        def slow(epoch: int, *, ttl_s: float) -> Lease | None:
+        def slow(epoch: int, *, ttl_s: float) -> ControllerLease | None:
             if self.hangs.is_set():
                 self.responds.wait(60.0)
             return renew(epoch, ttl_s=ttl_s)

@@ -32,7 +32,13 @@ from policies.model import (
 )
 from provisioners.port.base import Instance, InstanceState, Requirements
 from skyserve_cli.controller.reconcile.mappers import token_of
-from skyserve_cli.controller.reconcile.ports import AgentOrder, Call, CallKind, InstanceListing, ProbeOrder
+from skyserve_cli.controller.reconcile.ports import (
+    AgentOrder,
+    CloudOperation,
+    InstanceListing,
+    OperationKind,
+    ProbeOrder,
+)
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
@@ -57,7 +63,7 @@ class World:
     time: float = 1000.0
     offers: tuple[Offer, ...] | None = OFFERS
     events: list[tuple[str, Event]] = field(default_factory=list)
-    sightings: list[InstanceListing] = field(default_factory=list)
+    listings: list[InstanceListing] = field(default_factory=list)
     loads: dict[str, Load] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)  # services whose spec cannot be had
     unprobeable: set[str] = field(default_factory=set)
@@ -66,7 +72,7 @@ class World:
     rows_at: dict[str, list[ServiceRow]] = field(default_factory=dict)
     agents: Mapping[str, AgentOrder | None] = field(default_factory=dict)
     probes: Sequence[ProbeOrder] = ()
-    calls: Sequence[Call] = ()
+    calls: Sequence[CloudOperation] = ()
     watched: frozenset[str] = frozenset()
     abandoned: list[str] = field(default_factory=list)
     asked: list[Requirements] = field(default_factory=list)
@@ -116,13 +122,13 @@ class World:
 
     def has(self, *replicas: Replica, name: str = "chat", memory: Memory | None = None) -> None:
         given = memory or Memory(next_replica_id=50)
-        self.store.commit(name, now=self.time, changed=replicas, memory=given, target=2, notes="", story=())
+        self.store.commit(name, now=self.time, changed=replicas, memory=given, target=2, notes="", records=())
 
     def happens(self, *events: Event, name: str = "chat") -> None:
         self.events += [(name, event) for event in events]
 
     def lists(self, *instances: Instance, cloud: str = "sky") -> None:
-        self.sightings.append(InstanceListing(cloud, self.time, instances))
+        self.listings.append(InstanceListing(cloud, self.time, instances))
 
     # --- what a test asks
 
@@ -144,7 +150,7 @@ class World:
 
     def story(self) -> list[str]:
         return [
-            f"{line.story.kind} {line.story.replica_id or ''}".strip() for line in self.store.events(None)
+            f"{line.record.kind} {line.record.replica_id or ''}".strip() for line in self.store.events(None)
         ]
 
     def token(self, replica: Replica, name: str = "chat") -> str:
@@ -167,7 +173,7 @@ class _Hand:
 
 
 class _Runner(_Hand):
-    def ensure(self, calls: Sequence[Call]) -> None:
+    def ensure(self, calls: Sequence[CloudOperation]) -> None:
         self.world.told("calls")
         self.world.calls = calls
 
@@ -188,8 +194,8 @@ class _Witness(_Hand):
         self.world.watched = clouds
 
     def drain(self) -> Sequence[InstanceListing]:
-        sightings, self.world.sightings = self.world.sightings, []
-        return sightings
+        listings, self.world.listings = self.world.listings, []
+        return listings
 
 
 class _Prober(_Hand):
@@ -369,7 +375,7 @@ def test_a_note_is_told_once_and_stands_while_nothing_can_be_planned(world: Worl
 
 def test_how_many_are_wanted_is_told_when_it_changes(world: World) -> None:
     def told() -> list[tuple[str | None, str]]:
-        stories = [line.story for line in world.store.events(None)]
+        stories = [line.record for line in world.store.events(None)]
         return [(story.state, story.message) for story in stories if story.kind == "scale"]
 
     world.reconciler().tick()
@@ -642,14 +648,14 @@ def _locked(*_: Any, **__: Any) -> None:
 
 def test_states_of_targets_are_the_agents_words() -> None:
     assert {state.value for state in Readiness} == {"ready", "unhealthy", "draining"}
-    assert {kind.value for kind in CallKind} == {"launch", "attend", "terminate"}
+    assert {kind.value for kind in OperationKind} == {"launch", "attend", "terminate"}
 
 
 # --- what machines report between two listings -----------------------------------------------------------------
 
 
 def reports(world: World, *instances: Instance) -> None:
-    world.sightings.append(InstanceListing("sky", world.time, instances, is_listing=False))
+    world.listings.append(InstanceListing("sky", world.time, instances, is_listing=False))
 
 
 def test_a_reported_notice_drains_in_the_same_tick(world: World) -> None:

@@ -44,7 +44,7 @@ def put(store: Store, name: str, sealed: bytes) -> None:
 def run_on(store: Store, cloud: str) -> None:
     offer = Offer(Zone(cloud, "r", "z"), "m", None, 0.0, CapacityType.SPOT, 1.0)
     replica = Replica(3, 1, offer, ReplicaState.READY, NOW, NOW, "i-3")
-    store.commit("chat", now=NOW, changed=[replica], memory=Memory(4), target=1, notes="", story=[])
+    store.commit("chat", now=NOW, changed=[replica], memory=Memory(4), target=1, notes="", records=[])
 
 
 def keys(home: Home) -> tuple[str, bytes, bytes]:

@@ -30,7 +30,7 @@ from provisioners.port.base import Instance, InstanceState
 from provisioners.port.errors import Refusal
 from skyserve_cli.controller.reconcile.listing_events import events_of, missing_from, orphans
 from skyserve_cli.controller.reconcile.ports import InstanceListing
-from skyserve_cli.controller.reconcile.transitions import Change
+from skyserve_cli.controller.reconcile.transitions import TickTransitions
 
 S, I = ReplicaState, InstanceState  # noqa: E741
 ZONE = Zone("c", "r", "z")
@@ -241,8 +241,8 @@ def test_a_suspect_that_is_owned_or_gone_is_cleared() -> None:
 )
 def test_a_replica_is_missing_only_if_its_region_responded(silent: tuple[str, ...], missing: bool) -> None:
     goal = Goal(1, ScalingGoal())
-    change = Change([a_replica(S.READY)], goal, 200.0)
-    sighting = InstanceListing("c", ASKED_AT, (), silent=frozenset(silent))
-    change.observe((), [sighting])
+    change = TickTransitions([a_replica(S.READY)], goal, 200.0)
+    listing = InstanceListing("c", ASKED_AT, (), silent=frozenset(silent))
+    change.observe((), [listing])
     assert bool(change.events) is missing
-    assert missing_from(sighting, [a_replica(S.READY)]) is missing
+    assert missing_from(listing, [a_replica(S.READY)]) is missing

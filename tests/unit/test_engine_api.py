@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from skyserve_cli.engine import chat
 from skyserve_cli.engine.api import Generation, Kind, parse_generation, parse_json
 from skyserve_cli.engine.errors import BadRequest
-from skyserve_cli.engine.model import FinishReason, Output
-from skyserve_cli.engine.replies import Transcript
+from skyserve_cli.engine.model import FinishReason, TokenOutput
+from skyserve_cli.engine.replies import ReplyTranscript
 from skyserve_cli.engine.text import EOS, VOCABULARY, decode, encode
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -320,15 +320,15 @@ def test_tools_are_read() -> None:
 # Stop strings
 
 
-def transcript(**asked: Any) -> Transcript:
-    return Transcript(parse(PROMPT | {"max_tokens": 50} | asked))
+def transcript(**asked: Any) -> ReplyTranscript:
+    return ReplyTranscript(parse(PROMPT | {"max_tokens": 50} | asked))
 
 
-def feed(one: Transcript, tokens: list[int]) -> list[tuple[str, tuple[int, ...]]]:
+def feed(one: ReplyTranscript, tokens: list[int]) -> list[tuple[str, tuple[int, ...]]]:
     """What is shown after each token, until the transcript is finished."""
     shown = []
     for token in tokens:
-        one.feed(Output("r", token, FinishReason.STOP if token == EOS else None, 0))
+        one.feed(TokenOutput("r", token, FinishReason.STOP if token == EOS else None, 0))
         shown.append(tuple(one.take()))
         if one.finish is not None:
             break
@@ -360,7 +360,7 @@ def test_when_somebody_looks_makes_no_difference(looks: int) -> None:
     one = transcript(stop="sun", min_tokens=3)
     text = ""
     for count, token in enumerate(encode(" sun lake moon sun sea"), start=1):
-        one.feed(Output("r", token, None, 0))
+        one.feed(TokenOutput("r", token, None, 0))
         text += one.take().text if count % looks == 0 or one.finish is not None else ""
     assert (text, one.stop_reason, one.tokens) == (" sun lake moon ", "sun", 4)
 

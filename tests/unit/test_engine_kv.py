@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from skyserve_cli.engine.kv import BLOCK_TOKENS, BlockKey, Lease, PrefixCache, block_keys, blocks_for
+from skyserve_cli.engine.kv import BLOCK_TOKENS, BlockKey, BlockLease, PrefixCache, block_keys, blocks_for
 
 
 def keys(*names: int) -> list[BlockKey]:
     return [(name,) * BLOCK_TOKENS for name in names]
 
 
-def fill(cache: PrefixCache, *names: int) -> Lease:
+def fill(cache: PrefixCache, *names: int) -> BlockLease:
     """A sequence whose blocks are all computed."""
     lease = cache.admit(keys(*names), len(names), spare=0)
     assert lease is not None

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyserve_cli.engine.kv import BLOCK_TOKENS, blocks_for
-from skyserve_cli.engine.model import EngineModel, FinishReason, Output, Request, RequestRefused
+from skyserve_cli.engine.model import EngineModel, FinishReason, Request, RequestRefused, TokenOutput
 from skyserve_cli.engine.profiles import A100_7B, L4_8B, PROFILES, Profile, assumed
 from skyserve_cli.engine.text import EOS, Language
 
@@ -38,7 +38,7 @@ def request(name: str, prompt: Sequence[int] | int = 20, max_tokens: int = 10, *
     return Request(name, tuple(prompt), max_tokens, **({"ignore_eos": True} | more))
 
 
-def run(model: EngineModel, now: float = 0.0) -> list[tuple[float, Output]]:
+def run(model: EngineModel, now: float = 0.0) -> list[tuple[float, TokenOutput]]:
     """Until there is no work: every token with the moment it existed."""
     outputs = []
     while (begins_at := model.wakes_at(now)) is not None:
@@ -48,11 +48,11 @@ def run(model: EngineModel, now: float = 0.0) -> list[tuple[float, Output]]:
     return outputs
 
 
-def tokens_of(outputs: list[tuple[float, Output]], name: str) -> list[int]:
+def tokens_of(outputs: list[tuple[float, TokenOutput]], name: str) -> list[int]:
     return [output.token for _, output in outputs if output.request_id == name]
 
 
-def first_token_s(outputs: list[tuple[float, Output]], name: str) -> float:
+def first_token_s(outputs: list[tuple[float, TokenOutput]], name: str) -> float:
     return next(moment for moment, output in outputs if output.request_id == name)
 
 
@@ -389,7 +389,7 @@ def test_nothing_is_lost_nothing_ends_twice_and_blocks_add_up(actions: list[tupl
     twin = engine(mean_output_tokens=30)
     now, submitted = 0.0, 0
     ends: Counter[str] = Counter()
-    emitted: list[list[Output]] = [[], []]
+    emitted: list[list[TokenOutput]] = [[], []]
 
     def step(cancel: str | None = None) -> None:
         nonlocal now

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from skyserve_cli.engine.profiles import PROFILES, Origin, Profile, UnknownProfile, describe, profile_named
+from skyserve_cli.engine.profiles import (
+    PROFILES,
+    Profile,
+    ProfileOrigin,
+    UnknownProfile,
+    describe,
+    profile_named,
+)
 
 KIB, GB, GIB = 1024, 1e9, 2**30
 
@@ -58,7 +65,7 @@ def test_every_parameter_is_printed_with_its_origin_and_source(profile: Profile)
 def test_computed_parameters_follow_from_bandwidth_and_sizes(name: str, computed: dict[str, float]) -> None:
     parameters = dict(PROFILES[name].parameters())
     for parameter, value in computed.items():
-        assert parameters[parameter].origin is Origin.COMPUTED
+        assert parameters[parameter].origin is ProfileOrigin.COMPUTED
         assert parameters[parameter].value == pytest.approx(value, rel=0.03)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from skyserve_cli.engine.api import Kind, parse_generation
 from skyserve_cli.engine.errors import BadRequest, EngineDown
-from skyserve_cli.engine.model import FinishReason, Output
+from skyserve_cli.engine.model import FinishReason, TokenOutput
 from skyserve_cli.engine.responses import ResponseReply
 from skyserve_cli.engine.text import encode
 
@@ -23,8 +23,8 @@ def feed(one: ResponseReply, text: str, finish: FinishReason | None = None) -> b
     """Hand the tokens of `text` to the reply; returns the events of this step."""
     *tokens, last = encode(text)
     for token in tokens:
-        one.transcripts[0].feed(Output("1", token, None, 3))
-    one.transcripts[0].feed(Output("1", last, finish, 3))
+        one.transcripts[0].feed(TokenOutput("1", token, None, 3))
+    one.transcripts[0].feed(TokenOutput("1", last, finish, 3))
     return one.chunk(0, one.transcripts[0].take())
 
 

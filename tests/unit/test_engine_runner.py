@@ -10,9 +10,9 @@ import pytest
 
 from skyserve_cli.engine.errors import EngineDown
 from skyserve_cli.engine.metrics import Telemetry
-from skyserve_cli.engine.model import EngineModel, Output, Request, RequestRefused
+from skyserve_cli.engine.model import EngineModel, Request, RequestRefused, TokenOutput
 from skyserve_cli.engine.profiles import L4_8B
-from skyserve_cli.engine.runner import Mailbox, Runner
+from skyserve_cli.engine.runner import EngineRunner, Mailbox
 from skyserve_cli.engine.server import serve
 from skyserve_cli.engine.text import Language
 
@@ -22,8 +22,8 @@ class BrokenModel(EngineModel):
         raise ZeroDivisionError("a defect")
 
 
-def start(model: EngineModel, speed: float = 1000.0) -> Runner:
-    runner = Runner(model, Telemetry(model, "m"), speed, time.monotonic)
+def start(model: EngineModel, speed: float = 1000.0) -> EngineRunner:
+    runner = EngineRunner(model, Telemetry(model, "m"), speed, time.monotonic)
     runner.start()
     return runner
 
@@ -32,8 +32,8 @@ def request(name: str, **more: Any) -> Request:
     return Request(name, tuple(range(300, 340)), **({"max_tokens": 20, "ignore_eos": True} | more))
 
 
-async def drain(mailbox: Mailbox) -> list[Output]:
-    outputs: list[Output] = []
+async def drain(mailbox: Mailbox) -> list[TokenOutput]:
+    outputs: list[TokenOutput] = []
     open_requests = set(mailbox.ids)
     while open_requests:
         taken = await asyncio.wait_for(mailbox.take(), 10)
@@ -74,7 +74,7 @@ async def test_an_idle_runner_has_no_timer() -> None:
 async def test_a_process_that_was_stopped_does_not_burst_to_catch_up() -> None:
     now = 0.0  # stands still but for the jump
     model = EngineModel(L4_8B, Language())
-    runner = Runner(model, Telemetry(model, "m"), 50.0, lambda: now)
+    runner = EngineRunner(model, Telemetry(model, "m"), 50.0, lambda: now)
     runner.start()
     mailbox = runner.submit([request("a", max_tokens=5_000)])
     assert len(await mailbox.take()) == 1
@@ -120,6 +120,6 @@ async def test_a_defect_reaches_every_caller() -> None:
 def test_a_speed_that_is_not_positive_is_refused() -> None:
     model = EngineModel(L4_8B, Language())
     with pytest.raises(ValueError, match="speed"):
-        Runner(model, Telemetry(model, "m"), 0.0, time.monotonic)
+        EngineRunner(model, Telemetry(model, "m"), 0.0, time.monotonic)
     with pytest.raises(ValueError, match="speed"):
         serve("l4-8b", "127.0.0.1", 0, speed=0.0)

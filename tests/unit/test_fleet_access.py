@@ -14,7 +14,7 @@ from provisioners.assembly import RULES_EVERY_S, SETTLED_S, RentedProvisioner
 from provisioners.offers.catalog import Catalog
 from provisioners.own_address import OwnAddresses
 from provisioners.port.errors import AuthError, TransientError
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from skyserve_cli.config_clouds import AwsConfig, RentedConfig
 from skyserve_cli.controller.clouds.firewalls import ThreadFirewalls
 from skyserve_cli.controller.reconcile.mappers import agent_addresses
@@ -29,7 +29,7 @@ class World:
     def __init__(self, section: RentedConfig | None = None) -> None:
         self.time = 1000.0
         self.route: str | None = HERE
-        self.admitted: list[Access] = []
+        self.admitted: list[FirewallAccess] = []
         self.refuses = False
         self.machines = MemoryMachines(self.now, after=self.called)
         own = OwnAddresses(None, None, self.now, local=lambda towards: self.route, read=_nobody)
@@ -76,7 +76,7 @@ def test_the_first_launch_waits_until_it_is_known_who_may_come_in() -> None:
     while not world.admitted:
         world.admit(AGENT)
     launching.join(10)
-    wanted = Access(frozenset({f"{HERE}/32"}), {"chat": frozenset({f"{AGENT}/32"})})
+    wanted = FirewallAccess(frozenset({f"{HERE}/32"}), {"chat": frozenset({f"{AGENT}/32"})})
     assert world.admitted[0] == wanted
     assert world.machines.live() == ["owner-1-chat-1"]
 

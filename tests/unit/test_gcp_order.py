@@ -26,7 +26,7 @@ from provisioners.gcp.translate import (
     shape_of,
 )
 from provisioners.port.errors import InvalidRequestError
-from provisioners.port.firewall import Access
+from provisioners.port.firewall import FirewallAccess
 from provisioners.port.vm import MachineOrder
 
 ORDER = MachineOrder(
@@ -221,17 +221,19 @@ def test_an_idempotency_key_follows_from_the_order_and_its_failures() -> None:
     assert keys[0] == keys[1] != keys[2]
 
 
-def rules(access: Access, *public: int) -> list[compute_v1.Firewall]:
+def rules(access: FirewallAccess, *public: int) -> list[compute_v1.Firewall]:
     return outer_rules("own1", "global/networks/n", access, "chat", (8080,), public)
 
 
 def test_a_rule_without_addresses_names_the_owners_machines_and_so_admits_nobody_else() -> None:
-    for rule in rules(Access()):
+    for rule in rules(FirewallAccess()):
         assert (list(rule.source_ranges), list(rule.source_tags)) == ([], [prefix_of("own1")])
 
 
 def test_rules_open_what_was_asked_for_to_who_was_named() -> None:
-    access = Access(frozenset({"10.0.0.9/8"}), {"chat": frozenset({"198.51.100.7/32", "2001:db8::1/128"})})
+    access = FirewallAccess(
+        frozenset({"10.0.0.9/8"}), {"chat": frozenset({"198.51.100.7/32", "2001:db8::1/128"})}
+    )
     ssh, ports, public = rules(access, 443)
     assert [list(rule.source_ranges) for rule in (ssh, ports, public)] == [
         ["10.0.0.0/8"],
@@ -247,10 +249,10 @@ def test_rules_open_what_was_asked_for_to_who_was_named() -> None:
 
 
 def test_a_rules_name_does_not_follow_from_its_sources() -> None:
-    here, there = (rules(Access(frozenset({block}))) for block in ("192.0.2.1/32", "192.0.2.2/32"))
+    here, there = (rules(FirewallAccess(frozenset({block}))) for block in ("192.0.2.1/32", "192.0.2.2/32"))
     assert [rule.name for rule in here] == [rule.name for rule in there]
 
 
 def test_sources_that_are_no_blocks_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="CIDR"):
-        rules(Access(frozenset({"everywhere"})))
+        rules(FirewallAccess(frozenset({"everywhere"})))

@@ -19,11 +19,11 @@ import pytest
 from policies.model import CapacityType, Offer, Zone
 from provisioners.port.base import Candidate, LaunchOrder, Requirements
 from provisioners.port.commands import HostKeyError, LoginRefusedError, UnreachableError
-from provisioners.port.lease import FIRST_S, LEASE_S, Terms
+from provisioners.port.lease import FIRST_S, LEASE_S, LeaseTerms
 from provisioners.port.vm import MAX_TOKEN, MachineOrder
 from provisioners.remote.archive import PackingError, pack
 from provisioners.remote.bootstrap_runner import BootstrapError, BootstrapRunner, patience
-from provisioners.remote.bootstrap_steps import Node, missing_sources, steps_for, task_for
+from provisioners.remote.bootstrap_steps import ReplicaNode, missing_sources, steps_for, task_for
 from provisioners.remote.host_agent import claims, notices
 from provisioners.remote.host_agent.bundle import agent_bundle
 from provisioners.remote.host_agent.log import log_window, pipe_of, pump, read_log
@@ -102,15 +102,15 @@ def test_a_user_name_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(
     ("terms", "every_s", "periods"),
     [
-        pytest.param(Terms(1800, 1800), 60, (30, 30), id="half an hour is counted in minutes"),
-        pytest.param(Terms(90, 90), 3, (30, 30), id="short leases are counted in thirtieths"),
-        pytest.param(Terms(1, 1), 1, (2, 2), id="one miss is never the end"),
+        pytest.param(LeaseTerms(1800, 1800), 60, (30, 30), id="half an hour is counted in minutes"),
+        pytest.param(LeaseTerms(90, 90), 3, (30, 30), id="short leases are counted in thirtieths"),
+        pytest.param(LeaseTerms(1, 1), 1, (2, 2), id="one miss is never the end"),
         pytest.param(
-            Terms(LEASE_S, FIRST_S), 60, (4320, 720), id="unless it is set: three days, or twelve hours"
+            LeaseTerms(LEASE_S, FIRST_S), 60, (4320, 720), id="unless it is set: three days, or twelve hours"
         ),
     ],
 )
-def test_the_dead_mans_switch_counts(terms: Terms, every_s: int, periods: tuple[int, int]) -> None:
+def test_the_dead_mans_switch_counts(terms: LeaseTerms, every_s: int, periods: tuple[int, int]) -> None:
     script = user_data(machine_order(), KEYS.host("t"), terms)
     lease, first = periods
     assert f"while sleep {every_s}; do" in script
@@ -171,7 +171,7 @@ def order(**facts: Any) -> LaunchOrder:
     )
 
 
-NODE = Node("t-1-n1", 1, ("10.0.0.1", "10.0.0.2"), 8080)
+NODE = ReplicaNode("t-1-n1", 1, ("10.0.0.1", "10.0.0.2"), 8080)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ NODE = Node("t-1-n1", 1, ("10.0.0.1", "10.0.0.2"), 8080)
     ],
 )
 def test_what_an_order_takes(facts: dict[str, Any], image: str | None, names: list[str]) -> None:
-    node = Node("t-1", 0, ("10.0.0.1",), 8000, image)
+    node = ReplicaNode("t-1", 0, ("10.0.0.1",), 8000, image)
     assert [step.name for step in steps_for(order(**facts), node)] == names
 
 
@@ -218,7 +218,7 @@ def test_every_script_can_be_read_by_sh_and_has_no_secret_in_it() -> None:
         file_mounts={"~/a b": "/x", "/m": "gs://b/p/", "c": "az://account/container/path", "d": "s3://it's"},
         secrets={"TOKEN": "hf_secret"},
     )
-    for step in steps_for(facts, Node("t-1", 0, ("10.0.0.1",), 8000, "it's")):
+    for step in steps_for(facts, ReplicaNode("t-1", 0, ("10.0.0.1",), 8000, "it's")):
         assert subprocess.run(["sh", "-n"], input=step.script, text=True).returncode == 0, step.name
         assert "hf_secret" not in repr(step)
     assert "hf_secret" not in json.dumps(task_for(facts, NODE))

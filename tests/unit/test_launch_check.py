@@ -13,7 +13,7 @@ from provisioners.port.errors import AuthError, TransientError
 from provisioners.port.host_port import HostReport
 from provisioners.port.vm import OrphanedResource
 from provisioners.vm_provisioner import VmProvisioner
-from skyserve_cli.launch_check import BOOT_PATIENCE_S, LaunchCheck, Report
+from skyserve_cli.launch_check import BOOT_PATIENCE_S, CheckReport, LaunchCheck
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines, order_of
 
 OFFERS = [Offer(zone, "g1", "L4", 1.0, CapacityType.ON_DEMAND, 3.6) for zone in ZONES]
@@ -52,7 +52,7 @@ class World:
             tell=self.told.append,
         )
 
-    def run(self) -> Report:
+    def run(self) -> CheckReport:
         return self.check().run(OFFERS)
 
 
@@ -61,7 +61,7 @@ def w() -> World:
     return World()
 
 
-def steps(report: Report) -> dict[str, str]:
+def steps(report: CheckReport) -> dict[str, str]:
     return {step.what: step.problem for step in report.steps}
 
 

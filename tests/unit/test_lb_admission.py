@@ -11,7 +11,7 @@ from lb.core.admission import MAX_ALLOWANCE, NO_CAP, TRANSIT_S, EngineLoad, Gate
 class Request:
     def __init__(self, since: float) -> None:
         self.since = since
-        self.answered = False
+        self.responded = False
 
 
 class Target:
@@ -41,8 +41,8 @@ class Target:
         return sent
 
     def answer(self, request: Request) -> None:
-        request.answered = True
-        self.gate.answered(request, len(self.requests))
+        request.responded = True
+        self.gate.responded(request, len(self.requests))
 
     def end(self, request: Request) -> None:
         self.requests.remove(request)

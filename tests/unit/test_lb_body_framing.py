@@ -27,11 +27,11 @@ GOES_ON = "goes on"
 def walk(pieces: list[bytes], keep: bool = True) -> tuple[str | int, bytes]:
     """Where the body ends in all the bytes, and its payload."""
     payloads: list[bytes] | None = [] if keep else None
-    walker = ChunkedDecoder(payloads)
+    decoder = ChunkedDecoder(payloads)
     before = 0
     for piece in pieces:
         try:
-            end = walker.feed(piece)
+            end = decoder.feed(piece)
         except FramingError:
             return REFUSED, b""
         if end >= 0:
@@ -168,9 +168,9 @@ def test_made_bodies_come_back(payloads: list[bytes], rest: bytes, data: st.Data
 
 @given(st.integers(0, 50), st.lists(st.integers(0, 20), max_size=8))
 def test_a_body_of_known_length_ends_at_it(length: int, sizes: list[int]) -> None:
-    walker, left = LengthDecoder(length), length
+    decoder, left = LengthDecoder(length), length
     for size in sizes:
-        end = walker.feed(b"x" * size)
+        end = decoder.feed(b"x" * size)
         if size < left:
             assert end == -1
             left -= size

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lb.proxy.fast_path import Mode, StopReason
+from lb.proxy.fast_path import ForwardingMode, StopReason
 
 native = pytest.importorskip(
     "lb.proxy._fast_path", reason="the helper is not built: no C compiler at installation"
@@ -35,7 +35,7 @@ class Wires:
             one.setblocking(False)
         self.fast_path: Any = native.FastPath()
 
-    def forwarding(self, limit: int = LIMIT, mode: Mode = Mode.EVENTS) -> Any:
+    def forwarding(self, limit: int = LIMIT, mode: ForwardingMode = ForwardingMode.EVENTS) -> Any:
         return self.fast_path.forwarding(self.source.fileno(), self.sink.fileno(), limit, self, mode)
 
     def got(self) -> bytes:
@@ -66,9 +66,11 @@ def wires() -> Iterator[Wires]:
         pytest.param(b"00000A\r\ndata: xy\n\n\r\n", True, 1, 0, id="leading zeros and upper case"),
     ],
 )
-@pytest.mark.parametrize("mode", [Mode.EVENTS, Mode.WITHOUT_IDS, Mode.WITHOUT_USAGE])
+@pytest.mark.parametrize(
+    "mode", [ForwardingMode.EVENTS, ForwardingMode.WITHOUT_IDS, ForwardingMode.WITHOUT_USAGE]
+)
 def test_regular_chunks_pass(
-    wires: Wires, mode: Mode, data: bytes, heard: bool, chunks: int, events: int
+    wires: Wires, mode: ForwardingMode, data: bytes, heard: bool, chunks: int, events: int
 ) -> None:
     forwarding = wires.forwarding(mode=mode)
     wires.engine.send(data)
@@ -163,7 +165,7 @@ def test_a_forwarding_can_be_stopped_twice_and_opened_again(wires: Wires) -> Non
 def test_many_forwardings_at_once(wires: Wires) -> None:
     others = [Wires() for _ in range(300)]
     forwardings = [
-        wires.fast_path.forwarding(one.source.fileno(), one.sink.fileno(), LIMIT, one, Mode.EVENTS)
+        wires.fast_path.forwarding(one.source.fileno(), one.sink.fileno(), LIMIT, one, ForwardingMode.EVENTS)
         for one in others
     ]
     try:
@@ -181,7 +183,7 @@ def test_many_forwardings_at_once(wires: Wires) -> None:
 
 def test_a_closed_socket_is_refused(wires: Wires) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
-        wires.fast_path.forwarding(1_000_000, wires.sink.fileno(), LIMIT, wires, Mode.EVENTS)
+        wires.fast_path.forwarding(1_000_000, wires.sink.fileno(), LIMIT, wires, ForwardingMode.EVENTS)
 
 
 def test_chunks_that_come_close_together_are_moved_by_the_clock_and_none_is_left_behind(wires: Wires) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lb.engines.kinds import EngineKind
 from lb.http.body_framing import ChunkedDecoder, chunk
-from lb.proxy.fast_path import Mode, StopReason
+from lb.proxy.fast_path import ForwardingMode, StopReason
 from lb.stream.first_request import Strip, prepare
 from lb.stream.openai_request import CHAT, COMPLETIONS
 from lb.stream.stream_merge import stripper
@@ -24,10 +24,10 @@ native = pytest.importorskip(
 )
 
 MODES = {
-    Strip.NOTHING: Mode.EVENTS,
-    Strip.IDS: Mode.WITHOUT_IDS,
-    Strip.COUNTS: Mode.WITHOUT_USAGE,
-    Strip.USAGE: Mode.WITHOUT_USAGE,
+    Strip.NOTHING: ForwardingMode.EVENTS,
+    Strip.IDS: ForwardingMode.WITHOUT_IDS,
+    Strip.COUNTS: ForwardingMode.WITHOUT_USAGE,
+    Strip.USAGE: ForwardingMode.WITHOUT_USAGE,
 }
 
 
@@ -49,7 +49,7 @@ def wires() -> Iterator[Any]:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     fast_path = native.FastPath()
 
-    def send(data: bytes, mode: Mode) -> Passed:
+    def send(data: bytes, mode: ForwardingMode) -> Passed:
         forwarding = fast_path.forwarding(source.fileno(), sink.fileno(), 1 << 20, None, mode)
         engine.sendall(data)
         stopped = fast_path.run()
@@ -144,7 +144,7 @@ def test_noise(wires: Any, parts: list[list[tuple[bytes, bytes]]], strip: Strip)
 
 def test_the_fields_that_were_removed_are_gone_and_the_rest_is_framed_again(wires: Any) -> None:
     event = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"token_ids":[5,6]}],"prompt_token_ids":null}\n\n'
-    passed = wires(chunk(event) + chunk(b": still here\n\n"), Mode.WITHOUT_IDS)
+    passed = wires(chunk(event) + chunk(b": still here\n\n"), ForwardingMode.WITHOUT_IDS)
     assert passed.payload == (b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n: still here\n\n')
     assert passed.counts[2:] == (1, 2)
 

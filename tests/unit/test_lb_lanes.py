@@ -17,7 +17,7 @@ class Waits(NamedTuple):
     put_off_s: float = 0.0
     hold_s: float = 1000.0
     tenant: str = ""
-    senior: bool = False
+    has_priority: bool = False
     weight: float = 1.0
 
 
@@ -26,7 +26,9 @@ def lanes(*waiting: Waits) -> tuple[RequestQueue[str], Lanes[str]]:
     made: Lanes[str] = Lanes()
     queue.on_drop = made.leave
     for one in waiting:
-        ticket = queue.join(one.name, one.joined_at, one.hold_s, 100, one.tenant, one.weight, one.senior)
+        ticket = queue.join(
+            one.name, one.joined_at, one.hold_s, 100, one.tenant, one.weight, one.has_priority
+        )
         assert ticket is not None
         made.join(ticket, "a", one.put_off_s)
     return queue, made
@@ -73,7 +75,7 @@ def order(queue: RequestQueue[str], made: Lanes[str]) -> list[str]:
             id="in proportion",
         ),
         pytest.param(
-            [Waits("hit"), Waits("lost", joined_at=1.0, put_off_s=5.0, senior=True)],
+            [Waits("hit"), Waits("lost", joined_at=1.0, put_off_s=5.0, has_priority=True)],
             "lost hit",
             id="what has lost its target goes first",
         ),

@@ -143,7 +143,7 @@ class World:
     async def run(self, for_s: float) -> None:
         end = self.now + for_s
         while self.now < end:
-            pause_s = self.prober.look()
+            pause_s = self.prober.poll_due()
             await settle()
             self.now += pause_s
 

@@ -285,7 +285,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("lines", ANSWERS.values(), ids=ANSWERS.keys())
-def test_answers_that_are_no_answers(lines: bytes) -> None:
+def test_responses_that_are_no_answers(lines: bytes) -> None:
     with pytest.raises(HeadError):
         read_response(lines + END, 128)
 
@@ -459,7 +459,7 @@ def test_a_remembered_head_is_what_reading_it_anew_would_give(
         text = b"".join(b"\r\n" + (line % number if b"%" in line else line) for line in lines) + END
         for reader, anew, data in (
             (requests.request, read_request, first + text),
-            (answers.answer, read_response, b"HTTP/1.1 200 OK" + text),
+            (answers.response, read_response, b"HTTP/1.1 200 OK" + text),
         ):
             assert outcome(reader, data) == outcome(anew, data)
 
@@ -468,11 +468,11 @@ def test_what_is_remembered_is_bounded() -> None:
     reader = Reader()
     for number in range(3 * messages.MAX_REMEMBERED):
         reader.request(head(b"X-%d: 1" % number), 128)
-        reader.answer(b"HTTP/1.1 200 OK\r\nX-%d: 1" % number + END, 128)
+        reader.response(b"HTTP/1.1 200 OK\r\nX-%d: 1" % number + END, 128)
         reader.request(head(b"X: " + b"x" * 5000, b"Y: %d" % number), 128)
         reader.request(head(b"Z%d%b: 1" % (number, b"x" * 100)), 128)
     assert len(reader._requests) <= messages.MAX_REMEMBERED
-    assert len(reader._answers) <= messages.MAX_REMEMBERED
+    assert len(reader._responses) <= messages.MAX_REMEMBERED
     assert max(len(before) + len(after) for before, after in reader._requests) < 5000
     assert len(head_lines._SEEN) <= head_lines._MAX_SEEN
     assert max(map(len, head_lines._SEEN)) <= head_lines._LONGEST_SEEN

@@ -231,7 +231,7 @@ def test_gauges_are_read_off_the_table() -> None:
         Table("chat", "1", (target("a"), target("b"), target("c", "z", Readiness.UNHEALTHY))), 0.0
     )
     table.book(REQUEST, "a", 0.0)
-    table.answered(table.book(REQUEST, "a", 0.0), 0.5)
+    table.responded(table.book(REQUEST, "a", 0.0), 0.5)
     table.failed(table.book(REQUEST, "b", 0.0), Blame.EJECT, 0.5)
     shown = page(metrics(), table, held=7, policy_gauges={"tree_nodes": 5.0})
     assert shown.get("held_requests", AGENT) == 7

@@ -70,7 +70,7 @@ class World:
 
     async def run(self, for_s: float) -> None:
         for _ in range(round(for_s / STEP_S)):
-            self.poller.look()
+            self.poller.poll_due()
             await settle()
             self.now += STEP_S
 

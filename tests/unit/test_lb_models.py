@@ -153,8 +153,8 @@ def test_a_request_goes_on_to_a_target_that_may_serve_its_model(
     lists: list[str], tried: list[str], found: bool
 ) -> None:
     table = of(*lists)
-    lives = {table.book(RequestView("r", "POST", "/"), one, 0.0).life for one in tried}
-    assert table.models.served_elsewhere("a", lives) is found
+    epochs = {table.book(RequestView("r", "POST", "/"), one, 0.0).epoch for one in tried}
+    assert table.models.served_elsewhere("a", epochs) is found
 
 
 def test_the_union_has_each_name_once_with_the_entry_of_the_first_target() -> None:
@@ -200,7 +200,7 @@ class Request:
     table: TargetTable
     model: str
     view: RequestView = field(default_factory=lambda: RequestView("r", "POST", "/"))
-    senior: bool = False
+    has_priority: bool = False
     hold_left_s: float = 60.0
     tenant: str = ""
     weight: float = 1.0
@@ -224,7 +224,7 @@ class Desk:
         request = Request(self.table, model)
         choice = self.scheduler.place(request, 0.0)
         if choice is None:
-            assert self.scheduler.hold(request, 0.0) is not None
+            assert self.scheduler.enqueue(request, 0.0) is not None
             return ""
         self.table.book(request.view, choice.target_id, 0.0)
         return choice.target_id

@@ -64,19 +64,19 @@ def test_the_order_between_tenants(joined: str, weights: dict[str, float], order
 def test_seniors_go_first_and_are_not_charged_again() -> None:
     queue = room_of("aaabb")
     for name in ("a-first", "a-second"):
-        queue.join(name, 9.0, 1e6, ROOM, "a", senior=True)
+        queue.join(name, 9.0, 1e6, ROOM, "a", has_priority=True)
     assert served(queue) == ["a-first", "a-second", "a0", "b3", "a1", "b4", "a2"]
 
 
 def test_a_senior_of_another_tenant_goes_first_among_equals() -> None:
     queue = room_of("ab")
-    queue.join("b-senior", 9.0, 1e6, ROOM, "b", senior=True)
+    queue.join("b-senior", 9.0, 1e6, ROOM, "b", has_priority=True)
     assert served(queue) == ["b-senior", "a0", "b1"]
 
 
 def test_a_senior_that_cannot_go_keeps_nobody_waiting() -> None:
     queue = room_of("aa")
-    queue.join("senior", 9.0, 1e6, ROOM, "a", senior=True)
+    queue.join("senior", 9.0, 1e6, ROOM, "a", has_priority=True)
     met = []
     for ticket in queue.walk():
         met.append(ticket.item)
@@ -87,19 +87,19 @@ def test_a_senior_that_cannot_go_keeps_nobody_waiting() -> None:
 
 
 def test_a_full_room_has_a_place_for_a_senior_and_does_not_push_it_out() -> None:
-    pushed_out: list[str] = []
-    queue: RequestQueue[str] = RequestQueue(lambda ticket: pushed_out.append(ticket.item))
+    evicted: list[str] = []
+    queue: RequestQueue[str] = RequestQueue(lambda ticket: evicted.append(ticket.item))
     for name in ("a0", "a1"):
         queue.join(name, 0.0, 9.0, 2, "a")
-    assert queue.join("senior", 0.0, 9.0, 2, "a", senior=True) is not None
+    assert queue.join("senior", 0.0, 9.0, 2, "a", has_priority=True) is not None
     assert len(queue) == 3
     assert queue.join("b0", 0.0, 9.0, 2, "b") is None, "while it is more than full nobody new comes in"
-    assert queue.join("senior too", 0.0, 9.0, 2, "a", senior=True) is not None
-    assert queue.join("one too many", 0.0, 9.0, 2, "a", senior=True) is None
-    only: RequestQueue[str] = RequestQueue(lambda ticket: pushed_out.append(ticket.item))
-    only.join("senior", 0.0, 9.0, 1, "a", senior=True)
+    assert queue.join("senior too", 0.0, 9.0, 2, "a", has_priority=True) is not None
+    assert queue.join("one too many", 0.0, 9.0, 2, "a", has_priority=True) is None
+    only: RequestQueue[str] = RequestQueue(lambda ticket: evicted.append(ticket.item))
+    only.join("senior", 0.0, 9.0, 1, "a", has_priority=True)
     assert only.join("b0", 0.0, 9.0, 1, "b") is None
-    assert pushed_out == []
+    assert evicted == []
 
 
 def test_being_away_earns_nothing() -> None:
@@ -156,7 +156,7 @@ def test_no_ticket_without_room_or_time(hold_s: float, limit: int) -> None:
     queue.join("first", 0.0, 10.0, limit=9)
     assert queue.join("second", 0.0, hold_s, limit) is None
     if limit != 1:
-        assert queue.join("senior", 0.0, hold_s, limit, senior=True) is None, "nor for a senior"
+        assert queue.join("senior", 0.0, hold_s, limit, has_priority=True) is None, "nor for a senior"
     assert len(queue) == 1
 
 
@@ -176,12 +176,12 @@ def test_no_ticket_without_room_or_time(hold_s: float, limit: int) -> None:
 def test_who_makes_room_in_a_full_one(
     inside: str, comes: str, weights: dict[str, float], out: str | None
 ) -> None:
-    pushed_out: list[str] = []
-    queue: RequestQueue[str] = RequestQueue(lambda ticket: pushed_out.append(ticket.item))
+    evicted: list[str] = []
+    queue: RequestQueue[str] = RequestQueue(lambda ticket: evicted.append(ticket.item))
     for number, tenant in enumerate(inside):
         queue.join(f"{tenant}{number}", 0.0, 9.0, 4, tenant, weights.get(tenant, 1.0))
     ticket = queue.join(f"{comes}new", 1.0, 9.0, 4, comes, weights.get(comes, 1.0))
-    assert pushed_out == ([out] if out else [])
+    assert evicted == ([out] if out else [])
     assert (ticket is not None) == (out is not None)
     assert len(queue) == 4
 
@@ -199,12 +199,12 @@ def test_who_makes_room_in_a_full_one(
 )
 def test_which_model_makes_room_in_a_full_one(inside: str, comes: str, out: str | None) -> None:
     """Each word is a tenant and a model."""
-    pushed_out: list[str] = []
-    queue: RequestQueue[str] = RequestQueue(lambda ticket: pushed_out.append(ticket.item))
+    evicted: list[str] = []
+    queue: RequestQueue[str] = RequestQueue(lambda ticket: evicted.append(ticket.item))
     for number, (tenant, model) in enumerate(inside.split()):
         queue.join(f"{tenant}{model}-{number}", 0.0, 9.0, 4, tenant, group=model)
     ticket = queue.join("new", 1.0, 9.0, 4, comes[0], group=comes[1])
-    assert pushed_out == ([out] if out else [])
+    assert evicted == ([out] if out else [])
     assert (ticket is not None) == (out is not None)
     assert len(queue) == 4
 
@@ -273,9 +273,9 @@ class Room(RuleBasedStateMachine):
         self.now = 0.0
         self.number = 0
         self.inside: list[Ticket[int]] = []
-        self.queue: RequestQueue[int] = RequestQueue(self.pushed_out if pushes else None)
+        self.queue: RequestQueue[int] = RequestQueue(self.evicted if pushes else None)
 
-    def pushed_out(self, ticket: Ticket[int]) -> None:
+    def evicted(self, ticket: Ticket[int]) -> None:
         self.inside.remove(ticket)
 
     @rule(
@@ -283,11 +283,11 @@ class Room(RuleBasedStateMachine):
         weight=st.sampled_from([0.5, 1.0, 4.0]),
         hold_s=st.floats(0.1, 9.0),
         limit=st.integers(3, 6),
-        senior=st.booleans(),
+        has_priority=st.booleans(),
     )
-    def join(self, tenant: str, weight: float, hold_s: float, limit: int, senior: bool) -> None:
+    def join(self, tenant: str, weight: float, hold_s: float, limit: int, has_priority: bool) -> None:
         self.number += 1
-        ticket = self.queue.join(self.number, self.now, hold_s, limit, tenant, weight, senior)
+        ticket = self.queue.join(self.number, self.now, hold_s, limit, tenant, weight, has_priority)
         if ticket is not None:
             self.inside.append(ticket)
 
@@ -306,7 +306,7 @@ class Room(RuleBasedStateMachine):
             if ticket.tenant in tenants and count:
                 count -= 1
                 own = [other for other in self.inside if other.tenant == ticket.tenant]
-                assert ticket is min(own, key=lambda other: not other.senior)
+                assert ticket is min(own, key=lambda other: not other.has_priority)
                 assert self.queue.take(ticket)
                 assert not self.queue.take(ticket)
                 self.inside.remove(ticket)

@@ -13,7 +13,7 @@ from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
 from lb.stream.first_request import Strip, prepare, with_fields
 from lb.stream.openai_request import CHAT, COMPLETIONS
-from lb.stream.resume_request import ResumeRequest, Way, left, resume
+from lb.stream.resume_request import ResumeMethod, ResumeRequest, left, resume
 from lb.stream.resume_rules import NotResumable, Reason, refusal
 from lb.stream.transcript import StreamProgress
 
@@ -215,21 +215,23 @@ def test_fields_are_added_to_the_bytes(body: bytes, expected: bytes) -> None:
 @pytest.mark.parametrize(
     ("kind", "path", "more", "sofar", "way"),
     [
-        pytest.param(VLLM, CHAT, {}, BROKEN, Way.TOKENS, id="vllm chat"),
-        pytest.param(VLLM, COMPLETIONS, {}, BROKEN, Way.TOKENS, id="vllm completion"),
-        pytest.param(SGLANG, COMPLETIONS, {}, BROKEN, Way.TOKENS, id="sglang completion"),
-        pytest.param(VLLM, CHAT, {}, BY_TEXT, Way.TEXT, id="an older vllm without ids"),
-        pytest.param(VLLM, CHAT, {"tools": TOOLS}, BROKEN, Way.TEXT, id="tools on offer"),
-        pytest.param(VLLM, CHAT, {"messages": [IMAGE]}, BROKEN, Way.TEXT, id="an image"),
-        pytest.param(SGLANG, CHAT, {}, BROKEN, Way.TEXT, id="sglang chat"),
-        pytest.param(LLAMACPP, CHAT, {}, BROKEN, Way.TEXT, id="llama.cpp chat"),
-        pytest.param(UNKNOWN, COMPLETIONS, {}, BROKEN, Way.TEXT, id="an unknown engine's completion"),
+        pytest.param(VLLM, CHAT, {}, BROKEN, ResumeMethod.TOKENS, id="vllm chat"),
+        pytest.param(VLLM, COMPLETIONS, {}, BROKEN, ResumeMethod.TOKENS, id="vllm completion"),
+        pytest.param(SGLANG, COMPLETIONS, {}, BROKEN, ResumeMethod.TOKENS, id="sglang completion"),
+        pytest.param(VLLM, CHAT, {}, BY_TEXT, ResumeMethod.TEXT, id="an older vllm without ids"),
+        pytest.param(VLLM, CHAT, {"tools": TOOLS}, BROKEN, ResumeMethod.TEXT, id="tools on offer"),
+        pytest.param(VLLM, CHAT, {"messages": [IMAGE]}, BROKEN, ResumeMethod.TEXT, id="an image"),
+        pytest.param(SGLANG, CHAT, {}, BROKEN, ResumeMethod.TEXT, id="sglang chat"),
+        pytest.param(LLAMACPP, CHAT, {}, BROKEN, ResumeMethod.TEXT, id="llama.cpp chat"),
+        pytest.param(
+            UNKNOWN, COMPLETIONS, {}, BROKEN, ResumeMethod.TEXT, id="an unknown engine's completion"
+        ),
         pytest.param(
             VLLM,
             CHAT,
             {"logprobs": True},
             StreamProgress(events=1, role_sent=True),
-            Way.RESTART,
+            ResumeMethod.RESTART,
             id="only the role",
         ),
         pytest.param(
@@ -237,7 +239,7 @@ def test_fields_are_added_to_the_bytes(body: bytes, expected: bytes) -> None:
             CHAT,
             {"response_format": {"type": "json_object"}},
             StreamProgress(),
-            Way.RESTART,
+            ResumeMethod.RESTART,
             id="nothing",
         ),
         pytest.param(
@@ -245,7 +247,7 @@ def test_fields_are_added_to_the_bytes(body: bytes, expected: bytes) -> None:
             CHAT,
             {},
             StreamProgress(events=3, role_sent=True, tokens=2, output_ids=(1, 2)),
-            Way.RESTART,
+            ResumeMethod.RESTART,
             id="tokens, but no text of them",
         ),
         pytest.param(
@@ -253,15 +255,17 @@ def test_fields_are_added_to_the_bytes(body: bytes, expected: bytes) -> None:
             CHAT,
             {},
             StreamProgress(reasoning=True, text="a", tokens=9, context_ids=(1,), output_ids=(1, 2)),
-            Way.TOKENS,
+            ResumeMethod.TOKENS,
             id="reasoning is over",
         ),
     ],
 )
-def test_ways(kind: EngineKind, path: bytes, more: dict[str, Any], sofar: StreamProgress, way: Way) -> None:
+def test_ways(
+    kind: EngineKind, path: bytes, more: dict[str, Any], sofar: StreamProgress, way: ResumeMethod
+) -> None:
     resumption = resume(path, asked(path, more), sofar, kind)
     assert resumption.way is way
-    assert resumption.exact is (way is not Way.TEXT)
+    assert resumption.exact is (way is not ResumeMethod.TEXT)
 
 
 @pytest.mark.parametrize(
@@ -490,7 +494,7 @@ def test_a_restart_asks_for_ids_again() -> None:
 def test_ids_that_were_told_are_not_begun_anew() -> None:
     request = HELLO | {"return_token_ids": True}
     sofar = StreamProgress(events=2, role_sent=True, tokens=1, context_ids=(8,), output_ids=(1,))
-    assert resume(CHAT, request, sofar, VLLM).way is Way.TOKENS
+    assert resume(CHAT, request, sofar, VLLM).way is ResumeMethod.TOKENS
 
 
 @pytest.mark.parametrize(

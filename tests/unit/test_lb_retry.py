@@ -7,7 +7,15 @@ import random
 import pytest
 
 from lb.config.options import Retries
-from lb.core.retry import BUDGET_WINDOW_S, RetryBudget, RetryHistory, Verdict, backoff_s, is_free, may_retry
+from lb.core.retry import (
+    BUDGET_WINDOW_S,
+    RetryBudget,
+    RetryHistory,
+    RetryVerdict,
+    backoff_s,
+    is_free,
+    may_retry,
+)
 from lb.core.sliding_window import WindowCounter
 
 OURS = Retries()
@@ -18,26 +26,34 @@ SLOW_S = OURS.slow_after_s
 @pytest.mark.parametrize(
     ("rules", "begun", "on_target", "reached", "longest_s", "others", "verdict"),
     [
-        pytest.param(OURS, 1, 1, True, 0.1, True, Verdict.ELSEWHERE, id="died once"),
-        pytest.param(OURS, 2, 1, True, 0.1, True, Verdict.ELSEWHERE, id="died twice"),
-        pytest.param(OURS, 3, 1, True, 0.1, True, Verdict.TOO_OFTEN, id="died three times"),
-        pytest.param(OURS, 0, 1, False, 0.0, True, Verdict.ELSEWHERE, id="not reached"),
-        pytest.param(OURS, 2, 1, False, 0.1, True, Verdict.ELSEWHERE, id="not reached after dying twice"),
-        pytest.param(OURS, 1, 1, True, SLOW_S, True, Verdict.ELSEWHERE, id="slow: once more"),
-        pytest.param(OURS, 2, 1, True, SLOW_S, True, Verdict.TOO_SLOW, id="slow: never a third time"),
-        pytest.param(OURS, 2, 1, False, SLOW_S, True, Verdict.TOO_SLOW, id="slow before, now not reached"),
-        pytest.param(OURS, 1, 1, True, 0.1, False, Verdict.NO_TARGET_LEFT, id="nobody else: held"),
-        pytest.param(OURS, 3, 1, True, 0.1, False, Verdict.TOO_OFTEN, id="nobody else and too often"),
-        pytest.param(SGLANG, 1, 1, True, 0.1, True, Verdict.ELSEWHERE, id="SGLang: others first, here"),
+        pytest.param(OURS, 1, 1, True, 0.1, True, RetryVerdict.ELSEWHERE, id="died once"),
+        pytest.param(OURS, 2, 1, True, 0.1, True, RetryVerdict.ELSEWHERE, id="died twice"),
+        pytest.param(OURS, 3, 1, True, 0.1, True, RetryVerdict.TOO_OFTEN, id="died three times"),
+        pytest.param(OURS, 0, 1, False, 0.0, True, RetryVerdict.ELSEWHERE, id="not reached"),
         pytest.param(
-            SGLANG, 3, 3, True, 0.1, False, Verdict.SAME_TARGET, id="SGLang: third retry on a worker"
+            OURS, 2, 1, False, 0.1, True, RetryVerdict.ELSEWHERE, id="not reached after dying twice"
         ),
-        pytest.param(SGLANG, 4, 4, True, 0.1, False, Verdict.NO_TARGET_LEFT, id="SGLang: no fourth on it"),
+        pytest.param(OURS, 1, 1, True, SLOW_S, True, RetryVerdict.ELSEWHERE, id="slow: once more"),
+        pytest.param(OURS, 2, 1, True, SLOW_S, True, RetryVerdict.TOO_SLOW, id="slow: never a third time"),
         pytest.param(
-            SGLANG, 6, 2, True, 900.0, True, Verdict.ELSEWHERE, id="SGLang: sixth retry, however slow"
+            OURS, 2, 1, False, SLOW_S, True, RetryVerdict.TOO_SLOW, id="slow before, now not reached"
         ),
-        pytest.param(SGLANG, 7, 2, True, 0.1, True, Verdict.TOO_OFTEN, id="SGLang: no seventh"),
-        pytest.param(Retries(max_total_retries=0), 1, 1, True, 0.1, True, Verdict.TOO_OFTEN, id="no retries"),
+        pytest.param(OURS, 1, 1, True, 0.1, False, RetryVerdict.NO_TARGET_LEFT, id="nobody else: held"),
+        pytest.param(OURS, 3, 1, True, 0.1, False, RetryVerdict.TOO_OFTEN, id="nobody else and too often"),
+        pytest.param(SGLANG, 1, 1, True, 0.1, True, RetryVerdict.ELSEWHERE, id="SGLang: others first, here"),
+        pytest.param(
+            SGLANG, 3, 3, True, 0.1, False, RetryVerdict.SAME_TARGET, id="SGLang: third retry on a worker"
+        ),
+        pytest.param(
+            SGLANG, 4, 4, True, 0.1, False, RetryVerdict.NO_TARGET_LEFT, id="SGLang: no fourth on it"
+        ),
+        pytest.param(
+            SGLANG, 6, 2, True, 900.0, True, RetryVerdict.ELSEWHERE, id="SGLang: sixth retry, however slow"
+        ),
+        pytest.param(SGLANG, 7, 2, True, 0.1, True, RetryVerdict.TOO_OFTEN, id="SGLang: no seventh"),
+        pytest.param(
+            Retries(max_total_retries=0), 1, 1, True, 0.1, True, RetryVerdict.TOO_OFTEN, id="no retries"
+        ),
         pytest.param(
             Retries(max_total_retries=0),
             0,
@@ -45,7 +61,7 @@ SLOW_S = OURS.slow_after_s
             False,
             0.0,
             True,
-            Verdict.ELSEWHERE,
+            RetryVerdict.ELSEWHERE,
             id="no retries, not reached",
         ),
     ],
@@ -57,7 +73,7 @@ def test_may_it_be_tried_again(
     reached: bool,
     longest_s: float,
     others: bool,
-    verdict: Verdict,
+    verdict: RetryVerdict,
 ) -> None:
     story = RetryHistory(begun, on_target, reached, longest_s)
     assert may_retry(story, rules, others) is verdict
@@ -79,10 +95,10 @@ def test_what_is_outside_the_budget(begun: int, reached: bool, died: bool, free:
 
 
 def test_which_verdicts_go_on() -> None:
-    assert {verdict for verdict in Verdict if verdict.goes_on} == {
-        Verdict.ELSEWHERE,
-        Verdict.SAME_TARGET,
-        Verdict.NO_TARGET_LEFT,
+    assert {verdict for verdict in RetryVerdict if verdict.goes_on} == {
+        RetryVerdict.ELSEWHERE,
+        RetryVerdict.SAME_TARGET,
+        RetryVerdict.NO_TARGET_LEFT,
     }
 
 

@@ -24,7 +24,7 @@ from policies.routing.registry import UnknownPolicyError
 class Request:
     view: RequestView
     tried: set[int] = field(default_factory=set)
-    senior: bool = False
+    has_priority: bool = False
     hold_left_s: float = 1e6
     tenant: str = ""
     weight: float = 1.0
@@ -62,13 +62,13 @@ class House:
         self.now = 0.0
 
     def request(self, name: str, tenant: str = "", tried: tuple[Booking, ...] = ()) -> Request:
-        return Request(RequestView(name, "POST", "/"), {booking.life for booking in tried}, tenant=tenant)
+        return Request(RequestView(name, "POST", "/"), {booking.epoch for booking in tried}, tenant=tenant)
 
     def come(self, request: Request) -> str:
         """Where it goes; empty if it is held."""
         choice = self.dispatcher.place(request, self.now)
         if choice is None:
-            assert self.dispatcher.hold(request, self.now) is not None
+            assert self.dispatcher.enqueue(request, self.now) is not None
             return ""
         return self.go(request, choice.target_id)
 
@@ -196,7 +196,7 @@ def test_a_policy_nobody_knows_is_refused_and_not_held() -> None:
 def test_no_place_in_a_full_room() -> None:
     house = House(wire(max_held=1))
     assert house.come(house.request("1")) == ""
-    assert house.dispatcher.hold(house.request("2"), 0.0) is None
+    assert house.dispatcher.enqueue(house.request("2"), 0.0) is None
 
 
 def test_nobody_is_asked_twice_while_nothing_has_changed() -> None:
@@ -207,7 +207,7 @@ def test_nobody_is_asked_twice_while_nothing_has_changed() -> None:
     house.end(failed)
     house.go(house.request("1"), "b")
     stuck = house.request("stuck")
-    stuck.tried = {failed.booking.life}
+    stuck.tried = {failed.booking.epoch}
     assert house.come(stuck) == ""
     assert house.let_in() == []
     before = house.table.times
@@ -244,7 +244,7 @@ def pending(house: House, **counts: int) -> None:
 def answer(house: House, request: Request) -> None:
     assert request.booking is not None
     house.now += 0.1
-    house.table.answered(request.booking, house.now)
+    house.table.responded(request.booking, house.now)
 
 
 def busy_holder() -> tuple[House, list[Request]]:
@@ -381,7 +381,7 @@ def test_a_pass_looks_only_at_the_lanes_whose_target_was_heard_of() -> None:
     house.table.looks = 0
     assert house.let_in() == []
     assert house.table.looks == 0
-    house.table.answered(work["t7"].booking, house.now)  # type: ignore[arg-type]
+    house.table.responded(work["t7"].booking, house.now)  # type: ignore[arg-type]
     house.let_in()
     assert 1 <= house.table.looks <= 2
     house.now += 0.1
@@ -455,7 +455,7 @@ class Crowd(RuleBasedStateMachine):
         if where:
             assert could == []
             assert request.booking is not None
-            assert request.booking.life not in request.tried
+            assert request.booking.epoch not in request.tried
             self.running.append(request)
         else:
             self.held.append(request)
@@ -480,7 +480,7 @@ class Crowd(RuleBasedStateMachine):
         self.running.remove(request)
         assert request.booking is not None
         if blame is Blame.NONE:
-            self.house.table.answered(request.booking, self.house.now)
+            self.house.table.responded(request.booking, self.house.now)
         else:
             self.house.table.failed(request.booking, blame, self.house.now)
         self.house.end(request)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.http.sse import EventReader, Gate, ends_with_done, error_event, is_data, is_readable
+from lb.http.sse import EventBuffer, EventReader, ends_with_done, error_event, is_data, is_readable
 
 LIMIT = 1 << 20
 
@@ -60,7 +60,7 @@ EVENTS = st.lists(
 def test_the_gate_lets_whole_events_pass_and_loses_nothing(events: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(events)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
-    gate, passed = Gate(LIMIT), b""
+    gate, passed = EventBuffer(LIMIT), b""
     ends = {len(b"".join(events[:count])) for count in range(len(events) + 1)}
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         passed += gate.feed(stream[start:end])
@@ -71,7 +71,7 @@ def test_the_gate_lets_whole_events_pass_and_loses_nothing(events: list[bytes], 
 
 def test_the_gate_passes_the_same_bytes_on() -> None:
     event = b"data: {}\n\n"
-    assert Gate(LIMIT).feed(event) is event
+    assert EventBuffer(LIMIT).feed(event) is event
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000], ids=lambda size: f"{size} bytes at a time")
@@ -85,7 +85,7 @@ def test_the_gate_passes_the_same_bytes_on() -> None:
 def test_an_engine_that_gives_up_is_held_back(last: bytes, size: int) -> None:
     before = b'data: {"text":"{\\"error\\" \\"finish_reason\\":\\"abort\\""}\n\n'
     stream = before + last + b"data: [DONE]\n\n"
-    gate, passed = Gate(LIMIT), b""
+    gate, passed = EventBuffer(LIMIT), b""
     for at in range(0, len(stream), size):
         passed += gate.feed(stream[at : at + size])
     assert passed == before
@@ -93,7 +93,7 @@ def test_an_engine_that_gives_up_is_held_back(last: bytes, size: int) -> None:
 
 
 def test_an_endless_event_is_let_through_in_pieces() -> None:
-    gate = Gate(limit_bytes=10)
+    gate = EventBuffer(limit_bytes=10)
     assert gate.feed(b"data: 12") == b""
     assert gate.feed(b"34567") == b"data: 1234567"
     assert gate.torn
@@ -101,7 +101,7 @@ def test_an_endless_event_is_let_through_in_pieces() -> None:
 
 
 def test_what_never_ended_can_be_sent_at_last() -> None:
-    gate = Gate(LIMIT)
+    gate = EventBuffer(LIMIT)
     assert gate.feed(b"data: a\n\ndata: b") == b"data: a\n\n"
     assert gate.rest() == b"data: b"
     assert gate.rest() == b""

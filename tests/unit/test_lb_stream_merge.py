@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
-from lb.http.sse import Gate
+from lb.http.sse import EventBuffer
 from lb.stream.first_request import Strip, prepare
 from lb.stream.openai_request import CHAT, COMPLETIONS
-from lb.stream.resume_request import Way, resume
+from lb.stream.resume_request import ResumeMethod, resume
 from lb.stream.stream_merge import StreamMerger, closing, stripper
 from lb.stream.transcript import StreamProgress, Transcript
 from tests.unit.stream_engines import MODEL, stream
@@ -82,7 +82,7 @@ class Client:
         self.kind, self.path, self.request, self.mode = kind, path, request, mode
         self.burst = burst
         self.got = b""
-        self.ways: list[Way] = []
+        self.ways: list[ResumeMethod] = []
 
     def run(self, cuts: list[int], pieces: int) -> bytes:
         """The first targets die after `cuts` bytes of their answers, which come `pieces` bytes at a time."""
@@ -90,7 +90,7 @@ class Client:
         first = b"".join(stream(self.kind, self.path, {**self.request, **ready.fields}, 0, self.burst))
         strip, gate, journal = (
             stripper(ready.strip),
-            Gate(LIMIT),
+            EventBuffer(LIMIT),
             Transcript(chunked=False, limit_bytes=LIMIT),
         )
         died = bool(cuts) and cuts[0] < len(first)
@@ -233,28 +233,37 @@ def test_with_stop_strings_vllm_goes_on_from_what_the_client_has_seen() -> None:
     assert "return_token_ids" not in prepare(CHAT, request, VLLM).fields
     sofar = broken(VLLM, CHAT, request, 9)
     resumption = resume(CHAT, request, sofar, VLLM)
-    assert resumption.way is Way.TEXT
+    assert resumption.way is ResumeMethod.TEXT
     assert orjson.loads(resumption.body)["messages"][-1] == {"role": "assistant", "content": sofar.text}
 
 
 @pytest.mark.parametrize(
     ("kind", "path", "more", "mode", "way"),
     [
-        pytest.param(OURS, CHAT, {}, Continue.AUTO, Way.TOKENS, id="our chat"),
-        pytest.param(OURS, COMPLETIONS, {}, Continue.AUTO, Way.TOKENS, id="our completion"),
-        pytest.param(OURS, CHAT, {"stop": "zzz"}, Continue.AUTO, Way.TOKENS, id="ours with stop strings"),
-        pytest.param(OURS, CHAT, {}, Continue.TEXT, Way.TEXT, id="ours if told so"),
-        pytest.param(VLLM, CHAT, {}, Continue.AUTO, Way.TOKENS, id="vllm chat"),
+        pytest.param(OURS, CHAT, {}, Continue.AUTO, ResumeMethod.TOKENS, id="our chat"),
+        pytest.param(OURS, COMPLETIONS, {}, Continue.AUTO, ResumeMethod.TOKENS, id="our completion"),
         pytest.param(
-            VLLM, CHAT, {"tools": [{"type": "function"}]}, Continue.AUTO, Way.TEXT, id="vllm with tools"
+            OURS, CHAT, {"stop": "zzz"}, Continue.AUTO, ResumeMethod.TOKENS, id="ours with stop strings"
         ),
-        pytest.param(SGLANG, CHAT, {}, Continue.AUTO, Way.TEXT, id="sglang chat"),
-        pytest.param(SGLANG, COMPLETIONS, {}, Continue.AUTO, Way.TOKENS, id="sglang completion"),
-        pytest.param(LLAMACPP, CHAT, {}, Continue.AUTO, Way.TEXT, id="llama.cpp chat"),
-        pytest.param(TGI, COMPLETIONS, {}, Continue.AUTO, Way.TEXT, id="tgi completion"),
+        pytest.param(OURS, CHAT, {}, Continue.TEXT, ResumeMethod.TEXT, id="ours if told so"),
+        pytest.param(VLLM, CHAT, {}, Continue.AUTO, ResumeMethod.TOKENS, id="vllm chat"),
+        pytest.param(
+            VLLM,
+            CHAT,
+            {"tools": [{"type": "function"}]},
+            Continue.AUTO,
+            ResumeMethod.TEXT,
+            id="vllm with tools",
+        ),
+        pytest.param(SGLANG, CHAT, {}, Continue.AUTO, ResumeMethod.TEXT, id="sglang chat"),
+        pytest.param(SGLANG, COMPLETIONS, {}, Continue.AUTO, ResumeMethod.TOKENS, id="sglang completion"),
+        pytest.param(LLAMACPP, CHAT, {}, Continue.AUTO, ResumeMethod.TEXT, id="llama.cpp chat"),
+        pytest.param(TGI, COMPLETIONS, {}, Continue.AUTO, ResumeMethod.TEXT, id="tgi completion"),
     ],
 )
-def test_the_way_taken(kind: EngineKind, path: bytes, more: dict[str, Any], mode: Continue, way: Way) -> None:
+def test_the_way_taken(
+    kind: EngineKind, path: bytes, more: dict[str, Any], mode: Continue, way: ResumeMethod
+) -> None:
     request = a_request(path, max_tokens=30, min_tokens=20, **more)
     whole = undisturbed(kind, path, request)
     client = Client(kind, path, request, mode)

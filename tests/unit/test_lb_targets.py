@@ -52,13 +52,13 @@ def fail(it: TargetTable, name: str, now: float, blame: Blame = Blame.EJECT) -> 
     booking = it.book(REQUEST, name, now)
     it.failed(booking, blame, now)
     it.release(booking, now)
-    return booking.life
+    return booking.epoch
 
 
 def serve(it: TargetTable, name: str, now: float) -> bool:
     """A request on the target is answered well; whether that ended an ejection."""
     booking = it.book(REQUEST, name, now)
-    readmitted = it.answered(booking, now)
+    readmitted = it.responded(booking, now)
     it.release(booking, now)
     return readmitted
 
@@ -229,7 +229,7 @@ def test_what_an_ejection_means_for_who_waits(blame: Blame, outlook: Outlook) ->
     it = of("a", "b")
     waiting = it.book(REQUEST, "a", 0.0)
     fail(it, "a", 0.5, blame)
-    assert it.standing(waiting.key, 0.6) is Health.EJECTED
+    assert it.health(waiting.key, 0.6) is Health.EJECTED
     assert it.outlook(waiting, 0.6) is outlook
 
 
@@ -240,7 +240,7 @@ def test_a_sign_of_life_ends_the_doubt_and_not_the_ejection() -> None:
     assert it.outlook(waiting, 0.6) is Outlook.DOUBTFUL
     assert it.renew(waiting.key)
     assert it.outlook(waiting, 0.7) is Outlook.FINE
-    assert it.standing(waiting.key, 0.7) is Health.EJECTED
+    assert it.health(waiting.key, 0.7) is Health.EJECTED
 
 
 def test_a_silent_stream_is_better_off_elsewhere_if_its_target_is_gone_and_not_if_it_is_only_unwell() -> None:
@@ -266,7 +266,7 @@ def test_silence_is_suspicious_only_while_an_answer_is_owed() -> None:
     it.heard(booking.key, 102.1)  # a byte for somebody else will do
     assert it.suspects(104.0, 2.0) == []
     assert [key.id for key, _ in it.suspects(104.2, 2.0)] == ["a"]
-    it.answered(booking, 104.2)
+    it.responded(booking, 104.2)
     assert it.suspects(106.0, 2.0) == []
     assert [key.id for key, _ in it.suspects(106.3, 2.0)] == ["a"]  # the rest of its answer
     it.release(booking, 200.0)
@@ -282,11 +282,11 @@ def test_only_a_response_that_succeeded_counts_as_served() -> None:
 
     booking = it.book(REQUEST, "a", 100.0)
     it.heard(booking.key, 101.0)  # a sign of life when asked
-    it.answered(booking, 102.0, succeeded=False)
+    it.responded(booking, 102.0, succeeded=False)
     it.release(booking, 103.0)
     assert served_s(103.0) is None
     booking = it.book(REQUEST, "a", 104.0)
-    it.answered(booking, 105.0, succeeded=True)
+    it.responded(booking, 105.0, succeeded=True)
     it.release(booking, 106.0)
     fail(it, "a", 107.0)
     assert served_s(108.0) == 3.0
@@ -305,7 +305,7 @@ def test_news_of_an_attempt_that_is_over_change_no_count() -> None:
     it = of("a")
     booking = it.book(REQUEST, "a", 0.0)
     it.release(booking, 0.0)
-    assert not it.answered(booking, 0.0)
+    assert not it.responded(booking, 0.0)
     assert it.audit() == []
     assert seen(it, "a", 0.0).waiting == 0
 
@@ -384,7 +384,7 @@ def test_a_target_that_dies_on_every_answer_is_left_out_longer_and_longer() -> N
     now, left_s = 0.0, []
     for _ in range(4):
         booking = it.book(REQUEST, "a", now)
-        it.answered(booking, now)
+        it.responded(booking, now)
         it.failed(booking, Blame.EJECT, now)
         it.release(booking, now)
         ((_, _, left),) = it.ejected(now)
@@ -401,7 +401,7 @@ def test_what_runs_on_a_draining_target_is_handed_over_before_its_deadline_once(
     it = of("a", "b")
     first, second = it.book(REQUEST, "a", 0.0), it.book(REQUEST, "a", 1.0)
     other = it.book(REQUEST, "b", 1.0)
-    it.answered(first, 1.0)
+    it.responded(first, 1.0)
     assert it.handovers(5.0, 5.0) == []
     it.apply(drained(30.0), 10.0)
     assert it.handovers(34.9, 5.0) == []
@@ -466,7 +466,7 @@ class Diary(Policy):
     def record(self, request: RequestView, target_id: str, now: float) -> None:
         self.heard.append(("record", request.id, target_id, now))
 
-    def answered(self, request: RequestView, target_id: str, now: float) -> None:
+    def responded(self, request: RequestView, target_id: str, now: float) -> None:
         self.heard.append(("answered", request.id, target_id, now))
 
     def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None:
@@ -495,8 +495,8 @@ def request(name: str) -> RequestView:
 def test_the_policy_hears_of_every_attempt_from_its_beginning_to_its_end() -> None:
     it, (diary,) = with_diaries()
     booking = it.book(request("1"), "a", 1.0)
-    it.answered(booking, 2.0)
-    it.answered(booking, 2.5)  # the second byte
+    it.responded(booking, 2.0)
+    it.responded(booking, 2.5)  # the second byte
     it.release(booking, 3.0, 17)
     unanswered = it.book(request("2"), "b", 4.0)
     it.failed(unanswered, Blame.EJECT, 5.0)
@@ -516,7 +516,7 @@ def test_a_policy_asked_for_by_name_decides_for_that_request_and_hears_of_all() 
     it, diaries = with_diaries()
     it.apply(table(target("a"), target("b")), 0.0)  # least load from now on
     one = it.book(request("1"), "a", 1.0)
-    it.answered(one, 1.5)
+    it.responded(one, 1.5)
     two = it.book(request("2"), "b", 2.0)
     choice = it.choose(REQUEST, 3.0, policy="diary")
     assert choice is not None
@@ -586,8 +586,8 @@ def test_a_target_without_room_is_not_offered_and_neither_is_a_worse_one() -> No
     assert offered(it, 0.0) == (Health.GOOD, [])
     assert it.choose(REQUEST, 0.0) is None
     assert (it.anybody(0.0), it.room(0.0)) == (True, True)
-    assert offered(it, 0.0, {booking.life}) == (Health.UNHEALTHY, ["b"])
-    assert it.anybody(0.0, {booking.life, booking.life + 1}) is False
+    assert offered(it, 0.0, {booking.epoch}) == (Health.UNHEALTHY, ["b"])
+    assert it.anybody(0.0, {booking.epoch, booking.epoch + 1}) is False
     it.release(booking, 0.0)
     assert offered(it, 0.0) == (Health.GOOD, ["a"])
 
@@ -632,7 +632,7 @@ def test_policies_see_the_engine_with_what_has_been_sent_since() -> None:
 
     bookings = [it.book(REQUEST, "a", 0.1) for _ in range(3)]
     note()
-    it.answered(bookings[0], 0.1)
+    it.responded(bookings[0], 0.1)
     note()
     it.release(bookings[1], 0.1)  # its client has gone
     note()
@@ -647,7 +647,7 @@ def test_without_news_own_counts_decide() -> None:
     booking = it.book(REQUEST, "a", 0.0)
     tell(it, "a", EngineLoad(5, 5), 0.0)
     assert offered(it, 0.99) == (Health.GOOD, [])
-    it.answered(booking, 0.99)
+    it.responded(booking, 0.99)
     assert offered(it, 1.0) == (Health.GOOD, ["a"])
     view = seen(it, "a", 1.0)
     assert (view.running, view.pending, view.kv_usage) == (None, None, None)
@@ -711,20 +711,20 @@ class Books(RuleBasedStateMachine):
 
     @rule()
     def begin(self) -> None:
-        tried = {booking.life for booking in self.open[-2:]}
+        tried = {booking.epoch for booking in self.open[-2:]}
         choice = self.it.choose(REQUEST, self.now, tried)
         views = {view.id for view in self.it.candidates(self.now, tried)[1]}
         assert (choice.target_id in views) if choice is not None else not views
         if choice is not None:
             booking = self.it.book(REQUEST, choice.target_id, self.now)
             assert booking.target.state is not Readiness.DRAINING
-            assert booking.life not in {other.life for other in self.open[-2:]}
+            assert booking.epoch not in {other.epoch for other in self.open[-2:]}
             self.open.append(booking)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
-        self.it.answered(data.draw(st.sampled_from(self.open)), self.now)
+        self.it.responded(data.draw(st.sampled_from(self.open)), self.now)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), blame=st.sampled_from(Blame))
@@ -747,7 +747,7 @@ class Books(RuleBasedStateMachine):
         if keys:
             key = data.draw(st.sampled_from(keys))
             opened = self.it.loaded(key, load, self.now - took_s, self.now)
-            assert self.it.room(self.now) or not opened or self.it.standing(key, self.now) is Health.CLOSED
+            assert self.it.room(self.now) or not opened or self.it.health(key, self.now) is Health.CLOSED
 
     @rule(mode=st.sampled_from(PushMode))
     def push_otherwise(self, mode: PushMode) -> None:
@@ -790,14 +790,14 @@ class Books(RuleBasedStateMachine):
 
     def agree(self, tried: Sequence[Booking]) -> None:
         """What is kept between requests is what all targets, looked at one by one, come to."""
-        lives = {booking.life for booking in tried}
-        gone = {one.key.id for one in tried if one.life == one.entry.life and not one.entry.departed}
+        epochs = {booking.epoch for booking in tried}
+        gone = {one.key.id for one in tried if one.epoch == one.entry.epoch and not one.entry.departed}
         rows = [row for row in self.it.rows(self.now) if row[0].id not in gone]
         best = next((one for one in Health if any(health is one for _, health, _ in rows)), Health.CLOSED)
-        standing, views = self.it.candidates(self.now, lives)
+        standing, views = self.it.candidates(self.now, epochs)
         assert standing is best
-        assert self.it.anybody(self.now, lives) == (best is not Health.CLOSED)
-        assert self.it.admits(self.now, lives) == bool(views)
+        assert self.it.anybody(self.now, epochs) == (best is not Health.CLOSED)
+        assert self.it.admits(self.now, epochs) == bool(views)
         if not self.it.table.pushing.asks and best is not Health.CLOSED:
             cap = 2 if self.it.table.pushing.mode is PushMode.FIXED_CAP else sys.maxsize
             expected = [one.id for one, health, in_flight in rows if health is best and in_flight < cap]

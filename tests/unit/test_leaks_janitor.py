@@ -115,7 +115,7 @@ def test_a_leftover_is_removed_when_it_is_seen_twice(world: World) -> None:
     world.time.sleep(1.0)
     assert world.bench.tidy().removed == ("disk d-1 in memory/us",)
     assert world.machines.left == []
-    assert [(line.kind, line.message) for line in world.bench.story] == [
+    assert [(line.kind, line.message) for line in world.bench.events] == [
         ("Removed", "disk d-1 in memory/us, which belonged to nothing")
     ]
 
@@ -166,7 +166,7 @@ def test_a_region_that_is_silent_is_named_and_the_others_are_tidied(world: World
     world.launch("own-chat-2-0a1b2c3d4e", zone=2)
     world.machines.left, world.machines.common = [DISK], [GROUP]
     world.machines.trouble = TransientError("no answer", cloud=CLOUD)
-    look = world.bench.garbage_collector.look(CLOUD)
+    look = world.bench.garbage_collector.inspect(CLOUD)
     assert [str(one) for one in look.unlisted] == ["memory/eu cannot be listed: no answer"]
     assert [orphan.id for orphan in look.orphans] == ["m-1", "d-1"]  # and nothing that is shared
     world.bench.end_strays()
@@ -227,7 +227,7 @@ def test_what_cannot_be_removed_is_told_once(world: World) -> None:
         world.time.sleep(AGAIN_S)
         (problem,) = world.bench.tidy().problems
         assert problem == "disk d-1 in memory/us cannot be removed: ec2:DeleteVolume is missing"
-    assert [line.kind for line in world.bench.story] == ["NotRemoved"]
+    assert [line.kind for line in world.bench.events] == ["NotRemoved"]
 
 
 def test_the_sweeper_comes_again_and_outlives_a_bug(world: World) -> None:
@@ -248,7 +248,7 @@ def test_the_sweeper_comes_again_and_outlives_a_bug(world: World) -> None:
     until(lambda: not world.machines.left and sweeps > 3, "the end of the disk")
     sweeper.stop()
     sweeper.join()
-    assert [line.kind for line in world.bench.story] == ["Removed"]
+    assert [line.kind for line in world.bench.events] == ["Removed"]
 
 
 class TestForgettingAndLaunching:

@@ -10,7 +10,7 @@ import pytest
 from policies.model import CapacityType, Zone
 from provisioners.multi_node import instance_of_nodes
 from provisioners.port.base import Instance, InstanceState
-from provisioners.port.lease import FIRST_S, LEASE_S, MOST_S, Lease, Terms, shortest_s, terms_of
+from provisioners.port.lease import FIRST_S, LEASE_S, MOST_S, Lease, LeaseTerms, shortest_s, terms_of
 from provisioners.port.vm import MachineOrder
 from provisioners.remote.ssh_keys import Keys, user_data
 from skyserve_cli.controller.reconcile.leases import LeaseWatch, lease_view, warning_of
@@ -19,13 +19,13 @@ from tests.clouds.switch_bench import DAY, HOUR, Outcome, live
 pytestmark = pytest.mark.long
 
 KEYS = Keys(bytes(range(32)), "owner-1")
-TERMS = Terms(LEASE_S, FIRST_S)
+TERMS = LeaseTerms(LEASE_S, FIRST_S)
 
 VISITED_FOR_A_DAY = f"[ $i -gt {DAY} ] || [ $((i%{HOUR})) -ne 0 ] || {{ : >lease; : >served; }}"
 TRAFFIC_EVERY_HOUR = f"[ $((i%{HOUR})) -ne 0 ] || {{ : >traffic; : >served; }}"
 
 
-def machine(folder: Path, scenario: str, days: float, terms: Terms = TERMS, **deletion: str) -> Outcome:
+def machine(folder: Path, scenario: str, days: float, terms: LeaseTerms = TERMS, **deletion: str) -> Outcome:
     order = MachineOrder(
         token="t",
         owner="owner-1",
@@ -167,7 +167,7 @@ def test_ssh_is_closed_while_traffic_goes_on_the_machine_stays_and_one_warning_c
     watch = LeaseWatch(lambda service, id_, sentence: warned.append((now, f"{service}/{id_}: {sentence}")))
     silent = instance(Lease(LEASE_S, MOST_S, 86400.0, "ssh: connection timed out"))
     while now < 6 * 86400:
-        watch.look([silent] if now >= 86400 else [instance(Lease(LEASE_S, MOST_S))], now)
+        watch.observe([silent] if now >= 86400 else [instance(Lease(LEASE_S, MOST_S))], now)
         now += 600
     assert [at for at, _ in warned] == [86400 + LEASE_S / 2]
     assert warned[0][1] == (
@@ -180,11 +180,11 @@ def test_a_second_silence_is_warned_of_again() -> None:
     warned: list[str] = []
     watch = LeaseWatch(lambda service, id_, sentence: warned.append(sentence))
     first, second = (instance(Lease(3600, MOST_S, at, "ssh: refused")) for at in (0.0, 10_000.0))
-    assert watch.look([first], 3000)
-    assert not watch.look([first], 3100)
-    watch.look([instance(Lease(3600, MOST_S))], 10_000)
-    watch.look([second], 12_000)
-    watch.look([replace(second, state=InstanceState.TERMINATED)], 13_000)
+    assert watch.observe([first], 3000)
+    assert not watch.observe([first], 3100)
+    watch.observe([instance(Lease(3600, MOST_S))], 10_000)
+    watch.observe([second], 12_000)
+    watch.observe([replace(second, state=InstanceState.TERMINATED)], 13_000)
     assert len(warned) == 2
     assert watch.by_id == {}
 

@@ -9,7 +9,7 @@ import pytest
 
 from lb.agent.traffic_file import NOTE_EVERY_S, note_traffic
 from provisioners.remote.host_agent import daemon, lease
-from provisioners.remote.host_agent.tls_proxy import Watch
+from provisioners.remote.host_agent.tls_proxy import TrafficWatch
 
 OK, CREATED, MOVED = (f"HTTP/1.1 {status} X\r\n\r\n".encode() for status in (200, 201, 302))
 UPGRADED, REFUSED, BROKEN = (f"HTTP/1.1 {status} X\r\n\r\n".encode() for status in (101, 404, 503))
@@ -21,10 +21,10 @@ def request(line: str = "POST /v1/chat/completions", agent: str = "curl/8") -> b
 
 def noted(*passed: tuple[bytes, bytes]) -> list[str]:
     """What a connection notes on which these requests and responses pass, each a minute after the one before."""
-    Watch.noted_at = float("-inf")
+    TrafficWatch.noted_at = float("-inf")
     notes: list[str] = []
     now = 0.0
-    watch = Watch(lambda: notes.append("traffic"), lambda: notes.append("served"), lambda: now)
+    watch = TrafficWatch(lambda: notes.append("traffic"), lambda: notes.append("served"), lambda: now)
     for sent, received in passed:
         now += 60
         if sent:
@@ -61,10 +61,10 @@ def test_what_passes_through_tls(passed: list[tuple[bytes, bytes]], expected: li
 
 
 def test_a_busy_front_notes_traffic_once_in_a_while() -> None:
-    Watch.noted_at = float("-inf")
+    TrafficWatch.noted_at = float("-inf")
     notes: list[float] = []
     now = 0.0
-    watches = [Watch(lambda: notes.append(now), now=lambda: now) for _ in range(3)]
+    watches = [TrafficWatch(lambda: notes.append(now), now=lambda: now) for _ in range(3)]
     for step in range(600):
         now = step / 10
         watches[step % 3].response(OK)

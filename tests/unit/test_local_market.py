@@ -11,13 +11,20 @@ import pytest
 from policies.model import CapacityType
 from provisioners.local import controls as local_controls
 from provisioners.local.config import load_cloud, read_market
-from provisioners.local.spot_market import Limit, Market, MarketReader, MarketStep, load_market, save_market
+from provisioners.local.spot_market import (
+    Limit,
+    LocalMarket,
+    MarketReader,
+    MarketStep,
+    load_market,
+    save_market,
+)
 from provisioners.local.store import LocalStore
 from provisioners.port.errors import InvalidRequestError
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 START = 1000.0
-SCRIPTED = Market(
+SCRIPTED = LocalMarket(
     started_at=START,
     speed=10.0,
     schedule={
@@ -63,20 +70,20 @@ def test_a_market_survives_the_disk(tmp_path: Path) -> None:
 
 
 def test_no_file_is_a_calm_market(tmp_path: Path) -> None:
-    assert load_market(tmp_path / "market.json") == Market()
+    assert load_market(tmp_path / "market.json") == LocalMarket()
 
 
 def test_a_reader_sees_a_market_that_comes_changes_and_goes(tmp_path: Path) -> None:
     path = tmp_path / "market.json"
     reader = MarketReader(path)
-    assert reader.read() == Market()
+    assert reader.read() == LocalMarket()
     save_market(path, SCRIPTED)
     assert reader.read() == SCRIPTED
     assert reader.read() is reader.read()
-    save_market(path, Market(source="other"))
-    assert reader.read() == Market(source="other")
+    save_market(path, LocalMarket(source="other"))
+    assert reader.read() == LocalMarket(source="other")
     path.unlink()
-    assert reader.read() == Market()
+    assert reader.read() == LocalMarket()
 
 
 # --- From files ---------------------------------------------------------------------------------------------
@@ -87,7 +94,7 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path / "home")
 
 
-def play(store: LocalStore, folder: Path, text: str, speed: float | None = None) -> Market:
+def play(store: LocalStore, folder: Path, text: str, speed: float | None = None) -> LocalMarket:
     path = folder / "market.yaml"
     path.write_text(text)
     return read_market(path, load_cloud(store), START, speed)

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from skyserve_cli.output import plural, printable, saving, span, usd
-from skyserve_cli.tables import console, table
+from skyserve_cli.text_tables import console, table
 
 
 @pytest.mark.parametrize(

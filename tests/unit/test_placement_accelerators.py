@@ -22,7 +22,7 @@ from policies.placement import blocks, fleet
 from policies.placement.base import View
 from policies.placement.spothedge import SpotHedge
 from policies.placement.static import Static
-from policies.work import qps_of, usd_of_work
+from policies.throughput import qps_of, usd_of_work
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 NOW = 1000.0

@@ -42,7 +42,7 @@ from policies.placement.risk_market import (
     FLOOR_PER_HOUR,
     HELD_PATIENCE,
     LONGEST_RETRY_S,
-    Market,
+    MarketModel,
 )
 from policies.placement.risk_odds import Odds, Terms, best_hedge
 from policies.placement.risk_search import Site
@@ -241,7 +241,7 @@ def test_an_empty_neighbour_makes_a_zone_riskier() -> None:
     names = [Zone("c", "a", "a1"), Zone("c", "a", "a2")]
     rates = []
     for a2 in (held(5.0), empty(5.0)):
-        market = Market({"zones": {"c/a/a1": held(5.0), "c/a/a2": a2}}, NOW)
+        market = MarketModel({"zones": {"c/a/a1": held(5.0), "c/a/a2": a2}}, NOW)
         rates.append(market.hazards(names, 0.05, 2.0)[0].now)
     assert rates[1] > 1.5 * rates[0]
 
@@ -369,7 +369,7 @@ def test_a_zone_that_is_left_has_no_more_room_than_it_had(
 ) -> None:
     leaving = [replace(r, state=S.DRAINING) for r in replicas(READY)]
     after = learned(knowing(record), Drained(1), live=leaving)
-    retry_at = Market(after, NOW).retry_at(A1.zone)
+    retry_at = MarketModel(after, NOW).retry_at(A1.zone)
     assert retry_at == (None if wait_s is None else NOW + wait_s)
 
 
@@ -394,20 +394,20 @@ def test_the_longer_a_zone_had_no_room_the_later_it_is_asked(
     lasted_s: float, is_held: bool, wait_s: float
 ) -> None:
     record = {"empty_from": NOW - lasted_s, "empty_at": NOW, **({"held_from": NOW - HOUR} if is_held else {})}
-    assert Market({"zones": {ZONES[0]: record}}, NOW).retry_at(A1.zone) == NOW + wait_s
+    assert MarketModel({"zones": {ZONES[0]: record}}, NOW).retry_at(A1.zone) == NOW + wait_s
 
 
 def test_a_zone_that_fails_more_than_the_law_says_is_trusted_less() -> None:
     rates = []
     for lost, due in ((0.0, 15.0), (0.0, 0.0), (15.0, 0.0)):
-        market = Market({"zones": {ZONES[0]: held(5.0, lost=lost, due=due)}}, NOW)
+        market = MarketModel({"zones": {ZONES[0]: held(5.0, lost=lost, due=due)}}, NOW)
         rates.append(market.hazards([A1.zone], 0.05, 2.0)[0].now)
     assert rates[0] < rates[1] < rates[2]
 
 
 def test_the_rate_of_loss_falls_with_age_and_never_to_nothing() -> None:
     rates = [
-        Market({"zones": {ZONES[0]: held(age_h)}}, NOW).hazards([A1.zone], 0.05, 2.0)[0].now
+        MarketModel({"zones": {ZONES[0]: held(age_h)}}, NOW).hazards([A1.zone], 0.05, 2.0)[0].now
         for age_h in (0.0, 1.0, 10.0, 100.0)
     ]
     assert rates == sorted(rates, reverse=True)
@@ -574,7 +574,7 @@ def test_a_zone_is_charged_once_for_its_answer_however_many_go_there() -> None:
 def test_refusals_are_expected_from_what_was_last_seen(
     record: dict[str, float] | None, least: float, most: float
 ) -> None:
-    assert least <= Market(knowing(record), NOW).refusals(A1.zone) <= most
+    assert least <= MarketModel(knowing(record), NOW).refusals(A1.zone) <= most
 
 
 def test_the_search_moves_replicas_to_an_older_zone() -> None:

@@ -16,7 +16,7 @@ from provisioners.plugin_guard import guarded
 from provisioners.plugins import API_VERSION, CloudPlugin, PluginError, checked, listings_of
 from provisioners.port.commands import HostKeyError, Login
 from provisioners.port.errors import CapacityError, ProvisionError, TransientError
-from provisioners.port.firewall import Access, Opening
+from provisioners.port.firewall import FirewallAccess, Opening
 from provisioners.port.vm import Finding, Level, Machine, MachineOrder, machine_token
 from provisioners.remote.first_login import FirstLogins
 from skyserve_cli.controller.reconcile.mappers import token_of
@@ -77,7 +77,7 @@ def test_a_name_that_is_too_long_is_refused() -> None:
 
 def test_load_balancers_of_a_service_are_let_in_by_the_first_part_of_its_name() -> None:
     named = Named("t", "a-long-na", 1, 0, 1, CapacityType.SPOT)
-    access = Access(
+    access = FirewallAccess(
         frozenset({"1.1.1.1/32"}),
         {"A-Long-Name": frozenset({"2.2.2.2/32"}), "other": frozenset({"3.3.3.3/32"})},
     )
@@ -115,7 +115,7 @@ CALLS: dict[str, Callable[[Any, MachineOrder, Machine], object]] = {
     "orphans": lambda inner, order, machine: inner.orphans("own"),
     "remove": lambda inner, order, machine: inner.remove(None),
     "shared": lambda inner, order, machine: inner.shared("own"),
-    "admit": lambda inner, order, machine: inner.admit("own", Access()),
+    "admit": lambda inner, order, machine: inner.admit("own", FirewallAccess()),
     "delete_shared": lambda inner, order, machine: inner.delete_shared("own"),
 }
 

@@ -10,7 +10,7 @@ import pytest
 from policies.budget import Budget, affordable
 from policies.goals import Goal, PlacementGoal, ScalingGoal
 from policies.model import CapacityType, Launch, Memory, Observation, Offer, Replica, ReplicaState, Zone
-from policies.placement.base import Place
+from policies.placement.base import PlannedLaunch
 from policies.plan import plan
 from policies.registry import policies_for
 
@@ -58,7 +58,9 @@ def offer(usd_hour: float, zone: str = "a") -> Offer:
 def test_what_fits(
     prices: list[float], most: float | None, spent: float, room: float, kept: list[float], sentence: str
 ) -> None:
-    places, said = affordable([Place(offer(price), "why") for price in prices], Budget(most, spent, room))
+    places, said = affordable(
+        [PlannedLaunch(offer(price), "why") for price in prices], Budget(most, spent, room)
+    )
     assert [place.offer.price_usd_hour for place in places] == kept
     assert sentence in said
     assert bool(said) == bool(sentence)

@@ -11,7 +11,7 @@ import pytest
 from policies.history import Load
 from policies.model import Event, Launched, ProbePassed, Replica, ReplicaState, Role, Terminated
 from provisioners.port.base import InstanceState
-from skyserve_cli.controller.reconcile.ports import CallKind, NameOrder, RegionalOrder
+from skyserve_cli.controller.reconcile.ports import NameOrder, OperationKind, RegionalOrder
 from skyserve_cli.spec.model import AgentPlace, DnsName, RegionalAgents
 from tests.unit.test_controller_reconciler import SPEC, Killed, World, a_replica
 
@@ -149,7 +149,7 @@ def test_an_agent_that_nobody_attends_is_attended(world: RegionalWorld) -> None:
     replicas = [world.instance_of(one) for one in world.row().replicas]
     world.lists(*replicas, world.instance_of(agent, InstanceState.UNSUPERVISED))
     world.reconciler().tick()
-    assert [(call.kind, call.replica.id) for call in world.calls] == [(CallKind.ATTEND, 3)]
+    assert [(call.kind, call.replica.id) for call in world.calls] == [(OperationKind.ATTEND, 3)]
 
 
 def test_agents_go_last(world: RegionalWorld) -> None:

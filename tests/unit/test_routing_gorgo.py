@@ -43,7 +43,7 @@ def serve(
     policy: Gorgo, request: RequestView, target_id: str, start: float, first: float, end: float
 ) -> None:
     policy.record(request, target_id, start)
-    policy.answered(request, target_id, first)
+    policy.responded(request, target_id, first)
     policy.ended(request, target_id, end, 100)
 
 
@@ -144,9 +144,9 @@ def test_work_stands_in_the_queue_until_the_first_byte() -> None:
     policy.record(asked("one"), "a", 0.0)
     policy.record(asked("two", OTHER), "a", 0.0)
     assert wait_s(policy, A, 0.0) == pytest.approx(2 * whole)
-    policy.answered(asked("one"), "a", 0.3)
+    policy.responded(asked("one"), "a", 0.3)
     assert wait_s(policy, A, 0.3) == pytest.approx(whole)
-    policy.answered(asked("two", OTHER), "a", 0.5)
+    policy.responded(asked("two", OTHER), "a", 0.5)
     assert wait_s(policy, A, 0.5) == 0.0
     policy.ended(asked("one"), "a", 2.0, 100)
     policy.ended(asked("two", OTHER), "a", 2.0, None)
@@ -159,7 +159,7 @@ def test_the_head_of_the_queue_makes_progress_and_only_the_head() -> None:
     policy.record(asked("two", OTHER), "a", 0.0)
     assert wait_s(policy, A, 0.1) == pytest.approx(2 * whole - 0.1)
     assert wait_s(policy, A, 60.0) == pytest.approx(whole)  # late, but it cannot be more than done
-    policy.answered(asked("one"), "a", 60.0)
+    policy.responded(asked("one"), "a", 60.0)
     assert wait_s(policy, A, 60.1) == pytest.approx(whole - 0.1)
 
 
@@ -193,7 +193,7 @@ def test_late_news_of_a_generation_that_left_does_not_touch_the_next() -> None:
     policy.record(asked("old"), "a", 0.0)
     policy.forget("a")
     policy.record(asked("new", OTHER), "a", 1.0)
-    policy.answered(asked("old"), "a", 1.0)
+    policy.responded(asked("old"), "a", 1.0)
     policy.ended(asked("old"), "a", 1.0, None)
     assert wait_s(policy, A, 1.0) == pytest.approx(8000 * DEFAULT_S_PER_BYTE)
     assert chosen(policy, asked("r"), [A], 1.0).matched_bytes == 0
@@ -276,7 +276,7 @@ def _run(
             if ends:
                 policy.ended(request, target_id, at, 50)
             else:
-                policy.answered(request, target_id, at)
+                policy.responded(request, target_id, at)
         news = [one for one in news if one[0] > now]
         prompt = rng.randbytes(rng.randrange(500, 12_000))
         request = asked(f"r{index}", prompt)
@@ -328,7 +328,7 @@ def test_a_common_beginning_does_not_collapse_onto_one_target() -> None:
             one for one in targets if one.id == chosen(policy, request, targets, index * 0.05).target_id
         )
         policy.record(request, target.id, index * 0.05)
-        policy.answered(request, target.id, index * 0.05 + 0.04)
+        policy.responded(request, target.id, index * 0.05 + 0.04)
         target.in_flight += 1
     assert min(target.in_flight for target in targets) >= 40
 

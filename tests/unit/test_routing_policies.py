@@ -103,7 +103,7 @@ def _live(policy: RoutingPolicy, events: list[tuple[int, int, int, float, int | 
             choices.append(chosen_by(policy, request, targets, now))
             policy.record(request, choices[-1].target_id, now)
         elif kind == 1:
-            policy.answered(request, target_id, now)
+            policy.responded(request, target_id, now)
         elif kind == 2:
             policy.ended(request, target_id, now, tokens)
         else:
@@ -141,13 +141,13 @@ def test_who_is_forgotten_comes_back_as_nobody(name: str) -> None:
     for index in range(20):
         request = SESSION._replace(id=f"r{index}")
         old.record(request, "a", 0.0)
-        old.answered(request, "a", 1.0)
+        old.responded(request, "a", 1.0)
         old.ended(request, "a", 9.0, 50)
     still_running = SESSION._replace(id="late")
     old.record(still_running, "a", 9.0)
     old.forget("a")
     old.forget("never seen")
-    old.answered(still_running, "a", 9.5)
+    old.responded(still_running, "a", 9.5)
     old.ended(still_running, "a", 9.9, None)
     capped = SESSION._replace(max_tokens=10)  # what was learned of answers may stay
     for targets in (views(a=0, b=0), views(b=0, a=0)):

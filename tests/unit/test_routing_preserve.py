@@ -66,7 +66,7 @@ def test_the_prompt_leaves_at_the_first_byte_and_the_answer_as_it_is_written() -
     policy.record(asked("x", 500), "a", 0.0)
     a, probe = replace(A, in_flight=1), asked("r", 10, 1)
     sent = terms(policy, probe, a, 0.0)
-    policy.answered(asked("x", 500), "a", 1.0)
+    policy.responded(asked("x", 500), "a", 1.0)
     begun, later = terms(policy, probe, a, 1.0), terms(policy, probe, a, 4.0)
     assert (sent["prefill_tokens"], sent["decode_tokens"]) == (510, pytest.approx(201))
     assert (begun["prefill_tokens"], begun["decode_tokens"]) == (10, pytest.approx(201))
@@ -95,9 +95,9 @@ def test_the_future_and_not_the_present_decides() -> None:
     policy = preserve(kv_tokens=10_000)
     for index in range(70):
         policy.record(asked(f"b{index}", 80, 400), "b", 0.0)
-        policy.answered(asked(f"b{index}", 80, 400), "b", 0.0)
+        policy.responded(asked(f"b{index}", 80, 400), "b", 0.0)
     policy.record(asked("a", 7000, 5), "a", 0.0)
-    policy.answered(asked("a", 7000, 5), "a", 0.0)
+    policy.responded(asked("a", 7000, 5), "a", 0.0)
     a, b = replace(A, in_flight=1), replace(B, in_flight=70)
     assert (
         terms(policy, asked("r"), b)["overflow_tokens"] > 0 == terms(policy, asked("r"), a)["overflow_tokens"]
@@ -135,10 +135,10 @@ def test_how_fast_a_target_writes_is_learned() -> None:
     for index in range(60):
         request, start = asked(f"r{index}"), 10.0 * index
         policy.record(request, "a", start)
-        policy.answered(request, "a", start + 1.0)
+        policy.responded(request, "a", start + 1.0)
         policy.ended(request, "a", start + 3.0, 200)
     policy.record(asked("x"), "a", 1000.0)
-    policy.answered(asked("x"), "a", 1000.0)
+    policy.responded(asked("x"), "a", 1000.0)
     a = replace(A, in_flight=1)
     assert terms(policy, asked("r", 100, 1), a, 1001.0)["decode_tokens"] == pytest.approx(101, abs=3)
 
@@ -148,7 +148,7 @@ def test_an_answer_in_one_piece_is_timed_from_its_start() -> None:
     for index in range(60):
         request, start = asked(f"r{index}"), 10.0 * index
         policy.record(request, "a", start)
-        policy.answered(request, "a", start + 2.0)
+        policy.responded(request, "a", start + 2.0)
         policy.ended(request, "a", start + 2.0, 200)
     policy.record(asked("x"), "a", 1000.0)
     a = replace(A, in_flight=1)
@@ -160,7 +160,7 @@ def test_late_news_of_a_generation_that_left_does_not_touch_the_next() -> None:
     policy.record(asked("old", 500), "a", 0.0)
     policy.forget("a")
     policy.record(asked("new", 300), "a", 0.0)
-    policy.answered(asked("old", 500), "a", 0.0)
+    policy.responded(asked("old", 500), "a", 0.0)
     policy.ended(asked("old", 500), "a", 0.0, None)
     explained = terms(policy, asked("r", 10, 1), replace(A, in_flight=1))
     assert (explained["prefill_tokens"], explained["decode_tokens"]) == (310, pytest.approx(201))

@@ -109,7 +109,7 @@ def test_a_holder_that_is_not_offered_is_passed_over(name: str) -> None:
     prompt = b"a conversation of some length " * 30
     for number in (3, 7):
         policy.record(request(number, prompt), f"t{number}", 0.0)
-        policy.answered(request(number, prompt), f"t{number}", 0.1)
+        policy.responded(request(number, prompt), f"t{number}", 0.1)
     targets.drop(3)
     assert chosen(policy, targets, request(8, prompt)).target_id == "t7"
     assert chosen(policy, targets.without([7]), request(8, prompt)).target_id not in {"t3", "t7"}  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from policies.goals import AcceleratorQps, Goal, ScalingGoal
 from policies.history import Load
 from policies.model import CapacityType, Observation, Offer, Replica, ReplicaState, Zone
 from policies.scaling.accelerator_rate import AcceleratorRate
-from policies.work import qps_of
+from policies.throughput import qps_of
 
 MAP = (AcceleratorQps("L4", None, 1.0), AcceleratorQps("A100", 1.0, 4.0), AcceleratorQps("h100", 8.0, 50.0))
 GOAL = ScalingGoal(1, 40, 1.0, upscale_delay_s=300.0, downscale_delay_s=1200.0, target_qps_by_accelerator=MAP)

@@ -15,7 +15,7 @@ from skyserve_cli.report.export import to_json
 from skyserve_cli.report.series import spend, spend_on_demand, timeline
 from skyserve_cli.report.text import equal_availability, per_day, setting, table_cells, verdict
 from skyserve_cli.sim.frontier import ALL_ON_DEMAND, Point, cost_at, lower_hull, mixed
-from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Simulation, Step
+from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run, Simulation
 from skyserve_cli.sim.summary import cheapest, estimate, most_available, summarize
 
 HOUR_S = 3600.0
@@ -29,7 +29,7 @@ def run(
     window: int = 0,
     availability: float = 0.99,
     cost: float = 0.5,
-    steps: tuple[Step, ...] = (Step(0.0, (("a", SPOT, 2, 2),)),),
+    steps: tuple[FleetSample, ...] = (FleetSample(0.0, (("a", SPOT, 2, 2),)),),
     target: float | None = None,
     days: float = 1.0,
 ) -> Run:
@@ -215,11 +215,11 @@ def test_the_setting_tells_seeds_and_windows_where_there_are_several() -> None:
 
 HOUR = 1 / 24
 STEPS = (
-    Step(0.0, (("a", SPOT, 9, 0),)),
-    Step(180.0, (("a", SPOT, 2, 2),)),
-    Step(1080.0, (("a", SPOT, 1, 1), ("b", ON_DEMAND, 1, 0))),
-    Step(1260.0, (("a", SPOT, 1, 1), ("b", ON_DEMAND, 1, 1))),
-    Step(1980.0, ()),
+    FleetSample(0.0, (("a", SPOT, 9, 0),)),
+    FleetSample(180.0, (("a", SPOT, 2, 2),)),
+    FleetSample(1080.0, (("a", SPOT, 1, 1), ("b", ON_DEMAND, 1, 0))),
+    FleetSample(1260.0, (("a", SPOT, 1, 1), ("b", ON_DEMAND, 1, 1))),
+    FleetSample(1980.0, ()),
 )
 
 
@@ -252,7 +252,7 @@ def test_spend_ends_at_what_was_paid_and_weighs_markets() -> None:
 
 
 def test_a_run_in_which_nothing_ever_lived_costs_nothing() -> None:
-    empty = replace(run(steps=(Step(0.0, ()),), days=HOUR), usd=0.0)
+    empty = replace(run(steps=(FleetSample(0.0, ()),), days=HOUR), usd=0.0)
     assert spend(empty, 3.0, 4, begin_s=180.0)[1].tolist() == [0.0] * 5
     assert timeline(empty, 4, tick_s=30.0, begin_s=180.0).short.tolist() == [1.0] * 4
 
@@ -307,7 +307,7 @@ def several() -> Simulation:
         run(
             "on_demand",
             None,
-            steps=(Step(0.0, (("a", ON_DEMAND, 2, 2),)),),
+            steps=(FleetSample(0.0, (("a", ON_DEMAND, 2, 2),)),),
             days=HOUR,
             availability=1.0,
             cost=1.0,
@@ -348,7 +348,7 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
 def test_a_long_busy_run_makes_a_small_page(tmp_path: Path) -> None:
     zones = [f"r{region}-{letter}" for region in range(3) for letter in "abc"]
     steps = tuple(
-        Step(
+        FleetSample(
             30.0 * tick,
             tuple((zone, SPOT, 1 + (tick * 7 + place) % 5, 1) for place, zone in enumerate(zones)),
         )

@@ -9,7 +9,7 @@ import pytest
 
 from policies.goals import ScalingGoal
 from skyserve_cli.sim.arrivals import Arrivals
-from skyserve_cli.sim.scaling import Judged, Trial, goal_for, run
+from skyserve_cli.sim.scaling import Judged, ScalingTrial, goal_for, run
 from skyserve_cli.sim.slo_queue import drawn
 
 DAY_S = 86400.0
@@ -26,12 +26,12 @@ def waves(days: int, mean_qps: float = 16.0) -> Arrivals:
     return Arrivals("waves", tuple(index * 600.0 for index in range(bins + 1)), tuple(counts))
 
 
-def trial(days: int = 2, known_days: float = 1.0, cold_start_s: float = 300.0) -> Trial:
+def trial(days: int = 2, known_days: float = 1.0, cold_start_s: float = 300.0) -> ScalingTrial:
     counts = drawn(waves(days), days * DAY_S, 0)
-    return Trial(counts, round(known_days * 1440), 2.0, cold_start_s, 0.995)
+    return ScalingTrial(counts, round(known_days * 1440), 2.0, cold_start_s, 0.995)
 
 
-def judged(name: str, goal: ScalingGoal = REACTIVE, on: Trial | None = None) -> Judged:
+def judged(name: str, goal: ScalingGoal = REACTIVE, on: ScalingTrial | None = None) -> Judged:
     on = on or trial()
     return run(on, name, goal_for(name, goal, on))
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from skyserve_cli.sim.synthetic import RECIPES, Lull, Market, generate, main, write
+from skyserve_cli.sim.synthetic import RECIPES, Lull, MarketParameters, generate, main, write
 from skyserve_cli.sim.trace import Trace, find, load, named, shipped
 
 ZONES = tuple(f"{region}-1{zone}" for region in ("east", "west") for zone in "abc")
-ALIKE = Market(ZONES, unlike=0.0)
+ALIKE = MarketParameters(ZONES, unlike=0.0)
 TOGETHER_TICKS = 20  # ten minutes
 
 

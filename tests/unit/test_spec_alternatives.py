@@ -23,7 +23,7 @@ from provisioners.port.base import LaunchOrder, Requirements
 from provisioners.ssh import pool
 from skyserve_cli.controller.reconcile.mappers import goal_of, order_of, requirements_of
 from skyserve_cli.controller.reconcile.resource_match import candidates_of
-from skyserve_cli.controller.reconcile.transitions import Change
+from skyserve_cli.controller.reconcile.transitions import TickTransitions
 from skyserve_cli.spec import load_text, spec_from_json, spec_to_json
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state.store import Store
@@ -55,12 +55,12 @@ def orders_of(spec: ServiceSpec) -> list[LaunchOrder]:
     stored = spec_from_json(dict(store.version("chat", 1).spec))
     (row,) = store.services()
     goal = goal_of(row, stored)
-    read_cache = Observation(0.0, goal, (), the_offers(stored), Load())
-    decided = plan(read_cache, row.memory, policies_for(goal))
-    change = Change((), goal, 0.0)
+    observation = Observation(0.0, goal, (), the_offers(stored), Load())
+    decided = plan(observation, row.memory, policies_for(goal))
+    change = TickTransitions((), goal, 0.0)
     change.act(action for action in decided.actions if isinstance(action, Launch))
     store.commit(
-        "chat", now=0.0, changed=change.changed(), memory=decided.memory, target=1, notes="", story=()
+        "chat", now=0.0, changed=change.changed(), memory=decided.memory, target=1, notes="", records=()
     )
     store.forget()  # read what was written
     (row,) = store.services()

@@ -11,7 +11,7 @@ import pytest
 from policies.model import CapacityType, Zone
 from provisioners.assembly import login_of
 from provisioners.port.vm import Machine, MachineState
-from provisioners.remote.ssh_config import SshAccess, Way, access_of, program_of, way_of
+from provisioners.remote.ssh_config import SshAccess, SshRoute, access_of, program_of, way_of
 from provisioners.remote.ssh_keys import Keys
 from skyserve_cli.config import ConfigError, load_config
 
@@ -156,7 +156,7 @@ MACHINE = Machine(
 
 def test_the_machines_of_a_cloud_are_reached_by_its_way() -> None:
     login = login_of(MACHINE, bytes(32))
-    assert Way().to(login, "i-0a", "us-east-1", "use1-az4") == login
+    assert SshRoute().to(login, "i-0a", "us-east-1", "use1-az4") == login
     session = way_of(None, "aws ssm start-session --target %i --region %g --parameters portNumber=%p", "")
     assert session.to(login, "i-0a", "us-east-1", "use1-az4").program[3:] == (
         "--target",

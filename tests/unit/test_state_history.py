@@ -9,7 +9,7 @@ import pytest
 
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import Change, Story
+from skyserve_cli.state.values import EventRecord, StateChange
 from tests.unit.databases import KINDS, empty_database
 
 S = ReplicaState
@@ -30,11 +30,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 def happens(
     store: Store, at: float, *replicas: Replica, name: str = "chat", wanted: int | None = None
 ) -> None:
-    story = [Story("ProbePassed", "", replica.id, replica.state.value) for replica in replicas]
+    story = [EventRecord("ProbePassed", "", replica.id, replica.state.value) for replica in replicas]
     if wanted is not None:
-        story.append(Story("scale", "", state=str(wanted)))
+        story.append(EventRecord("scale", "", state=str(wanted)))
     store.commit(
-        name, now=at, changed=replicas, memory=None, target=2, notes="", story=story, wanted=wanted
+        name, now=at, changed=replicas, memory=None, target=2, notes="", records=story, wanted=wanted
     )  # fmt: skip
 
 
@@ -56,10 +56,10 @@ def test_whoever_lived_then_and_all_that_became_of_them(store: Store) -> None:
     history = store.history("chat", since=100.0, most=10)
     assert [replica.id for replica in history.replicas] == [2, 3]
     assert history.changes == (
-        Change(2.0, None, "2"),
-        Change(5.0, 2, "READY"),
-        Change(150.0, 2, "GONE"),
-        Change(6.0, 3, "READY"),
+        StateChange(2.0, None, "2"),
+        StateChange(5.0, 2, "READY"),
+        StateChange(150.0, 2, "GONE"),
+        StateChange(6.0, 3, "READY"),
     )
     assert (history.since, history.complete_from) == (100.0, 100.0)
 
@@ -75,7 +75,7 @@ def test_a_service_wants_what_was_written_last(store: Store) -> None:
 def test_rows_that_were_folded_away_are_missed(store: Store) -> None:
     for number, ended_at in enumerate((50.0, 80.0, 60.0, 90.0), start=1):
         lives(store, number, ended_at)
-    assert store.fold(before=85.0, keep=1) == 3
+    assert store.archive_replicas(before=85.0, keep=1) == 3
     history = store.history("chat", since=0.0, most=10)
     assert ([replica.id for replica in history.replicas], history.complete_from) == ([4], 80.0)
     assert store.history("chat", since=85.0, most=10).complete_from == 85.0, "those ended before"
@@ -102,17 +102,17 @@ def test_of_the_story_stays_what_is_new_or_needed(
     lives(store, 1, 60.0)
     happens(store, 61.0, wanted=1)
     lives(store, 3, 200.0)
-    store.fold(before=100.0, keep=0)
-    note = Story("note", "of a replica that is folded", 9)
-    store.commit("chat", now=201.0, changed=(), memory=None, target=2, notes="", story=[note])
+    store.archive_replicas(before=100.0, keep=0)
+    note = EventRecord("note", "of a replica that is folded", 9)
+    store.commit("chat", now=201.0, changed=(), memory=None, target=2, notes="", records=[note])
     history = store.history("chat", since=55.0, most=10)
-    told = [(line.at, line.story.replica_id) for line in store.events("chat")]
+    told = [(line.at, line.record.replica_id) for line in store.events("chat")]
     number = len(store.events(None))
-    dropped = store.drop_story(before=before, keep=keep)
+    dropped = store.prune_events(before=before, keep=keep)
     assert dropped == number - len(store.events(None))
-    kept = [(line.at, line.story.replica_id) for line in store.events("chat")]
+    kept = [(line.at, line.record.replica_id) for line in store.events("chat")]
     assert kept == (told if left is None else left)
-    assert store.drop_story(before=before, keep=keep) == 0
+    assert store.prune_events(before=before, keep=keep) == 0
     assert store.history("chat", since=55.0, most=10) == history
 
 

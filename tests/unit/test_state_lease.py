@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from policies.model import Memory
-from skyserve_cli.state.lease import NO_TERM, Lease, LeaseLostError
+from skyserve_cli.state.lease import NO_TERM, ControllerLease, LeaseLostError
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import Story
+from skyserve_cli.state.values import EventRecord
 from tests.unit.databases import KINDS, empty_database
 
 TTL_S = 6.0
@@ -46,18 +46,18 @@ def stores(url: str, now: Now) -> Iterator[tuple[Store, Store]]:
     other.close()
 
 
-def take(store: Store, holder: str, unrenewed: Lease | None = None) -> Lease | None:
+def take(store: Store, holder: str, unrenewed: ControllerLease | None = None) -> ControllerLease | None:
     return store.take_lease(holder, f"about {holder}", ttl_s=TTL_S, unrenewed=unrenewed)
 
 
 def write(store: Store) -> None:
-    store.tell(Story("note", "written"), now=0.0)
+    store.append_event(EventRecord("note", "written"), now=0.0)
 
 
 def test_the_first_term(stores: tuple[Store, Store]) -> None:
     one, _ = stores
     assert not one.lease().is_live
-    assert take(one, "a") == Lease("a", "about a", 1000, 0, 1006.0, 1000.0)
+    assert take(one, "a") == ControllerLease("a", "about a", 1000, 0, 1006.0, 1000.0)
     assert one.lease().is_live
 
 
@@ -161,11 +161,17 @@ def test_a_store_without_the_lease_writes_nothing(stores: tuple[Store, Store], n
         lambda: other.set_down("chat", purge=False, now=0.0),
         lambda: other.kill_replica("chat", 1, now=0.0),
         lambda: other.move_instants(1.0),
-        lambda: other.fold(before=0.0),
-        lambda: other.drop_story(before=0.0),
+        lambda: other.archive_replicas(before=0.0),
+        lambda: other.prune_events(before=0.0),
         lambda: other.put_fingerprints({"sealing.key": "x"}),
         lambda: other.commit(
-            "chat", now=0.0, changed=(), memory=Memory(), target=1, notes="", story=[Story("note", "x")]
+            "chat",
+            now=0.0,
+            changed=(),
+            memory=Memory(),
+            target=1,
+            notes="",
+            records=[EventRecord("note", "x")],
         ),
         lambda: other.put_service(
             "chat",
@@ -185,7 +191,7 @@ def test_a_store_without_the_lease_writes_nothing(stores: tuple[Store, Store], n
     write(other)
     with pytest.raises(LeaseLostError):
         write(one)
-    assert [line.story.message for line in one.events(None)] == ["written", "written"]
+    assert [line.record.message for line in one.events(None)] == ["written", "written"]
     assert one.services(down=True) == []
 
 

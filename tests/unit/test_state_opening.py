@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from skyserve_cli.controller.api.client import Client, ControllerDownError, MisconfiguredError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, MisconfiguredError
 from skyserve_cli.controller.persistence.opening import CannotOpenError, opened
 from skyserve_cli.home import Home
 from skyserve_cli.state.copies import copy_of_day
@@ -138,7 +138,7 @@ def test_a_controller_exits_with_a_sentence_and_the_command_shows_it(home: Home)
     assert len(ended.stderr.splitlines()) == 1
     assert "newer release" in ended.stderr
     with pytest.raises(MisconfiguredError, match="newer release"):
-        Client(home).ensure_running()
+        ControllerClient(home).ensure_running()
 
 
 def test_the_last_line_that_is_shown_is_a_sentence(home: Home) -> None:
@@ -146,6 +146,6 @@ def test_the_last_line_that_is_shown_is_a_sentence(home: Home) -> None:
         "sqlite3.DatabaseError: file is not a database\n[SQL: PRAGMA x]\n[parameters: ('v',)]\n"
         "(Background on this error at: https://sqlalche.me/e/21/4xp6)\n\n"
     )
-    assert Client(home)._log_tail() == "sqlite3.DatabaseError: file is not a database"
+    assert ControllerClient(home)._log_tail() == "sqlite3.DatabaseError: file is not a database"
     with pytest.raises(ControllerDownError):
-        Client(home).health()
+        ControllerClient(home).health()

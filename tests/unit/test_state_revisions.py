@@ -16,7 +16,7 @@ from policies.model import CapacityType, EndReason, Offer, ReplicaState, Role, Z
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state.store import Store, migrations
-from skyserve_cli.state.values import Story
+from skyserve_cli.state.values import EventRecord
 from tests.unit.databases import KINDS, empty_database
 
 NOW = 1_800_000_000.0
@@ -152,8 +152,8 @@ def test_rows_of_an_earlier_revision_are_still_right(revision: str, kind: str, t
     assert store.version("chat", 2).spec == SPEC
     assert store.spent(NOW)["chat"].usd == pytest.approx(12.5 + 0.5 + 0.5)
     assert store.spent(NOW)["chat"].usd_on_demand == pytest.approx(40.25 + 4.0)
-    assert [line.story for line in store.events("chat")] == [
-        Story("Preempted", "m", 6, "GONE"), Story("scale", "é", None, "3"),
+    assert [line.record for line in store.events("chat")] == [
+        EventRecord("Preempted", "m", 6, "GONE"), EventRecord("scale", "é", None, "3"),
     ]  # fmt: skip
 
     store.set_down("chat", purge=False, now=NOW)

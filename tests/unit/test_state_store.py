@@ -23,11 +23,11 @@ from skyserve_cli.state.statements import RECENT_REPLICAS
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.tables import metadata
 from skyserve_cli.state.values import (
+    EventRecord,
     NoSuchServiceError,
     ServiceExistsError,
     ServiceRow,
     StillGoingDownError,
-    Story,
 )
 from tests.unit.databases import KINDS, empty_database
 
@@ -60,7 +60,7 @@ def put(store: Store, name: str = "chat", mode: UpdateMode | None = None, **more
 
 
 def commit(store: Store, *changed: Replica, name: str = "chat", **more: Any) -> None:
-    given: dict[str, Any] = {"now": 1001.0, "memory": None, "target": 2, "notes": "", "story": ()}
+    given: dict[str, Any] = {"now": 1001.0, "memory": None, "target": 2, "notes": "", "records": ()}
     store.commit(name, changed=changed, **(given | more))
 
 
@@ -84,7 +84,7 @@ def test_a_new_service_is_all_there(store: Store) -> None:
     assert (found.memory, found.replicas, found.killed) == (Memory(), (), frozenset())
     version = store.version("chat", 1)
     assert (version.spec, version.sealed_secrets, version.replica_hash) == ({"run": "x"}, b"\x00sealed", "h1")
-    assert [line.story for line in store.events("chat")] == [Story("goal", "up: version 1")]
+    assert [line.record for line in store.events("chat")] == [EventRecord("goal", "up: version 1")]
 
 
 def test_an_update_adds_a_version_and_takes_its_port(store: Store) -> None:
@@ -232,7 +232,7 @@ def test_a_commit_is_one_transaction(store: Store) -> None:
             memory=Memory(99),
             target=7,
             notes="changed",
-            story=[Story("note", "changed")],
+            records=[EventRecord("note", "changed")],
         )
     assert (row(store), store.events(None), store.replicas("chat")) == before
 
@@ -240,7 +240,7 @@ def test_a_commit_is_one_transaction(store: Store) -> None:
 def test_a_commit_whose_story_cannot_be_written_leaves_nothing(store: Store) -> None:
     put(store)
     with pytest.raises((DBAPIError, sa.exc.StatementError)):
-        commit(store, a_replica(1), memory=Memory(2), story=[Story("note", None)])  # type: ignore[arg-type]
+        commit(store, a_replica(1), memory=Memory(2), records=[EventRecord("note", None)])  # type: ignore[arg-type]
     assert (row(store).replicas, row(store).memory) == ((), Memory())
 
 
@@ -307,8 +307,8 @@ def test_folding_drops_rows_and_keeps_the_totals(
     ]
     commit(store, a_replica(1, launched_at=10.0), *ended)
     spent = store.spent(5000.0)
-    assert store.fold(before=before, keep=keep) == 9 - len(left)
-    assert store.fold(before=before, keep=keep) == 0
+    assert store.archive_replicas(before=before, keep=keep) == 9 - len(left)
+    assert store.archive_replicas(before=before, keep=keep) == 0
     assert [replica.id for replica in store.replicas("chat")] == left
     after = store.spent(5000.0)
     assert after.keys() == spent.keys()
@@ -327,16 +327,16 @@ def test_the_story_is_read_in_pages(store: Store) -> None:
     put(store)
     put(store, "other")
     for number in range(5):
-        commit(store, story=[Story("note", f"line {number}", number, "READY")])
+        commit(store, records=[EventRecord("note", f"line {number}", number, "READY")])
     pages, after = [], 0
     while page := store.events("chat", after=after, limit=2):
-        pages.append([line.story.message for line in page])
+        pages.append([line.record.message for line in page])
         after = page[-1].seq
     assert pages == [["up: version 1", "line 0"], ["line 1", "line 2"], ["line 3", "line 4"]]
     newest = store.events("chat", limit=2, newest=True)
-    assert [line.story for line in newest] == [
-        Story("note", "line 3", 3, "READY"),
-        Story("note", "line 4", 4, "READY"),
+    assert [line.record for line in newest] == [
+        EventRecord("note", "line 3", 3, "READY"),
+        EventRecord("note", "line 4", 4, "READY"),
     ]
     assert [line.service for line in store.events(None, limit=2)] == ["chat", "other"]
 
@@ -377,7 +377,7 @@ def test_updates_at_once_get_a_version_each(store: Store) -> None:
 def test_commits_and_goals_at_once_lose_nothing(store: Store) -> None:
     put(store)
     commits: list[Callable[[], object]] = [
-        lambda i=i: commit(store, a_replica(i), story=[Story("note", str(i))])  # type: ignore[misc]
+        lambda i=i: commit(store, a_replica(i), records=[EventRecord("note", str(i))])  # type: ignore[misc]
         for i in range(1, 7)
     ]
     goals: list[Callable[[], object]] = [lambda: put(store, mode=UpdateMode.ROLLING) and None] * 3
@@ -491,7 +491,7 @@ def test_an_open_database_is_safe_against_a_power_cut(tmp_path: Path) -> None:
 def test_everything_is_still_there_after_reopening(url: str) -> None:
     first = Store(url)
     put(first)
-    commit(first, a_replica(1), memory=Memory(2), story=[Story("Launch", "why", 1, "REQUESTED")])
+    commit(first, a_replica(1), memory=Memory(2), records=[EventRecord("Launch", "why", 1, "REQUESTED")])
     told = (first.services(), first.events(None), first.owner())
     first.close()
     second = Store(url)
@@ -515,9 +515,9 @@ def test_another_process_s_writes_are_seen(url: str) -> None:
     assert [row.purge for row in controller.services(down=True)] == [True]
     assert controller.services() == []
     put(api)
-    controller.commit("chat", now=6.0, changed=(), memory=None, target=3, notes="n", story=())
+    controller.commit("chat", now=6.0, changed=(), memory=None, target=3, notes="n", records=())
     put(api, mode=UpdateMode.ROLLING)
-    controller.commit("chat", now=7.0, changed=(), memory=None, target=4, notes="m", story=())
+    controller.commit("chat", now=7.0, changed=(), memory=None, target=4, notes="m", records=())
     (seen,) = controller.services()
     assert (seen.version, seen.target, seen.notes) == (3, 4, "m")
     controller.close()
@@ -529,10 +529,10 @@ def test_what_is_kept_after_commits_is_what_would_be_read(store: Store) -> None:
     store.services()
     memory = Memory(7, {"zones": ("a", "b"), "n": {"1": 0.1}}, {"target": 2}, {})
     store.commit(
-        "chat", now=1.0, changed=[a_replica(2), a_replica(1)], memory=memory, target=2, notes="", story=()
+        "chat", now=1.0, changed=[a_replica(2), a_replica(1)], memory=memory, target=2, notes="", records=()
     )
     gone = replace(a_replica(1), state=ReplicaState.GONE, ended_at=2.0)
-    store.commit("chat", now=2.0, changed=[gone], memory=None, target=2, notes="x", story=())
+    store.commit("chat", now=2.0, changed=[gone], memory=None, target=2, notes="x", records=())
     kept = store.services()
     store.forget()
     assert kept == store.services()

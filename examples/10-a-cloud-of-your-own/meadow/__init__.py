@@ -25,7 +25,7 @@ from provisioners.port.errors import (
     RefusedError,
     TransientError,
 )
-from provisioners.port.firewall import ANYWHERE, SSH_PORT, Access
+from provisioners.port.firewall import ANYWHERE, SSH_PORT, FirewallAccess
 from provisioners.port.regions import ClosedRegions
 from provisioners.port.vm import Finding, Level, Machine, MachineOrder, MachineState, OrphanedResource, Silent
 from skyserve_cli.config_clouds import RentedConfig
@@ -107,7 +107,7 @@ class Meadow:
     def destroy(self, machine: Machine) -> None:
         self._call("DELETE", f"/machines/{machine.id}", gone_is_fine=True)
 
-    def admit(self, owner: str, access: Access) -> None:
+    def admit(self, owner: str, access: FirewallAccess) -> None:
         for each in self._call("GET", "/machines")["machines"]:
             named = parse(each["name"], owner)
             if named is None or _STATES[each["status"]].is_gone:

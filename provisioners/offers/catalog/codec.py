@@ -7,7 +7,7 @@
 
 A type is accelerator, its count, virtual CPUs, memory in GiB, and "no_on_demand" where the cloud sells it on demand by
 reservation only. A price is USD per hour and the index of its origin; a region has the one on demand, and the spot price
-of each zone where the type is to be had, null where it is not known.
+of each zone that has the type, null where it is not known.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where prices are asked for. AWS finds its endpoints and credentials by boto3's own settings.
+    """Where prices are requested. AWS finds its endpoints and credentials by boto3's own settings.
 
-    `timeout_s` is of a connection and of every read; an answer larger than `max_bytes` is none.
+    `timeout_s` is of a connection and of every read; a larger response than `max_bytes` is an error.
     """
 
     azure_url: str = "https://prices.azure.com"
@@ -76,8 +76,8 @@ def fetch_json(url: str, cloud: str, sources: Sources) -> dict[str, Any]:
 def _get(url: str, cloud: str, sources: Sources) -> bytes:
     request = urllib.request.Request(url, headers={"Accept": "application/json", "User-Agent": "skyserve"})  # noqa: S310 (http and https only, see above)
     parts, size = [], 0
-    with urllib.request.urlopen(request, timeout=sources.timeout_s) as answer:  # noqa: S310
-        while part := answer.read(_CHUNK):
+    with urllib.request.urlopen(request, timeout=sources.timeout_s) as response:  # noqa: S310
+        while part := response.read(_CHUNK):
             parts.append(part)
             size += len(part)
             if size > sources.max_bytes:

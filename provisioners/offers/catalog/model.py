@@ -122,7 +122,7 @@ class Row:
     zone: Zone
     on_demand: Price
     spot: Price | None
-    places: int | None = None  # of machines that are reserved; None: whatever the cloud has
+    places: int | None = None  # of machines that are reserved; None: what the cloud has
 
     def price(self, capacity_type: CapacityType) -> Price | None:
         """None where it is not known, and where the type is not sold so."""
@@ -138,7 +138,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Catalog:
-    """Immutable. Not slotted: what follows from the listings is worked out when it is first asked for."""
+    """Immutable. Not slotted: what follows from the listings is worked out when it is first requested."""
 
     listings: tuple[Listing, ...] = ()
 

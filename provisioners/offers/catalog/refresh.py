@@ -1,8 +1,8 @@
 """Newer prices, if they can be believed.
 
-A price API is asked for the types and regions that the catalog has, and its answers (`Quote`) take the place of the
+A price API is requested the types and regions that the catalog has, and its quotes (`Quote`) take the place of the
 catalog's prices. Which SKU is meant is often only in a description, so that a wrong one comes up sooner or later:
-an answer three times the known price, or a third of it, is refused unless the user accepts it, and a spot price above
+a price three times the known price, or a third of it, is refused unless the user accepts it, and a spot price above
 on-demand always is.
 """
 
@@ -47,7 +47,7 @@ class PriceApi(Protocol):
         ...
 
 
-#: A cloud's module, and with it its SDK, is imported when it is asked.
+#: A cloud's module, and with it its SDK, is imported when it is needed.
 PRICE_APIS: Mapping[str, str] = MappingProxyType(
     {cloud: f"provisioners.{cloud}.price_list" for cloud in ("aws", "azure", "gcp")}
 )
@@ -84,7 +84,7 @@ def refresh(
     accept: bool = False,
     progress: Progress = lambda done, of, what: None,
 ) -> Refreshed:
-    """Ask the cloud's price API for the prices of its listings."""
+    """Read from the cloud's price API the prices of its listings."""
     api = cast(PriceApi, import_module(PRICE_APIS[cloud]))
     quotes = api.quotes(listings, sources, progress)
     return taken_over(listings, quotes, Origin(api.SOURCE, now, Quality.EXACT), accept=accept)

@@ -1,4 +1,4 @@
-"""What the controller asks over SSH. DIR is the folder of one machine.
+"""Commands that the controller runs over SSH. DIR is the folder of one machine.
 
 status DIR [--renew]      one line of JSON: what runs, what the cloud has announced, how long the log is; --renew
                           renews the lease of the dead-man switch

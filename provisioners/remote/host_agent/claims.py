@@ -33,15 +33,15 @@ _FIRST_PORT = 20_000
 def main(verb: str, root: Path, words: list[str]) -> int:
     (root / "claims").mkdir(parents=True, exist_ok=True, mode=0o700)
     if verb == "claim":
-        answer = claim(root, json.load(sys.stdin), unix_now())
+        response = claim(root, json.load(sys.stdin), unix_now())
     elif verb == "claims":
-        answer = {"claims": known(root), "orphans": orphans(root)}
+        response = {"claims": known(root), "orphans": orphans(root)}
     elif verb == "release":
-        answer = release(root, words[0], float(words[1]))
+        response = release(root, words[0], float(words[1]))
     else:
         print(f"there is no verb {verb}", file=sys.stderr)
         return 2
-    print(json.dumps(answer))
+    print(json.dumps(response))
     return 0
 
 

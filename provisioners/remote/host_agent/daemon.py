@@ -1,7 +1,7 @@
 """The daemon: starts `setup`, waits until it is done on all nodes of the replica, starts `run`, listens for notices.
 
 It can be killed at any time and started again; what it started goes on without it. It starts nothing twice, because
-whatever it starts takes a lock first.
+what it starts takes a lock first.
 """
 
 from __future__ import annotations

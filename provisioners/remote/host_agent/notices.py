@@ -74,19 +74,19 @@ def fetch(
 
 
 def aws(fetch: Fetch, memory: dict[str, Any], now: float) -> Notice:
-    """Whatever the action (terminate, stop, hibernate), the machine is taken from us."""
+    """Return whether the machine is taken from us, by any action (terminate, stop, hibernate)."""
     token = fetch("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
     if token.code != 200:
         return {}
     headers = {"X-aws-ec2-metadata-token": token.body}
     found = {}
-    answer = fetch("/latest/meta-data/spot/instance-action", headers)
-    if answer.code == 200:
-        found["preempt_at"] = _utc(json.loads(answer.body)["time"])
+    response = fetch("/latest/meta-data/spot/instance-action", headers)
+    if response.code == 200:
+        found["preempt_at"] = _utc(json.loads(response.body)["time"])
     if _is_due(memory, now):
-        answer = fetch("/latest/meta-data/events/maintenance/scheduled", headers)
-        if answer.code in (200, 404):
-            events = json.loads(answer.body) if answer.code == 200 else []
+        response = fetch("/latest/meta-data/events/maintenance/scheduled", headers)
+        if response.code in (200, 404):
+            events = json.loads(response.body) if response.code == 200 else []
             memory["retire_at"] = _first([_gmt(one["NotBefore"]) for one in events if _is_active(one)])
     return {**found, **_retire(memory)}
 
@@ -96,16 +96,16 @@ def _is_active(event: Mapping[str, Any]) -> bool:
 
 
 def gcp(fetch: Fetch, memory: dict[str, Any], now: float) -> Notice:
-    """Waits in the metadata service until the value changes, so that a notice is heard at once."""
+    """Waits in the metadata service until the value changes, so that a notice is seen at once."""
     path = "/computeMetadata/v1/instance/preempted?alt=text"
     if "etag" in memory:
         path += f"&wait_for_change=true&timeout_sec=30&last_etag={memory['etag']}"
-    answer = fetch(path, {"Metadata-Flavor": "Google"}, timeout_s=40.0)
-    if answer.code == 200 and answer.etag:
-        memory["etag"] = answer.etag
+    response = fetch(path, {"Metadata-Flavor": "Google"}, timeout_s=40.0)
+    if response.code == 200 and response.etag:
+        memory["etag"] = response.etag
     else:
         memory.pop("etag", None)
-    if answer.code == 200 and answer.body.strip() == "TRUE":
+    if response.code == 200 and response.body.strip() == "TRUE":
         memory.setdefault("heard_at", now)
     event = fetch("/computeMetadata/v1/instance/maintenance-event?alt=text", {"Metadata-Flavor": "Google"})
     if event.code == 200:
@@ -118,10 +118,10 @@ def gcp(fetch: Fetch, memory: dict[str, Any], now: float) -> Notice:
 def azure(fetch: Fetch, memory: dict[str, Any], now: float) -> Notice:
     """Return an event that has started has no NotBefore any more: it is now."""
     path = "/metadata/scheduledevents?api-version=2020-07-01"
-    answer = fetch(path, {"Metadata": "true"}, timeout_s=_AZURE_FIRST_S)
-    if answer.code != 200:
+    response = fetch(path, {"Metadata": "true"}, timeout_s=_AZURE_FIRST_S)
+    if response.code != 200:
         return {}
-    events = json.loads(answer.body).get("Events", [])
+    events = json.loads(response.body).get("Events", [])
 
     def times(*kinds: str) -> list[float]:
         return [
@@ -156,7 +156,7 @@ def watch(folder: Path, cloud: str, every_s: float = EVERY_S) -> None:
                 write_text(folder / "notice.json", json.dumps(found))
                 written = found
         except (ValueError, KeyError, TypeError, AttributeError, OSError):
-            pass  # an answer of another shape is no notice; a full disk may have room again later
+            pass  # a response of another shape is no notice; a full disk may have room again later
         time.sleep(every_s)
 
 

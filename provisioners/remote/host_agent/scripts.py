@@ -147,7 +147,7 @@ def is_watched(folder: Path, name: str) -> bool:
 
 
 def exit_code(folder: Path, name: str) -> int | None:
-    """None if it has not ended, as far as anybody saw; minus the signal if one killed it."""
+    """None if it has not ended, as far as anyone saw; minus the signal if one killed it."""
     try:
         return int((folder / f"{name}.exit").read_text())
     except FileNotFoundError:
@@ -157,7 +157,7 @@ def exit_code(folder: Path, name: str) -> int | None:
 def was_lost(folder: Path, name: str) -> bool:
     """It was started, and its end was not seen: everything was killed, or the machine was rebooted."""
     lost = was_started(folder, name) and not is_watched(folder, name)
-    return lost and exit_code(folder, name) is None  # asked last: it may have ended in between
+    return lost and exit_code(folder, name) is None  # checked last: it may have ended in between
 
 
 def exit_message(folder: Path, name: str) -> str:

@@ -5,7 +5,7 @@ that comes in, and it is made first: where the server does not listen the client
 it would be without us. Bytes are passed on as they come, in both directions, and a side that does not read stops the other
 one. When either side ends, so does the other, after what was sent has been delivered: TLS has no half-open connections here.
 
-What passes also says whether the replica is of use (`Watch`), which renews the lease of the machine.
+What passes also says whether the replica is of use (`TrafficWatch`), which renews the lease of the machine.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ async def _join(client: socket.socket, context: ssl.SSLContext, to: int) -> None
     _keep_alive(client)
     outer, inner = _Side(), _Side()
     outer.other, inner.other = inner, outer
-    watch = Watch()
+    watch = TrafficWatch()
     outer.seen, inner.seen = watch.request, watch.response
     try:
         await asyncio.wait_for(loop.create_connection(lambda: inner, "127.0.0.1", to), CONNECT_S)
@@ -202,7 +202,7 @@ class _Side(asyncio.Protocol):
                 self._transport.close()
 
 
-class Watch:
+class TrafficWatch:
     """Whether one connection is of use, from the first bytes of what passes.
 
     A request head and a response head come at the beginning of a segment, nearly always. A response is successful with a
@@ -240,8 +240,8 @@ class Watch:
             if not self._has_served:
                 self._has_served = True
                 self._served()
-        elif now - Watch.noted_at >= lease.NOTE_EVERY_S:
-            Watch.noted_at = now
+        elif now - TrafficWatch.noted_at >= lease.NOTE_EVERY_S:
+            TrafficWatch.noted_at = now
             self._traffic()
 
 

@@ -60,7 +60,7 @@ def interact(folder: Path) -> None:
         command = exec_command(container_name(order["token"]), work, [*given, "TERM"], best)
         command[2:2] = ["--interactive", "--tty"]
     os.chdir(work)
-    os.execvpe(command[0], command, env)  # noqa: S606 (it is what was asked for)
+    os.execvpe(command[0], command, env)  # noqa: S606 (it is what was requested)
 
 
 def _shell() -> str:

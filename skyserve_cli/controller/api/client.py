@@ -46,8 +46,8 @@ class RefusedError(Exception):
         self.status = status
 
 
-class Client:
-    """Calls of one home's controller. Plain http.client: a command that asks one question need not load a framework."""
+class ControllerClient:
+    """Calls of one home's controller. Plain http.client: a command that makes one call need not load a framework."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -133,17 +133,17 @@ class Client:
         return self._json("POST", f"/v1/leaks/{cloud}/remove", body, timeout_s=TIDY_TIMEOUT_S)
 
     def forget_cloud(self, cloud: str) -> list[str]:
-        answer = self._json("POST", f"/v1/leaks/{cloud}/forget", {}, timeout_s=TIDY_TIMEOUT_S)
-        return [str(problem) for problem in answer["problems"]]
+        response = self._json("POST", f"/v1/leaks/{cloud}/forget", {}, timeout_s=TIDY_TIMEOUT_S)
+        return [str(problem) for problem in response["problems"]]
 
     def stop(self) -> int:
-        """Ask the controller to stop; answers its pid."""
+        """Request the controller to stop; returns its pid."""
         return int(self._json("POST", "/v1/stop", {})["pid"])
 
     # --- the process --------------------------------------------------------------------------------------
 
     def ensure_running(self) -> bool:
-        """Start a controller if none answers; True if one was started.
+        """Start a controller if none responds; returns True if one was started.
 
         Raises ControllerDownError with the reason if it does not come up.
         """
@@ -204,8 +204,8 @@ class Client:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> dict[str, Any]:
         content, _ = self._call(method, path, body, query, timeout_s)
-        answer: dict[str, Any] = json.loads(content)
-        return answer
+        response: dict[str, Any] = json.loads(content)
+        return response
 
     def _call(
         self,
@@ -241,8 +241,8 @@ class Client:
             headers = {"Authorization": f"Bearer {self._home.token()}", "Content-Type": "application/json"}
             headers.update(more)
             connection.request(method, target, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            content = answer.read()
+            response = connection.getresponse()
+            content = response.read()
         except (FileNotFoundError, ConnectionRefusedError):
             raise _NotReachedError from None
         except (OSError, http.client.HTTPException):
@@ -251,9 +251,9 @@ class Client:
             raise ControllerDownError(ControllerDownError.__doc__) from None
         finally:
             connection.close()
-        if answer.status >= 400:
-            raise RefusedError(answer.status, _reason(answer.status, content))
-        return content, answer.headers
+        if response.status >= 400:
+            raise RefusedError(response.status, _reason(response.status, content))
+        return content, response.headers
 
 
 def _flags(down: bool, ended: bool) -> dict[str, str]:

@@ -232,7 +232,7 @@ class Api:
             self._controller_service.instance, name, replica_id, node
         )
         kept = await asyncio.to_thread(self._controller_service.log_archive.find, name, replica_id, node)
-        is_whole = kept is not None and kept[1] == 0  # no need to ask a machine that may be dying
+        is_whole = kept is not None and kept[1] == 0  # no need to call a machine that may be dying
         if instance is not None and isinstance(source, LogSource) and not is_whole:
             first, end = await asyncio.to_thread(source.log_window, instance, node)
             if end:
@@ -264,7 +264,7 @@ class Api:
 
     async def _leaks(self, request: web.Request) -> web.Response:
         look = await asyncio.to_thread(
-            self._controller_service.garbage_collector.look, request.match_info["cloud"]
+            self._controller_service.garbage_collector.inspect, request.match_info["cloud"]
         )
         return web.json_response(look.view())
 

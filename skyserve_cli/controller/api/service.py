@@ -23,8 +23,8 @@ from skyserve_cli.controller.balancers.front_address import choose_port, shown_h
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
 from skyserve_cli.controller.clouds.caches import SpecCache, all_offers
-from skyserve_cli.controller.clouds.garbage_collector import Tidied, janitor_of
-from skyserve_cli.controller.clouds.log_archive import TELLING, LogArchive
+from skyserve_cli.controller.clouds.garbage_collector import Collected, janitor_of
+from skyserve_cli.controller.clouds.log_archive import REASONS_WITH_LOG, LogArchive
 from skyserve_cli.controller.content_hash import folder_digest
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.clock import Clock
@@ -111,7 +111,7 @@ class ControllerService:
     def put(
         self, name: str, spec_json: Mapping[str, Any], secrets: Mapping[str, str], mode: UpdateMode | None
     ) -> int:
-        """Return a new service (`mode` None) or a new version of one; answers the version.
+        """Return a new service (`mode` None) or a new version of one, and its version.
 
         Raises CloudNotEnabledError, NoFreePortError and the store's errors; after an error nothing has changed.
         """
@@ -156,7 +156,7 @@ class ControllerService:
                 if one.launched_at is not None or one.end_reason not in _REFUSED:
                     here |= {one.zone.region, one.zone.name}
         steps = (self.garbage_collector.tidy(cloud, names, here) for cloud, here in sorted(places.items()))
-        return sum(steps, Tidied()).view()
+        return sum(steps, Collected()).view()
 
     def kill(self, name: str, replica_id: int) -> None:
         """Raise NoSuchServiceError, NoSuchReplicaError."""
@@ -211,16 +211,16 @@ class ControllerService:
         return self._store.count()
 
     def events(self, service: str | None, *, after: int, limit: int, newest: bool) -> list[dict[str, Any]]:
-        """Return the story, oldest first."""
+        """Return the event log, oldest first."""
         return [
             {
                 "seq": line.seq,
                 "at": line.at,
                 "service": line.service,
-                "replica_id": line.story.replica_id,
-                "kind": line.story.kind,
-                "state": line.story.state,
-                "message": line.story.message,
+                "replica_id": line.record.replica_id,
+                "kind": line.record.kind,
+                "state": line.record.state,
+                "message": line.record.message,
             }
             for line in self._store.events(service, after=after, limit=limit, newest=newest)
         ]
@@ -270,7 +270,9 @@ class ControllerService:
     ) -> dict[str, Any]:
         spec = self._specs.get(row.name, row.version)
         shown = (*row.replicas, *(recently if ended else ()))
-        kept = {r.id: self.log_archive.find(row.name, r.id) for r in shown if r.end_reason in TELLING}
+        kept = {
+            r.id: self.log_archive.find(row.name, r.id) for r in shown if r.end_reason in REASONS_WITH_LOG
+        }
         is_beside = self._fleet.view(row.name).alive
         is_beside |= self._leadership.leads and stands_beside(row, spec)
         loads = [self._fleet.load(row.name)] if is_beside else []
@@ -298,7 +300,7 @@ class ControllerService:
         return view
 
     def _port(self, name: str, spec: ServiceSpec) -> int:
-        """Return the endpoint's port: the one asked for, the one the name had, or the first that is free."""
+        """Return the endpoint's port: the one requested, the one the name had, or the first that is free."""
         rows = {row.name: row for row in self._store.services(down=True)}
         taken = {row.lb_port for row in rows.values() if row.name != name and not row.down}
         had = rows[name].lb_port if name in rows else None

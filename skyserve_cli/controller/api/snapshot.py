@@ -1,4 +1,4 @@
-"""`GET /v1/services` as bytes: rendered once for all who ask at the same time."""
+"""`GET /v1/services` as bytes: rendered once for all concurrent requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The controller's socket: a file in the home, which only the owner of the home can reach.
 
-A TCP port is anybody's once the controller has died: on a shared machine another user could take it, and get the token and
+A TCP port is anyone's once the controller has died: on a shared machine another user could take it, and get the token and
 the secrets of a client that still has the old address. Addresses of Unix sockets are short (107 bytes on Linux) and paths of homes
 need not be, so a long one is opened by way of the descriptor of its folder.
 """

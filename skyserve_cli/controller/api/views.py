@@ -18,7 +18,7 @@ from skyserve_cli.controller.balancers.regional_fleet import RegionalView
 from skyserve_cli.controller.reconcile.leases import lease_view
 from skyserve_cli.controller.reconcile.mappers import on_demand_price
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.state.values import History, ServiceRow, Spent
+from skyserve_cli.state.values import ServiceHistory, ServiceRow, Spent
 
 _NOTHING: Mapping[int, str] = MappingProxyType({})
 _NO_LEASES: Mapping[str, Mapping[str, Lease]] = MappingProxyType({})
@@ -205,7 +205,7 @@ def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView, lease: Le
 
 
 def endpoints_of(row: ServiceRow, spec: ServiceSpec, host: str, *, is_beside: bool) -> list[str]:
-    """Return where the service answers, the address for everybody first: its name if it has one, else an agent's."""
+    """Return the endpoints of the service, the public one first: its name if it has one, else an agent's."""
     ready = [agent for agent in row.balancers if agent.state is ReplicaState.READY and agent.endpoint]
     ready.sort(key=lambda agent: (_rank(agent, spec), agent.id))
     found = [_with_scheme(agent.endpoint or "", spec) for agent in ready]
@@ -245,7 +245,11 @@ def endpoint_of(row: ServiceRow, spec: ServiceSpec, host: str) -> str:
 
 
 def history_view(
-    row: ServiceRow, placement: PlacementGoal, history: History, num_nodes: Mapping[int, int], now: float
+    row: ServiceRow,
+    placement: PlacementGoal,
+    history: ServiceHistory,
+    num_nodes: Mapping[int, int],
+    now: float,
 ) -> dict[str, Any]:
     """Return what became of a service.
 

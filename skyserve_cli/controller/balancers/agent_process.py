@@ -46,7 +46,7 @@ _PREFIXES = ("LC_", "LD_", "OTEL_", "PYTHON")
 
 
 @dataclass(slots=True)
-class Agent:
+class LocalAgent:
     """A running agent. `process` is None for one that an earlier controller started."""
 
     pid: int
@@ -118,7 +118,7 @@ class AgentFolder:
         finally:
             os.close(lock)
 
-    def started(self, process: subprocess.Popen[bytes], order: AgentOrder) -> Agent | None:
+    def started(self, process: subprocess.Popen[bytes], order: AgentOrder) -> LocalAgent | None:
         """The agent `process` has become, or None until it listens. OSError if it has ended instead."""
         running = self._running()
         if running is not None:
@@ -127,7 +127,7 @@ class AgentFolder:
             raise OSError(f"the agent exited with {process.returncode}: {self._log_tail()}")
         return None
 
-    def left(self) -> Agent | None:
+    def left(self) -> LocalAgent | None:
         """Return the agent that an earlier controller left, if it runs."""
         try:
             running = self._running()
@@ -148,9 +148,11 @@ class AgentFolder:
         for name in ("agent.json", "table.json", "table.json.limits", "token", "shape.json", "agent.lock"):
             (self.path / name).unlink(missing_ok=True)
 
-    def _agent(self, running: dict[str, int], shape: Shape, process: subprocess.Popen[bytes] | None) -> Agent:
+    def _agent(
+        self, running: dict[str, int], shape: Shape, process: subprocess.Popen[bytes] | None
+    ) -> LocalAgent:
         url = f"http://127.0.0.1:{running['admin_port']}"
-        return Agent(int(running["pid"]), url, self._token_file.read_text(), shape, process)
+        return LocalAgent(int(running["pid"]), url, self._token_file.read_text(), shape, process)
 
     def _running(self) -> dict[str, int] | None:
         """Return what the agent prints once it listens: one line of JSON."""

@@ -1,6 +1,6 @@
 """Bringing an agent to a machine where `lb.agent.supervisor` runs, over SSH. Synchronous; called on threads.
 
-Every step looks first and can be cut short anywhere: what says that a bundle is complete is written last, and whatever is
+Every step looks first and can be cut short anywhere: what says that a bundle is complete is written last, and all that is
 to be acted on appears whole. A new release takes over from the old one without a refused connection, which is the keeper's
 business.
 """
@@ -150,7 +150,7 @@ def tidy(shell: HostConnection, folder: str, kept: str) -> None:
 def end_frozen(shell: HostConnection, agent: Serving) -> None:
     """Terminate an agent that does not respond; the supervisor restarts it.
 
-    It is asked on its own machine, because it may as well be the way there that is slow, and this command that is late.
+    It is checked on its own machine, because it may as well be the way there that is slow, and this command that is late.
     Raises CommandError.
     """
     ask = _ASK.format(port=agent.admin_port)
@@ -169,5 +169,5 @@ def _in(
     stdin: bytes = b"",
     timeout_s: float = _TRANSFER_TIMEOUT_S,
 ) -> None:
-    """The script, in the folder. Its last words are the error's."""
+    """The script, in the folder. Its last lines are the error's."""
     shell.run(f"cd {shlex.quote(folder)} || exit 1\n{script}", stdin=stdin, timeout_s=timeout_s)

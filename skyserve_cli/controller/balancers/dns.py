@@ -25,7 +25,7 @@ DELETE_TRIES = 6
 
 
 @dataclass(slots=True)
-class _Record:
+class _NameState:
     """What became of one name."""
 
     published: NameOrder | None = None
@@ -57,7 +57,7 @@ class ThreadDns:
         self._clock = clock
         self._wake = wake
         self._orders: dict[tuple[str, str], NameOrder] = {}
-        self._records: dict[tuple[str, str], _Record] = {}
+        self._records: dict[tuple[str, str], _NameState] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -98,7 +98,7 @@ class ThreadDns:
         """With the lock held."""
         now = self._clock.now()
         for key, order in self._orders.items():
-            record = self._records.setdefault(key, _Record())
+            record = self._records.setdefault(key, _NameState())
             if record.published != order and record.not_before <= now and self._allows():
                 return order
         return None
@@ -116,7 +116,7 @@ class ThreadDns:
             log.exception("publishing %s", order.name)
             why = f"{type(error).__name__}: {error}"
         with self._changed:
-            record = self._records.setdefault(order.key, _Record())
+            record = self._records.setdefault(order.key, _NameState())
             if why:
                 record.failures += 1
                 pause_s = delay_s(record.failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)

@@ -23,7 +23,13 @@ from lb.config.options import Listen
 from lb.config.schema import Readiness, Stats, Table, WireError
 from policies.backoff import delay_s
 from policies.history import Load
-from skyserve_cli.controller.balancers.agent_process import Agent, AgentFolder, Shape, shape_of, table_for
+from skyserve_cli.controller.balancers.agent_process import (
+    AgentFolder,
+    LocalAgent,
+    Shape,
+    shape_of,
+    table_for,
+)
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.demand import load_of, slowdown
 from skyserve_cli.controller.reconcile.ports import AgentOrder
@@ -72,7 +78,7 @@ class LocalFleet:
         self._served = ServedReplicas() if served is None else served
         self._loop = loop
         self._wake = wake
-        self._supervisors: dict[str, _Supervisor] = {}
+        self._supervisors: dict[str, _LocalAgentSupervisor] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -109,7 +115,7 @@ class LocalFleet:
             supervisor = self._supervisors.get(service)
             if supervisor is None:
                 assert self._session is not None  # noqa: S101 - start() comes first
-                supervisor = self._supervisors[service] = _Supervisor(
+                supervisor = self._supervisors[service] = _LocalAgentSupervisor(
                     self._folder / service, self._session, self._wake, self._attention, self._served
                 )
             supervisor.want(orders.get(service))
@@ -122,7 +128,7 @@ class LocalFleet:
                     self._tasks[service] = self._loop.create_task(supervisor.run())
 
 
-class _Supervisor:
+class _LocalAgentSupervisor:
     """Looks after the agent of one service."""
 
     def __init__(
@@ -140,7 +146,7 @@ class _Supervisor:
         self._session = session
         self._wake = wake
         self._order: AgentOrder | None = None
-        self._agent: Agent | None = None
+        self._agent: LocalAgent | None = None
         self._stirred = asyncio.Event()
         self._acked: Table | None = None
         self._restarts = -1
@@ -215,17 +221,17 @@ class _Supervisor:
         await self._ask(agent, order.window_s)
         self._failures = self._silences = 0
 
-    def _is_lost(self, agent: Agent, shape: Shape) -> bool:
+    def _is_lost(self, agent: LocalAgent, shape: Shape) -> bool:
         """Dead, of the wrong shape, or frozen.
 
-        An agent that answers its controller nothing, time after time, answers its clients nothing either.
+        An agent that repeatedly does not respond to its controller does not serve its clients either.
         """
         return not agent.alive() or agent.shape != shape or self._silences >= FROZEN_AFTER_SILENCES
 
-    async def _push(self, agent: Agent, order: AgentOrder) -> None:
+    async def _push(self, agent: LocalAgent, order: AgentOrder) -> None:
         """Give the agent its table.
 
-        If it cannot listen on the address of the order, it gets the rest, goes on listening where it does, and is asked to
+        If it cannot listen on the address of the order, it gets the rest, goes on listening where it does, and is told to
         move again at each turn.
         """
         table = table_for(order)
@@ -241,7 +247,7 @@ class _Supervisor:
             self._acked, self._trouble = table, trouble
             self._wake()
 
-    async def _put(self, agent: Agent, table: Table) -> str:
+    async def _put(self, agent: LocalAgent, table: Table) -> str:
         """Push a table. Returns why the agent cannot listen on its address, empty if it does. Raises ValueError."""
         async with self._session.put(
             f"{agent.admin_url}/-/targets", json=table.to_json(), headers=agent.authorization
@@ -254,14 +260,14 @@ class _Supervisor:
                 raise ValueError(f"push refused: {response.status} {(await response.text())[:200]}")
         return ""
 
-    async def _listening(self, agent: Agent) -> Listen | None:
+    async def _listening(self, agent: LocalAgent) -> Listen | None:
         """Return the address in the agent's own table."""
         url = f"{agent.admin_url}/-/targets"
         async with self._session.get(url, headers=agent.authorization) as response:
             response.raise_for_status()
             return Table.from_json(await response.json()).listen
 
-    async def _ask(self, agent: Agent, window_s: float) -> None:
+    async def _ask(self, agent: LocalAgent, window_s: float) -> None:
         url = f"{agent.admin_url}/-/stats?window_s={window_s:g}"
         asked_at = asyncio.get_running_loop().time()
         async with self._session.get(url, headers=agent.authorization) as response:
@@ -279,7 +285,7 @@ class _Supervisor:
         if stirring:
             self._wake()
 
-    async def _adopt(self, shape: Shape | None) -> Agent | None:
+    async def _adopt(self, shape: Shape | None) -> LocalAgent | None:
         """The agent an earlier controller left, if it has the wanted shape (None: any)."""
         found = self._folder.left()
         if found is not None and shape is not None and found.shape != shape:
@@ -287,7 +293,7 @@ class _Supervisor:
             return None
         return found
 
-    async def _spawn(self, order: AgentOrder) -> Agent:
+    async def _spawn(self, order: AgentOrder) -> LocalAgent:
         process = self._folder.start(order)
         self._restarts += 1  # from -1: the first start is none
         log.info("start load balancer service=%s pid=%d port=%d", order.service, process.pid, order.port)
@@ -299,7 +305,7 @@ class _Supervisor:
         process.kill()
         raise OSError(f"the agent did not listen within {START_TIMEOUT_S:g} s")
 
-    def _watch(self, agent: Agent) -> None:
+    def _watch(self, agent: LocalAgent) -> None:
         """Call back at once when the process ends."""
         loop = asyncio.get_running_loop()
         try:
@@ -315,7 +321,7 @@ class _Supervisor:
 
         loop.add_reader(fd, ended)
 
-    async def _lose(self, agent: Agent) -> None:
+    async def _lose(self, agent: LocalAgent) -> None:
         """End the agent, if it is not dead already, and forget what it knew."""
         await self._stop(agent)
         self._agent = None
@@ -325,8 +331,8 @@ class _Supervisor:
         self.load = Load()
         self._served.silent(self._name, BESIDE)
 
-    async def _stop(self, agent: Agent) -> None:
-        """Ask, then insist; one that is frozen hears only the second."""
+    async def _stop(self, agent: LocalAgent) -> None:
+        """Send SIGTERM, then SIGKILL; a stopped process acts on the second only."""
         frozen = self._silences >= FROZEN_AFTER_SILENCES
         for sign in (signal.SIGKILL,) if frozen else (signal.SIGTERM, signal.SIGKILL):
             if agent.alive():

@@ -2,7 +2,7 @@
 
 Each agent has one connection over SSH, through which files go there and, by a forward on loopback, HTTP to its admin port,
 which only the controller can reach. Whether its machine runs is the reconciler's business; a keeper on the machine (`lb.agent.supervisor`)
-sees to the process. Here all blocking is done on threads of our own, so that a machine that does not answer costs no other agent
+sees to the process. Here all blocking is done on threads of our own, so that a machine that does not respond costs no other agent
 else anything. When the controller is gone the agents go on with the table they have.
 """
 
@@ -54,7 +54,7 @@ HURRY_S = 0.1  # while something drains, or a release is about to take over
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 LONGEST_INSTALL_PAUSE_S = (
-    60.0  # where the libraries cannot be had: each try costs that machine seconds of its CPU
+    60.0  # where the libraries cannot be installed: each try costs that machine seconds of its CPU
 )
 CALL_TIMEOUT_S = 5.0
 SILENT_AFTER_S = 10.0  # an agent that has said nothing for so long does not pass its probe
@@ -104,7 +104,7 @@ class RegionalFleet:
         self._loop = loop
         self._wake = wake
         self._bundle = bundle
-        self._supervisors: dict[Key, _Supervisor] = {}
+        self._supervisors: dict[Key, _RegionalAgentSupervisor] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="regional")
         self._session: aiohttp.ClientSession | None = None
@@ -158,7 +158,7 @@ class RegionalFleet:
             supervisor = self._supervisors.get(key)
             if supervisor is None:
                 assert self._session is not None  # noqa: S101 - start() comes first
-                supervisor = _Supervisor(self, self._session, order, self._clock.now())
+                supervisor = _RegionalAgentSupervisor(self, self._session, order, self._clock.now())
                 self._supervisors[key] = supervisor
                 self._tasks[key] = self._loop.create_task(supervisor.run())
             supervisor.want(order)
@@ -192,7 +192,7 @@ class RegionalFleet:
         return await self._loop.run_in_executor(self._threads, call)
 
 
-class _Supervisor:
+class _RegionalAgentSupervisor:
     """Looks after one agent."""
 
     def __init__(

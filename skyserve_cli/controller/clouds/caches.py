@@ -1,4 +1,4 @@
-"""Two look-ups the tick may ask without waiting: the specs of stored versions, and the offers of the clouds."""
+"""Two look-ups the tick may use without waiting: the specs of stored versions, and the offers of the clouds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from provisioners.port.base import LaunchOrder, Provisioner, Requirements
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.mappers import agent_order_of, order_of, token_of
-from skyserve_cli.controller.reconcile.ports import Call
+from skyserve_cli.controller.reconcile.ports import CloudOperation
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_from_json
 from skyserve_cli.spec.model import Probe, ServiceSpec
@@ -57,7 +57,7 @@ class SpecCache:
             return {}
         return self._seal.open(self._store.version(service, version).sealed_secrets)
 
-    def order(self, owner: str, call: Call) -> LaunchOrder:
+    def order(self, owner: str, call: CloudOperation) -> LaunchOrder:
         version = call.replica.version
         spec = self.get(call.service, version)
         if call.replica.role is Role.LOAD_BALANCER:
@@ -111,7 +111,7 @@ class OfferCache:
 def all_offers(clouds: Sequence[Provisioner], need: Requirements) -> tuple[Offer, ...]:
     """Return the offers of all clouds, best first: by price, or in the order of the candidates if that is wanted.
 
-    A cloud that cannot be asked offers nothing now; the others still do.
+    A cloud that cannot be listed offers nothing now; the others still do.
     """
 
     def ask(part: Requirements) -> list[Offer]:

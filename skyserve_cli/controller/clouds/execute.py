@@ -16,7 +16,7 @@ from provisioners.port.base import (
     is_silent,
 )
 from provisioners.port.errors import ProvisionError, QuotaError, TransientError
-from skyserve_cli.controller.reconcile.ports import Call, CallKind
+from skyserve_cli.controller.reconcile.ports import CloudOperation, OperationKind
 from skyserve_cli.controller.secret_box import CannotUnsealError
 
 MAX_LAUNCH_TRIES = 5
@@ -36,37 +36,37 @@ class Retry:
 
 
 def perform(
-    call: Call,
+    call: CloudOperation,
     provisioner: Provisioner,
     order: Callable[[], LaunchOrder],
     token: str,
     owner: str,
     farewell: Callable[[Instance], object] = lambda instance: None,
 ) -> Event | Retry | None:
-    """Make the call; None if there is nothing to tell.
+    """Make the call; None if there is nothing to report.
 
     `farewell` gets the instance about to be terminated. Raises only for a defect.
     """
-    if call.kind is CallKind.TERMINATE:
+    if call.kind is OperationKind.TERMINATE:
         return _terminate(call, provisioner, token, owner, farewell)
     try:
         wanted = order()
     except CannotUnsealError as error:
-        if call.kind is CallKind.ATTEND:
+        if call.kind is OperationKind.ATTEND:
             return Retry(LONGEST_RETRY_S, str(error))
         return LaunchFailed(call.replica.id, FailureKind.CONFIG, str(error))
-    if call.kind is CallKind.ATTEND:
+    if call.kind is OperationKind.ATTEND:
         return _attend(provisioner, wanted)
     return _launch(call, provisioner, wanted)
 
 
-def settle(call: Call, outcome: Event | Retry | None, tries: int) -> Event | Retry | None:
+def settle(call: CloudOperation, outcome: Event | Retry | None, tries: int) -> Event | Retry | None:
     """Return what an outcome means after `tries` tries.
 
     A launch gives up, and is then looked for and terminated, for the cloud may have done what it did not say; a terminate
     never does, for what it would leave behind costs money.
     """
-    if isinstance(outcome, Retry) and call.kind is CallKind.LAUNCH and tries >= MAX_LAUNCH_TRIES:
+    if isinstance(outcome, Retry) and call.kind is OperationKind.LAUNCH and tries >= MAX_LAUNCH_TRIES:
         return GaveUp(call.replica.id, EndReason.CLOUD_ERROR, f"after {tries} tries: {outcome.message}")
     return outcome
 
@@ -76,7 +76,7 @@ def backoff_s(outcome: Retry, tries: int) -> float:
     return delay_s(tries, outcome.after_s, LONGEST_RETRY_S)
 
 
-def _launch(call: Call, provisioner: Provisioner, order: LaunchOrder) -> Event | Retry:
+def _launch(call: CloudOperation, provisioner: Provisioner, order: LaunchOrder) -> Event | Retry:
     try:
         instance = provisioner.launch(order)
     except TransientError as error:
@@ -97,7 +97,11 @@ def _attend(provisioner: Provisioner, order: LaunchOrder) -> Retry | None:
 
 
 def _terminate(
-    call: Call, provisioner: Provisioner, token: str, owner: str, farewell: Callable[[Instance], object]
+    call: CloudOperation,
+    provisioner: Provisioner,
+    token: str,
+    owner: str,
+    farewell: Callable[[Instance], object],
 ) -> Event | Retry:
     try:
         instance = _find(call, provisioner, token, owner)
@@ -109,10 +113,10 @@ def _terminate(
     return Terminated(call.replica.id)
 
 
-def _find(call: Call, provisioner: Provisioner, token: str, owner: str) -> Instance | None:
+def _find(call: CloudOperation, provisioner: Provisioner, token: str, owner: str) -> Instance | None:
     """Return the instance to terminate.
 
-    By id where the launch was answered; else the cloud is asked for the token, because a launch whose answer was lost may
+    By id where the launch returned one; else the cloud is searched for the token, because a launch whose response was lost may
     have made one.
     """
     replica = call.replica

@@ -30,7 +30,7 @@ class ThreadFirewalls:
     """The daemon's.
 
     `clouds` are the names of all that are enabled, `gated` gives each one's provisioner if it has a firewall. `allows`:
-    this controller may change something now. `tell` hears what cannot be changed, by cloud, when that is another thing than
+    this controller may change something now. `tell` gets what cannot be changed, by cloud, when that is another thing than
     before; an empty sentence says that it could be changed again.
     """
 

@@ -23,12 +23,12 @@ from skyserve_cli.controller.clouds.orphans import Known, Orphan, Part
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.mappers import known_tokens, requirements_of
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import ServiceRow, Story
+from skyserve_cli.state.values import EventRecord, ServiceRow
 
 log = logging.getLogger(__name__)
 
 AGAIN_S = 10.0  # between the two times that a leftover must be seen before it is removed without a question
-PATIENCE_S = 60.0  # with a region that does not answer, until it is reported as a problem
+PATIENCE_S = 60.0  # with a region that does not respond, until it is reported as a problem
 
 _NOT_LEADING = "this controller's lease is not confirmed"
 
@@ -37,7 +37,7 @@ Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Unlisted:
-    """A region, or ("") a whole cloud, that could not be listed. `passes`: it may answer another time."""
+    """A region, or ("") a whole cloud, that could not be listed. `passes`: it may respond another time."""
 
     cloud: str
     region: str
@@ -53,7 +53,7 @@ class Unlisted:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CloudFindings:
     """One cloud, as it was just found.
 
     `is_empty`: no instance of ours is there. `is_withheld`: there is something that machines share, and as not every
@@ -76,15 +76,15 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Tidied:
+class Collected:
     """What came of tidying. `waiting` and `problems` are sentences: operations under way, and those that need a user."""
 
     removed: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
-    def __add__(self, other: Tidied) -> Tidied:
-        return Tidied(
+    def __add__(self, other: Collected) -> Collected:
+        return Collected(
             self.removed + other.removed, self.waiting + other.waiting, self.problems + other.problems
         )
 
@@ -93,7 +93,7 @@ class Tidied:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RemovalFailure:
     """Why something could not be removed; "" if it was. `passes`: it may be another time."""
 
     why: str = ""
@@ -127,7 +127,7 @@ class GarbageCollector:
         owner: str,
         known: Callable[[], Known],
         clock: Clock,
-        tell: Callable[[Story], None],
+        tell: Callable[[EventRecord], None],
         allows: Callable[[], bool] = lambda: True,
     ) -> None:
         self._provisioners = provisioners
@@ -142,8 +142,8 @@ class GarbageCollector:
         """Return whether there can be anything but instances."""
         return isinstance(self._provisioners(cloud), VmProvisioner)
 
-    def look(self, cloud: str) -> Look:
-        """Return the resources there. A region that does not answer is named, the others are listed."""
+    def inspect(self, cloud: str) -> CloudFindings:
+        """Return the resources there. A region that does not respond is named, the others are listed."""
         notes = self._notes_of(cloud)
         with notes.lock:
             unlisted: list[Unlisted] = []
@@ -162,12 +162,14 @@ class GarbageCollector:
                 orphans, is_empty = {}, False
             notes.ends = {orphan.key: end for orphan, end in orphans.items() if end is not None}
             if not unlisted:
-                return Look(tuple(orphans), (), is_empty)
+                return CloudFindings(tuple(orphans), (), is_empty)
             distinct = {(one.region, one.why): one for one in unlisted}
             sure = tuple(orphan for orphan in orphans if orphan.part is not Part.SHARED)
-            return Look(sure, tuple(distinct.values()), is_empty=False, is_withheld=len(sure) < len(orphans))
+            return CloudFindings(
+                sure, tuple(distinct.values()), is_empty=False, is_withheld=len(sure) < len(orphans)
+            )
 
-    def remove(self, key: Key) -> Refusal:
+    def remove(self, key: Key) -> RemovalFailure:
         """End an instance, or remove a leftover, that a look has found.
 
         Already gone is success; of an instance it is the order that is given, not the end that is awaited. What was an
@@ -177,20 +179,20 @@ class GarbageCollector:
         notes = self._notes_of(cloud)
         with notes.lock:
             if key not in notes.ends:
-                self.look(cloud)  # another process may have found it
+                self.inspect(cloud)  # another process may have found it
             end = notes.ends.get(key)
             if end is None:
-                return Refusal()
+                return RemovalFailure()
             if not self._allows():
-                return Refusal(_NOT_LEADING, passes=True)
+                return RemovalFailure(_NOT_LEADING, passes=True)
             try:
                 end()
             except ProvisionError as error:
-                return Refusal(error.message, passes=isinstance(error, TransientError))
+                return RemovalFailure(error.message, passes=isinstance(error, TransientError))
             del notes.ends[key]
             _, kind, name, region = key
             self._tell_removed(f"{kind} {name} in {cloud}/{region}, which belonged to nothing")
-            return Refusal()
+            return RemovalFailure()
 
     def forget(self, cloud: str) -> Sequence[str]:
         """Remove what machines share, unless a service could want it. Returns sentences about leftovers, and why."""
@@ -215,21 +217,21 @@ class GarbageCollector:
 
     def tidy(
         self, cloud: str, services: Iterable[str] | None = None, places: Collection[str] | None = None
-    ) -> Tidied:
+    ) -> Collected:
         """Remove leftovers seen for the second time, and in the end what machines share.
 
-        What machines share goes once no instance is left and no service needs anything. Instances are ended by the tick, and waited for here: those of these services (None: of all). So are regions that
-        do not answer: those that have any of these places (names of regions and zones) in them (None: all).
+        What machines share goes once no instance is left and no service needs anything. Instances are terminated by the tick, and waited for here: those of these services (None: of all). So are regions that
+        do not respond: those that have any of these places (names of regions and zones) in them (None: all).
         """
         notes = self._notes_of(cloud)
         with notes.lock:
-            look = self.look(cloud)
+            look = self.inspect(cloud)
             wanted = None if services is None else frozenset(services)
             alive = [one for one in look.of(Part.INSTANCE) if wanted is None or one.service in wanted]
             self._note(notes, look)
             awaited = [one for one in look.unlisted if look.is_withheld or one.may_have(places)]
             patient = [one for one in awaited if one.passes and self._is_news(notes, one)]
-            done = Tidied(
+            done = Collected(
                 waiting=(*(f"{orphan} is not gone yet" for orphan in alive), *map(str, patient)),
                 problems=tuple(str(one) for one in awaited if one not in patient),
             )
@@ -273,7 +275,7 @@ class GarbageCollector:
             orphans |= dict.fromkeys(leaks.of_leftover(cloud, Part.SHARED, one) for one in shared)
         return orphans, all(one.state.is_gone for one in machines)
 
-    def _note(self, notes: _Notes, look: Look) -> None:
+    def _note(self, notes: _Notes, look: CloudFindings) -> None:
         """When each leftover was first seen, and since when each region has been silent; ended ones are struck out."""
         now = self._clock.now()
         notes.seen = {one.key: notes.seen.get(one.key, now) for one in look.of(Part.LEFTOVER)}
@@ -282,22 +284,22 @@ class GarbageCollector:
     def _is_news(self, notes: _Notes, unlisted: Unlisted) -> bool:
         return self._clock.now() - notes.silent[unlisted.region] < PATIENCE_S
 
-    def _remove_if_seen_twice(self, notes: _Notes, leftover: Orphan) -> Tidied:
+    def _remove_if_seen_twice(self, notes: _Notes, leftover: Orphan) -> Collected:
         if self._clock.now() - notes.seen[leftover.key] < AGAIN_S:
-            return Tidied(waiting=(f"{leftover} seems to be left over",))
+            return Collected(waiting=(f"{leftover} seems to be left over",))
         refusal = self.remove(leftover.key)
         if not refusal.why:
-            return Tidied(removed=(str(leftover),))
+            return Collected(removed=(str(leftover),))
         sentence = f"{leftover} cannot be removed: {refusal.why}"
-        return Tidied(waiting=(sentence,)) if refusal.passes else Tidied(problems=(sentence,))
+        return Collected(waiting=(sentence,)) if refusal.passes else Collected(problems=(sentence,))
 
-    def _forget(self, cloud: str, shared: Sequence[Orphan]) -> Tidied:
+    def _forget(self, cloud: str, shared: Sequence[Orphan]) -> Collected:
         problems = tuple(self.forget(cloud))
-        return Tidied(problems=problems) if problems else Tidied(removed=tuple(map(str, shared)))
+        return Collected(problems=problems) if problems else Collected(removed=tuple(map(str, shared)))
 
     def _tell_removed(self, what: str) -> None:
         log.info("removed %s", what)
-        self._tell(Story("Removed", what))
+        self._tell(EventRecord("Removed", what))
 
     def _tell_problems(self, notes: _Notes, problems: tuple[str, ...]) -> None:
         """Those of this sweep, unless they are those of the last one."""
@@ -306,7 +308,7 @@ class GarbageCollector:
         notes.reported = problems
         for problem in problems:
             log.warning("%s", problem)
-            self._tell(Story("NotRemoved", problem))
+            self._tell(EventRecord("NotRemoved", problem))
 
 
 def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecCache, clouds: Clouds) -> Known:
@@ -334,7 +336,7 @@ def janitor_of(
         owner,
         lambda: known_of(owner, store.services(), specs, clouds),
         clock,
-        lambda story: store.tell(story, now=clock.now()),
+        lambda record: store.append_event(record, now=clock.now()),
         allows,
     )
 

@@ -78,10 +78,10 @@ class ThreadInstancePoller:
             thread.start()
 
     def drain(self) -> list[InstanceListing]:
-        sightings = []
+        listings = []
         while not self._seen.empty():
-            sightings.append(self._seen.get())
-        return sightings
+            listings.append(self._seen.get())
+        return listings
 
     def last(self, cloud: str) -> tuple[Instance, ...]:
         """Return what the last listing of the cloud showed; nothing before the first. Safe from any thread."""
@@ -139,7 +139,7 @@ class ThreadInstancePoller:
                     self._seen.put(InstanceListing(cloud, asked_at, instances, silent=silent, closed=closed))
                     is_news = self._note_regions(cloud, listing)
                     self._note_clock(cloud, provisioner)
-                    is_news |= self._leases[cloud].look(instances, self._clock.now())
+                    is_news |= self._leases[cloud].observe(instances, self._clock.now())
                     is_news |= self._trouble.pop(cloud, None) is not None
                     if is_news or instances != self._last.get(cloud):
                         self._last[cloud] = instances
@@ -152,7 +152,7 @@ class ThreadInstancePoller:
         return InstanceList(provisioner.instances(self._owner))
 
     def _note_regions(self, cloud: str, listing: InstanceList) -> bool:
-        """Tell of regions and zones that do not respond, as of clouds, and once of each that is closed.
+        """Report regions and zones that do not respond, as for clouds, and once each that is closed.
 
         Returns whether a region that did not respond does so again.
         """
@@ -172,7 +172,7 @@ class ThreadInstancePoller:
         return bool(back)
 
     def _note_clock(self, cloud: str, provisioner: Provisioner) -> None:
-        """Tell once of a cloud whose clock is not ours, and again after it has been right."""
+        """Report once a cloud whose clock differs from ours, and again after it has been right."""
         warning = provisioner.clock_warning() if isinstance(provisioner, VmProvisioner) else ""
         if warning and cloud not in self._off:
             log.warning("%s: %s", cloud, warning)

@@ -23,7 +23,7 @@ KEPT_FILES = 200
 MOST_MARKS = 10_000
 
 #: Ends whose cause the replica itself may have printed.
-TELLING = frozenset(
+REASONS_WITH_LOG = frozenset(
     {EndReason.SETUP_FAILED, EndReason.RUN_EXITED, EndReason.START_TIMEOUT, EndReason.PROBE_FAILED}
 )
 
@@ -39,10 +39,10 @@ class LogArchive:
     ) -> None:
         """Fetch what a replica that failed has printed last, unless that was done.
 
-        Takes as long as its machine does to answer; one that does not answer has said nothing. Raises nothing that would
+        Takes as long as its machine does to respond; one that does not respond has said nothing. Raises nothing that would
         keep the machine.
         """
-        if replica.end_reason not in TELLING or not isinstance(cloud, LogSource):
+        if replica.end_reason not in REASONS_WITH_LOG or not isinstance(cloud, LogSource):
             return
         try:
             for node in range(num_nodes):

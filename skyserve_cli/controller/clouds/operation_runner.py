@@ -21,7 +21,7 @@ from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.clouds.execute import Retry, backoff_s, perform, settle
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.mappers import token_of
-from skyserve_cli.controller.reconcile.ports import Call, CallKind
+from skyserve_cli.controller.reconcile.ports import CloudOperation, OperationKind
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,10 @@ Key = tuple[str, int]
 
 
 @dataclass(slots=True)
-class _Record:
+class _OperationState:
     """State of a replica's current call."""
 
-    kind: CallKind
+    kind: OperationKind
     tries: int = 0
     under_way: bool = False
     not_before: float = 0.0
@@ -44,9 +44,9 @@ class OperationsInFlight:
     """Which calls may start, and what their outcomes mean. Not thread-safe: the tick's own."""
 
     def __init__(self) -> None:
-        self._records: dict[Key, _Record] = {}
+        self._records: dict[Key, _OperationState] = {}
 
-    def startable(self, calls: Sequence[Call], now: float) -> list[Call]:
+    def startable(self, calls: Sequence[CloudOperation], now: float) -> list[CloudOperation]:
         """Return those of `calls` to start now; they count as under way from here on."""
         outstanding = {call.key for call in calls}
         for key in [k for k, r in self._records.items() if k not in outstanding and not r.under_way]:
@@ -55,7 +55,7 @@ class OperationsInFlight:
         for call in calls:
             record = self._records.get(call.key)
             if record is None or (record.kind is not call.kind and not record.under_way):
-                record = self._records[call.key] = _Record(call.kind)
+                record = self._records[call.key] = _OperationState(call.kind)
             if record.under_way or record.not_before > now:
                 continue
             record.under_way = True
@@ -63,7 +63,7 @@ class OperationsInFlight:
             started.append(call)
         return started
 
-    def settled(self, call: Call, outcome: Event | Retry | None, now: float) -> Event | None:
+    def settled(self, call: CloudOperation, outcome: Event | Retry | None, now: float) -> Event | None:
         """Return the event an outcome amounts to; None if there is none, or the call is to be made again."""
         record = self._records[call.key]
         record.under_way = False
@@ -91,19 +91,21 @@ class ThreadOperationRunner:
     """The daemon's runner.
 
     `threads` is how many calls to one cloud may be under way, `farewell` sees every instance that is about to be terminated
-    by a call, and `allows` is asked right before anything is launched or terminated.
+    by a call, and `allows` is called right before anything is launched or terminated.
     """
 
     def __init__(
         self,
         provisioners: Callable[[str], Provisioner],
-        order: Callable[[Call], LaunchOrder],
+        order: Callable[[CloudOperation], LaunchOrder],
         owner: str,
         clock: Clock,
         wake: Callable[[], None],
         *,
-        farewell: Callable[[Call, Provisioner, Instance], object] = lambda call, cloud, instance: None,
-        allows: Callable[[CallKind], bool] = lambda kind: True,
+        farewell: Callable[[CloudOperation, Provisioner, Instance], object] = lambda call, cloud, instance: (
+            None
+        ),
+        allows: Callable[[OperationKind], bool] = lambda kind: True,
         threads: int = 32,
     ) -> None:
         self._provisioners = provisioners
@@ -114,13 +116,13 @@ class ThreadOperationRunner:
         self._farewell = farewell
         self._allows = allows
         self._book = OperationsInFlight()
-        self._done: queue.SimpleQueue[tuple[Call, Event | Retry | None]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[CloudOperation, Event | Retry | None]] = queue.SimpleQueue()
         self._abandoned: set[str] = set()
         self._threads = threads
         self._crews: dict[str, _Crew] = {}
         self._lock = threading.Lock()
 
-    def ensure(self, calls: Sequence[Call]) -> None:
+    def ensure(self, calls: Sequence[CloudOperation]) -> None:
         for call in self._book.startable(calls, self._clock.now()):
             self._crew(call.replica.zone.cloud).submit(partial(self._make, call))
 
@@ -131,7 +133,7 @@ class ThreadOperationRunner:
             if isinstance(outcome, Retry) and outcome.was_made:
                 log.warning("%s of %s replica %d: %s", call.kind.value, *call.key, outcome.message)
             event = self._book.settled(call, outcome, self._clock.now())
-            is_again = event is None and call.kind is CallKind.LAUNCH
+            is_again = event is None and call.kind is OperationKind.LAUNCH
             if is_again and isinstance(outcome, Retry) and outcome.was_made:
                 event = Progressed(call.replica.id, f"trying again: {outcome.message}")
             if event is not None:
@@ -145,12 +147,12 @@ class ThreadOperationRunner:
             self._abandoned.add(orphan.id)
         self._crew(orphan.zone.cloud).submit(lambda: self._end_orphan(orphan))
 
-    def _make(self, call: Call) -> None:
+    def _make(self, call: CloudOperation) -> None:
         outcome = self._outcome(call) if self._allows(call.kind) else NOT_ALLOWED
         self._done.put((call, outcome))
         self._wake()
 
-    def _outcome(self, call: Call) -> Event | Retry | None:
+    def _outcome(self, call: CloudOperation) -> Event | Retry | None:
         cloud = call.replica.zone.cloud
         token = token_of(self._owner, call.service, call.incarnation, call.replica.id, call.replica.offer)
         try:
@@ -165,14 +167,14 @@ class ThreadOperationRunner:
             log.exception("%s of %s replica %d", call.kind.value, *call.key)
             return Retry(5.0, f"{type(error).__name__}: {error}")
 
-    def _take_leave(self, call: Call, provisioner: Provisioner, instance: Instance) -> None:
+    def _take_leave(self, call: CloudOperation, provisioner: Provisioner, instance: Instance) -> None:
         self._farewell(call, provisioner, instance)  # may have taken long
-        if not self._allows(CallKind.TERMINATE):
+        if not self._allows(OperationKind.TERMINATE):
             raise _NotAllowedError
 
     def _end_orphan(self, orphan: Instance) -> None:
         try:
-            if not self._allows(CallKind.TERMINATE):
+            if not self._allows(OperationKind.TERMINATE):
                 return  # it will be seen again
             log.warning("terminate orphan %s in %s", orphan.id, orphan.zone)
             self._provisioners(orphan.zone.cloud).terminate(orphan)

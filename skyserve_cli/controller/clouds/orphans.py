@@ -1,7 +1,7 @@
 """What a cloud has with our tag on it that belongs to nothing we know. Pure.
 
-Whatever we make carries the owner's tag from its first moment, and but for what all machines share the token of the
-replica that it is for. Rows are committed before anything is asked of a cloud. So there is one order in which nothing is
+Everything we make carries the owner's tag from its first moment, and but for what all machines share the token of the
+replica that it is for. Rows are committed before any call to a cloud. So there is one order in which nothing is
 ever accused wrongly: *list the cloud first, read the rows second*. What has been listed had its row before, and if the
 row has ended since, so has the need for the thing.
 

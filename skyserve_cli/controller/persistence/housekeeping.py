@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 ROUND_S = 10.0
 PRUNE_EVERY_S = 3600.0
 KEEP_ENDED_S = 7 * 86400.0
-KEEP_STORY_S = 30 * 86400.0
+KEEP_EVENTS_S = 30 * 86400.0
 #: Between two steps of a removal; the tick and the API write meanwhile.
 PAUSE_S = 0.05
 
@@ -98,8 +98,8 @@ class Housekeeper(threading.Thread):
             return
         self._pruned_at = now
         at = self._clock.now()
-        self._store.fold(before=at - KEEP_ENDED_S, pause=self._pause)
-        self._store.drop_story(before=at - KEEP_STORY_S, pause=self._pause)
+        self._store.archive_replicas(before=at - KEEP_ENDED_S, pause=self._pause)
+        self._store.prune_events(before=at - KEEP_EVENTS_S, pause=self._pause)
 
     def _pause(self) -> None:
         if self._stopping.wait(PAUSE_S):

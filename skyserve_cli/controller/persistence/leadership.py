@@ -25,10 +25,10 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from skyserve_cli.controller.reconcile.clock import Clock
-from skyserve_cli.controller.reconcile.ports import CallKind
+from skyserve_cli.controller.reconcile.ports import OperationKind
 from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.home import Home
-from skyserve_cli.state.lease import Lease
+from skyserve_cli.state.lease import ControllerLease
 from skyserve_cli.state.store import Store
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Leadership:
         self._steady = steady
         self._ttl_s = ttl_s
         self._valid_until = float("-inf")
-        self._lease: Lease | None = None  # as last seen
+        self._lease: ControllerLease | None = None  # as last seen
         self._unchanged_since = 0.0
         self._read_at = (0.0, steady.now())  # the database's clock, and ours at that time
         self.epoch = 0
@@ -69,7 +69,7 @@ class Leadership:
         self.query()()
 
     def query(self) -> Callable[[], None]:
-        """Return what `step` asks the database.
+        """Return what `step` reads from the database.
 
         Nothing is so before the function that is returned has been called: a response that comes too late is dropped.
         """
@@ -106,11 +106,11 @@ class Leadership:
 
     def may_terminate(self) -> bool:
         """Return whether something may be removed now that no row speaks of."""
-        return self.allows(CallKind.TERMINATE)
+        return self.allows(OperationKind.TERMINATE)
 
-    def allows(self, kind: CallKind) -> bool:
+    def allows(self, kind: OperationKind) -> bool:
         """Return whether a call to a cloud may begin now."""
-        return self.leads and self.left_s() > (self._ttl_s / 2 if kind is CallKind.TERMINATE else 0.0)
+        return self.leads and self.left_s() > (self._ttl_s / 2 if kind is OperationKind.TERMINATE else 0.0)
 
     def lost(self) -> None:
         """The database has said so."""
@@ -143,10 +143,10 @@ class Leadership:
             )
             raise NotLeadingError(f"this controller stands by: {elsewhere}")
 
-    def _is_known(self, lease: Lease) -> bool:
+    def _is_known(self, lease: ControllerLease) -> bool:
         return self._lease is not None and lease.is_same_term_as(self._lease)
 
-    def _see(self, lease: Lease, sent_at: float) -> None:
+    def _see(self, lease: ControllerLease, sent_at: float) -> None:
         self._follow(lease, sent_at)
         if not self._is_known(lease):
             self._unchanged_since = self._steady.now()
@@ -154,23 +154,23 @@ class Leadership:
                 log.info("this controller stands by; %s leads", lease.about)
         self._lease = lease
 
-    def _begin(self, lease: Lease, sent_at: float) -> None:
+    def _begin(self, lease: ControllerLease, sent_at: float) -> None:
         self.epoch = lease.epoch
         self._hold(lease, sent_at)
         log.info("this controller leads epoch=%d", lease.epoch)
 
-    def _hold(self, lease: Lease, sent_at: float) -> None:
+    def _hold(self, lease: ControllerLease, sent_at: float) -> None:
         self._lease = lease
         self._valid_until = sent_at + self._ttl_s
         self._follow(lease, sent_at)
 
-    def _follow(self, lease: Lease, sent_at: float) -> None:
+    def _follow(self, lease: ControllerLease, sent_at: float) -> None:
         """Read the database's clock, unless the response took so long that it says little."""
         now = self._steady.now()
         if now - sent_at < CLOCK_READ_WITHIN_S or not self._read_at[0]:
             self._read_at = (lease.read_at, now)
 
-    def _lose(self, lease: Lease | None) -> None:
+    def _lose(self, lease: ControllerLease | None) -> None:
         self.is_over = True
         self._lease = lease
         self._valid_until = float("-inf")

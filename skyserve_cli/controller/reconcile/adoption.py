@@ -22,7 +22,7 @@ from provisioners.port.base import Instance, InstanceState, Requirements
 from skyserve_cli.controller.reconcile.mappers import agent_requirements_of, requirements_of, token_of
 from skyserve_cli.controller.reconcile.ports import InstanceListing, Offers, Specs
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import AGENT_WORD, ServiceRow, Story
+from skyserve_cli.state.values import AGENT_WORD, EventRecord, ServiceRow
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class Adoption:
         return was_added
 
     def _offers_of(self, row: ServiceRow) -> RoleOffers | None:
-        """Return all offers that the service can have launched for; None until the clouds have answered."""
+        """Return all offers that the service can have launched for; None until the clouds have responded."""
         spec = self._specs.get(row.name, row.version)
         needs: list[tuple[Role, Requirements]] = [(Role.REPLICA, requirements_of(spec))]
         if spec.regional.places:
@@ -170,7 +170,7 @@ class Adoption:
             memory=replace(row.memory, next_replica_id=next_id),
             target=row.target,
             notes=row.notes,
-            story=[*map(_adopted, found.adopted), *map(_unfit, found.unfit)],
+            records=[*map(_adopted, found.adopted), *map(_unfit, found.unfit)],
         )
         return True
 
@@ -184,9 +184,9 @@ def read_restored(path: Path) -> dict[str, int]:
     return {str(name): int(number) for name, number in content.items()}
 
 
-def _adopted(replica: Replica) -> Story:
+def _adopted(replica: Replica) -> EventRecord:
     word = "Adopt" if replica.role is Role.REPLICA else f"{AGENT_WORD}Adopt"
-    return Story(
+    return EventRecord(
         word,
         f"{replica.instance_id} in {replica.zone}, launched after the backup",
         replica.id,
@@ -194,8 +194,8 @@ def _adopted(replica: Replica) -> Story:
     )
 
 
-def _unfit(instance: Instance) -> Story:
+def _unfit(instance: Instance) -> EventRecord:
     text = (
         f"instance {instance.id} in {instance.zone} cannot be adopted: no offer of this version has its token"
     )
-    return Story("note", text, instance.replica_id)
+    return EventRecord("note", text, instance.replica_id)

@@ -1,6 +1,6 @@
 """Whether this process has had the CPU to watch: a late event loop makes healthy replicas look dead.
 
-A beat on the loop four times a second. If one comes late, whatever ran across the gap has been measured with a stopped
+A beat on the loop four times a second. If one comes late, every measurement across the gap has been measured with a stopped
 watch: a probe that "took longer than 5 s" may have had its response in the socket all that time.
 """
 

@@ -22,7 +22,7 @@ def load_of(stats: Stats, table: Table | None) -> Load:
     draining = {t.id for t in table.targets if t.state is Readiness.DRAINING} if table else set()
     busy = {target.id for target in stats.targets if target.in_flight > 0}
     return Load(
-        # An agent that has just been started cannot tell of more than it has seen.
+        # An agent that has just been started cannot report more than it has seen.
         window_s=min(stats.window_s, max(SHORTEST_WINDOW_S, stats.uptime_s)),
         requests=stats.requests,
         in_flight=stats.in_flight,

@@ -27,7 +27,7 @@ from skyserve_cli.controller.reconcile.mappers import (
     requirements_of,
 )
 from skyserve_cli.controller.reconcile.ports import Names, Specs
-from skyserve_cli.controller.reconcile.transitions import Change
+from skyserve_cli.controller.reconcile.transitions import TickTransitions
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import ServiceRow
 
@@ -63,15 +63,15 @@ class Fleet(Protocol):
         """Return as much of the evidence of the service's probes as is about this fleet."""
         ...
 
-    def learn(self, change: Change, memory: Memory) -> Memory:
+    def learn(self, change: TickTransitions, memory: Memory) -> Memory:
         """Return the memory after this tick's events."""
         ...
 
     def need(self, memory: Memory) -> Requirements | None:
-        """Return what to ask the clouds for; None: nothing."""
+        """Return what to request from the clouds; None: nothing."""
         ...
 
-    def plan(self, change: Change, offers: Sequence[Offer], memory: Memory) -> Plan:
+    def plan(self, change: TickTransitions, offers: Sequence[Offer], memory: Memory) -> Plan:
         """Return what to do now."""
         ...
 
@@ -93,22 +93,22 @@ class ReplicaFleet:
     def believed(self, evidence: Evidence) -> Evidence:
         return evidence
 
-    def learn(self, change: Change, memory: Memory) -> Memory:
+    def learn(self, change: TickTransitions, memory: Memory) -> Memory:
         return learn(self._observed(change), change.before, memory, self._policies)
 
     def need(self, memory: Memory) -> Requirements | None:
-        """What was just learned may have changed which version is wanted, and so what to ask the clouds for."""
+        """What was just learned may have changed which version is wanted, and so what to request from the clouds."""
         if self.goal.down:
             return None
         return requirements_of(self._specs.get(self.name, wanted_version(self.goal, memory.rollout)))
 
-    def plan(self, change: Change, offers: Sequence[Offer], memory: Memory) -> Plan:
+    def plan(self, change: TickTransitions, offers: Sequence[Offer], memory: Memory) -> Plan:
         observed = replace(
             self._observed(change), offers=tuple(offers), room_usd_hour=self._service.room_usd_hour
         )
         return plan(observed, memory, self._policies)
 
-    def _observed(self, change: Change) -> Observation:
+    def _observed(self, change: TickTransitions) -> Observation:
         return Observation(
             self._service.now, self.goal, change.live(), (), self._service.load, tuple(change.events)
         )
@@ -119,7 +119,7 @@ class AgentFleet:
 
     role = Role.LOAD_BALANCER
 
-    def __init__(self, service: Service, specs: Specs, names: Names, replicas: Change) -> None:
+    def __init__(self, service: Service, specs: Specs, names: Names, replicas: TickTransitions) -> None:
         self._service = service
         self._specs = specs
         self._names = names
@@ -133,7 +133,7 @@ class AgentFleet:
         """Agents have supervisors, and no probes."""
         return replace(evidence, failed=None)
 
-    def learn(self, change: Change, memory: Memory) -> Memory:
+    def learn(self, change: TickTransitions, memory: Memory) -> Memory:
         learned = balancers.learn(memory.balancers, change.events, change.before, self._service.now)
         return replace(memory, balancers=learned)
 
@@ -141,7 +141,7 @@ class AgentFleet:
         regional = self._service.spec.regional
         return None if self.goal.down or not regional.places else agent_requirements_of(regional)
 
-    def plan(self, change: Change, offers: Sequence[Offer], memory: Memory) -> Plan:
+    def plan(self, change: TickTransitions, offers: Sequence[Offer], memory: Memory) -> Plan:
         row, agents, now = self._service.row, change.live(), self._service.now
         spec_of = partial(self._specs.get, row.name)
         names = name_orders_of(row, agents, spec_of)
@@ -161,7 +161,7 @@ class AgentFleet:
 
 
 def agent_goal(goal: Goal) -> Goal:
-    """Return the deadlines of agents: one that cannot be reached from here may serve all the same."""
+    """Return the deadlines of agents: one that cannot be reached from here may serve anyway."""
     return replace(
         goal,
         initial_delay_s=AGENT_START_S,

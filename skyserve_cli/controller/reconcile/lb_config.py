@@ -13,7 +13,7 @@ from policies import rollout
 from policies.goals import Goal
 from policies.model import Json, Replica, ReplicaState
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
-from policies.work import qps_of
+from policies.throughput import qps_of
 from skyserve_cli.spec.model import ServiceSpec
 
 _LEAST_CAPACITY = 1e-6  # that an agent takes
@@ -78,7 +78,7 @@ def table_of(
 
 
 def without_loopback(table: Table) -> Table:
-    """For an agent on another machine: replicas on this one are not to be had from there."""
+    """For an agent on another machine: replicas on this one are not reachable from there."""
     kept = tuple(target for target in table.targets if not _is_loopback(target.url))
     if len(kept) == len(table.targets):
         return table
@@ -92,7 +92,7 @@ def _is_loopback(url: str) -> bool:
 
 def _target(replica: Replica, spec: ServiceSpec, goal: Goal, tls_name: str) -> Target:
     """With the instant of its drain's end in place of the time that is left."""
-    # For a sign of life any answer will do, so a path that costs the engine nothing: a probe with a payload is
+    # For a sign of life any response will do, so a path that costs the engine nothing: a probe with a payload is
     # real work, and one with a secret in its path is not public.
     plain = spec.probe.method == "GET" and "$" not in spec.probe.path
     rates = goal.scaling.target_qps_by_accelerator

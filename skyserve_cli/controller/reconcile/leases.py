@@ -53,7 +53,7 @@ class LeaseWatch:
         self._warned: frozenset[tuple[str, float | None]] = frozenset()
         self.by_id: Mapping[str, Lease] = _NOTHING
 
-    def look(self, instances: Iterable[Instance], now: float) -> bool:
+    def observe(self, instances: Iterable[Instance], now: float) -> bool:
         """Return whether any lease differs from the last look."""
         before = self.by_id
         leased = [(one, one.lease) for one in instances if one.lease is not None and not one.state.is_gone]

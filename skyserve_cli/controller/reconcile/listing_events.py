@@ -40,7 +40,7 @@ def events_of(
 ) -> Iterator[Event]:
     """Yield the events that `instances` (by instance id, of one cloud) imply for that cloud's replicas.
 
-    A replica is only missing if it had been launched before the cloud was asked. One that is REQUESTED or
+    A replica is only missing if it had been launched before the cloud was listed. One that is REQUESTED or
     TERMINATING has a call outstanding, whose response has more than a listing.
     """
     for replica in replicas:
@@ -102,12 +102,12 @@ def _is_news(retire_at: float, known: float | None) -> bool:
     return retire_at < known - _SAME_S if known is not None else retire_at > 0.0
 
 
-def missing_from(sighting: InstanceListing, replicas: Iterable[Replica]) -> bool:
+def missing_from(listing: InstanceListing, replicas: Iterable[Replica]) -> bool:
     """Return whether a replica has an instance in that cloud which the sighting lacks."""
     return any(
-        sighting.shows(replica)
+        listing.shows(replica)
         and replica.instance_id is not None
-        and replica.instance_id not in sighting.by_id
+        and replica.instance_id not in listing.by_id
         for replica in replicas
     )
 
@@ -124,18 +124,18 @@ def _gone(replica: Replica, message: str, is_lost: bool = False) -> Preempted:
     return Preempted(replica.id, lost=lost, message=message)
 
 
-def unattended(sightings: Iterable[InstanceListing]) -> frozenset[str]:
+def unattended(listings: Iterable[InstanceListing]) -> frozenset[str]:
     """Return the ids of instances whose order is to be sent again."""
-    return frozenset().union(*(sighting.unattended for sighting in sightings))
+    return frozenset().union(*(listing.unattended for listing in listings))
 
 
 def orphans(
-    sighting: InstanceListing, live_tokens: frozenset[str], suspects: frozenset[str]
+    listing: InstanceListing, live_tokens: frozenset[str], suspects: frozenset[str]
 ) -> tuple[list[Instance], frozenset[str]]:
     """Return the instances of ours that no live replica owns, and the suspects for the next listing.
 
-    Rows are committed before machines are asked for, so an instance without a row is an orphan. It must be
-    seen twice, so that a listing taken before a terminate was answered accuses no one.
+    Rows are committed before machines are requested, so an instance without a row is an orphan. It must be
+    seen twice, so that a listing taken before a terminate returned reports no orphan.
     """
-    unowned = [i for i in sighting.instances if not i.state.is_gone and i.token not in live_tokens]
+    unowned = [i for i in listing.instances if not i.state.is_gone and i.token not in live_tokens]
     return [i for i in unowned if i.id in suspects], frozenset(i.id for i in unowned)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from policies.balancers import Fleet, Place
+from policies.balancers import AgentFleet, AgentRegion
 from policies.goals import Goal
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Role
 from policies.registry import MIXERS
@@ -48,7 +48,7 @@ def goal_of(row: ServiceRow, spec: ServiceSpec) -> Goal:
 
 
 def requirements_of(spec: ServiceSpec) -> Requirements:
-    """Return what to ask the clouds for: what the file names, and the same on demand where the placer may want that."""
+    """Return what to request from the clouds: what the file names, and the same on demand where the placer may want that."""
     goal = spec.placement
     alternatives: dict[ResourceChoice, int] = {}  # each with the index of the one under `resources`
     for index, choice in enumerate(spec.resources):
@@ -91,7 +91,7 @@ def tls_name_of(owner: str, row: ServiceRow, replica: Replica) -> str:
 def known_tokens(owner: str, rows: Iterable[ServiceRow]) -> frozenset[str]:
     """Return the tokens of all instances that we want, or have yet to see the end of.
 
-    Whatever else carries our tag is an orphan.
+    Every other instance with our tag is an orphan.
     """
     return frozenset(
         token_of(owner, row.name, row.incarnation, replica.id, replica.offer)
@@ -132,7 +132,7 @@ def order_of(
 
 
 def agent_requirements_of(regional: RegionalAgents) -> Requirements:
-    """Return what to ask the clouds for, for the agents on machines of their own."""
+    """Return what to request from the clouds for the agents on machines of their own."""
     candidates = (
         Candidate(cloud=place.cloud, region=place.region, instance_type=regional.instance_type(place.cloud))
         for place in regional.places
@@ -142,7 +142,7 @@ def agent_requirements_of(regional: RegionalAgents) -> Requirements:
 
 def agent_fleet_of(
     row: ServiceRow, agents: Sequence[Replica], spec_of: Callable[[int], ServiceSpec]
-) -> Fleet:
+) -> AgentFleet:
     """Return the agents that are wanted and those that there are; `spec_of` gives the spec of a version."""
     wanted = spec_of(row.version).regional
 
@@ -151,8 +151,8 @@ def agent_fleet_of(
         was = spec_of(agent.version).regional
         return was.port == wanted.port and kind in (None, agent.offer.instance_type)
 
-    return Fleet(
-        places=tuple(Place(*place) for place in wanted.places),
+    return AgentFleet(
+        places=tuple(AgentRegion(*place) for place in wanted.places),
         count=wanted.count,
         agents=tuple(agents),
         fitting=frozenset(agent.id for agent in agents if fits(agent)),
@@ -164,7 +164,7 @@ def name_orders_of(
 ) -> list[NameOrder]:
     """Return the service's name and what it should mean; and that the name which it had before an update means nothing any more.
 
-    An agent that does not answer us may answer its clients, so it is left in.
+    An agent that does not respond to us may serve its clients, so it is left in.
     """
     found = []
     now = None if row.down else spec_of(row.version).regional.dns

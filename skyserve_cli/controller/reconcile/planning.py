@@ -38,7 +38,7 @@ def update_plan(
 ) -> dict[str, Any]:
     """As `first_plan`, of a new version of a running service.
 
-    `launches` are those of the whole update, and `ends` the replicas that it ends. `usd_per_hour` is the price when it is
+    `launches` are those of the whole update, and `ends` the replicas that it terminates. `usd_per_hour` is the price when it is
     complete. `update` is what it needs meanwhile: in each of `steps` it waits until replicas are ready, `usual_start_s` is
     how long the running ones took (null if none is ready).
     """
@@ -99,12 +99,12 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
     `usd_per_hour`.
     """
     row = _new_row(spec, now)
-    read_cache = Observation(now, goal_of(row, spec), (), tuple(offers))
-    decided = plan(read_cache, row.memory, policies_for(read_cache.goal))
+    observation = Observation(now, goal_of(row, spec), (), tuple(offers))
+    decided = plan(observation, row.memory, policies_for(observation.goal))
     launches = [action for action in decided.actions if isinstance(action, Launch)]
     on_demand = [each.replica_id for each in launches if each.offer.capacity_type is CapacityType.ON_DEMAND]
     stand_ins = frozenset(on_demand[: max(0, len(launches) - decided.target)])
-    agents = _first_agents(spec, read_cache, clouds)
+    agents = _first_agents(spec, observation, clouds)
     return {
         "name": spec.name,
         "target": decided.target,
@@ -150,14 +150,14 @@ def insist_on_regions(spec: ServiceSpec, clouds: Clouds) -> None:
             raise CloudNotEnabledError(f"{at}: {place.cloud} offers no machine for a load balancer there")
 
 
-def _first_agents(spec: ServiceSpec, read_cache: Observation, clouds: Clouds) -> list[Launch]:
+def _first_agents(spec: ServiceSpec, observation: Observation, clouds: Clouds) -> list[Launch]:
     """Return the load balancers that would be launched, as the catalog has them."""
     if not spec.regional.places:
         return []
     insist_on_regions(spec, clouds)
     offers = clouds.listed(agent_requirements_of(spec.regional))
-    fleet = agent_fleet_of(_new_row(spec, read_cache.now), (), lambda version: spec)
-    decided = decide_agents(fleet, offers, read_cache.goal, {}, 1, read_cache.now)
+    fleet = agent_fleet_of(_new_row(spec, observation.now), (), lambda version: spec)
+    decided = decide_agents(fleet, offers, observation.goal, {}, 1, observation.now)
     return [action for action in decided.actions if isinstance(action, Launch)]
 
 
@@ -176,10 +176,10 @@ def offer_view(offer: Offer) -> dict[str, Any]:
 
 
 def _refused(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds) -> list[dict[str, Any]]:
-    answered = {offer.choice for offer in offers}
+    responded = {offer.choice for offer in offers}
     refused = []
     for index, choice in enumerate(spec.resources):
-        if index in answered:
+        if index in responded:
             continue
         reasons = [clouds.explain_no_offer(candidate) for candidate in candidates_of(choice)]
         why = reasons[0] if reasons and None not in reasons else None

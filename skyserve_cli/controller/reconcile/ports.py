@@ -15,7 +15,7 @@ from provisioners.port.base import Instance, InstanceState, Requirements, is_sil
 from skyserve_cli.spec.model import Probe, ServiceSpec
 
 
-class CallKind(str, Enum):
+class OperationKind(str, Enum):
     """The calls that change a cloud."""
 
     LAUNCH = "launch"
@@ -23,12 +23,12 @@ class CallKind(str, Enum):
     TERMINATE = "terminate"
 
 
-class Call(NamedTuple):
+class CloudOperation(NamedTuple):
     """One cloud call that is outstanding for a replica, with everything needed to build its order."""
 
     service: str
     incarnation: str
-    kind: CallKind
+    kind: OperationKind
     replica: Replica
 
     @property
@@ -36,13 +36,13 @@ class Call(NamedTuple):
         return self.service, self.replica.id
 
 
-class Runner(Protocol):
+class OperationRunner(Protocol):
     """Makes cloud calls.
 
     At most one is in flight per replica: without this rule a machine leaks when a terminate overtakes its launch.
     """
 
-    def ensure(self, calls: Sequence[Call]) -> None:
+    def ensure(self, calls: Sequence[CloudOperation]) -> None:
         """These calls are outstanding: start those not under way.
 
         Level-triggered, called every tick; a call that is under way, or waits for its retry, is left alone.
@@ -50,7 +50,7 @@ class Runner(Protocol):
         ...
 
     def drain(self) -> Sequence[tuple[str, Event]]:
-        """Return the answers since the last time, as (service, event)."""
+        """Return the results since the last time, as (service, event)."""
         ...
 
     def abandon(self, orphan: Instance) -> None:
@@ -133,7 +133,7 @@ class Prober(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentOrder:
-    """The load balancer a service should have. Its load is asked for over the last `window_s`."""
+    """The load balancer a service should have. Its load is requested over the last `window_s`."""
 
     service: str
     host: str
@@ -148,7 +148,7 @@ class RegionalOrder:
     """The load balancer agent that should serve on a machine of its own.
 
     `instance` is as much of the machine as it takes to log in, `port` where the agent listens. `passing` is what the
-    reconciler knows of it; None: it never answered.
+    reconciler knows of it; None: it never responded.
     """
 
     service: str

@@ -37,8 +37,7 @@ from skyserve_cli.controller.reconcile.mappers import agent_addresses, known_tok
 from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,
     BalancerFleet,
-    Call,
-    CallKind,
+    CloudOperation,
     Firewalls,
     InstanceListing,
     InstancePoller,
@@ -48,11 +47,12 @@ from skyserve_cli.controller.reconcile.ports import (
     NoFirewalls,
     NoRegions,
     Offers,
+    OperationKind,
+    OperationRunner,
     ProbeOrder,
     Prober,
     Regional,
     RegionalOrder,
-    Runner,
     Specs,
 )
 from skyserve_cli.controller.reconcile.service_orders import OrderMaker
@@ -84,7 +84,7 @@ LISTINGS_BEFORE_ORPHANS = 2
 class _Turn:
     """What one tick gathers of all services."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CloudOperation] = field(default_factory=list)
     probes: list[ProbeOrder] = field(default_factory=list)
     agents: dict[str, AgentOrder | None] = field(default_factory=dict)
     regional: list[RegionalOrder] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Reconciler:
         store: Store,
         specs: Specs,
         offers: Offers,
-        runner: Runner,
+        runner: OperationRunner,
         instance_poller: InstancePoller,
         prober: Prober,
         fleet: BalancerFleet,
@@ -185,14 +185,14 @@ class Reconciler:
         self.store_health.end(self._clock.now())
 
     def _tick(self, now: float) -> None:
-        rows = self._store.services()  # first: if it fails, no event and no sighting is lost
-        answers = _by_service((*self._runner.drain(), *self._prober.drain(), *self._regional.drain()))
-        sightings = self._instance_poller.drain()
-        listings = [sighting for sighting in sightings if sighting.is_listing]
-        self._seen.update(listing.cloud for listing in listings)
-        if self._adoption is not None and self._adoption.take(rows, listings, now):
+        rows = self._store.services()  # first: if it fails, no event and no listing is lost
+        results = _by_service((*self._runner.drain(), *self._prober.drain(), *self._regional.drain()))
+        listings = self._instance_poller.drain()
+        complete = [listing for listing in listings if listing.is_listing]
+        self._seen.update(one.cloud for one in complete)
+        if self._adoption is not None and self._adoption.take(rows, complete, now):
             rows = self._store.services()
-        changed = self._listings.changed(sightings)
+        changed = self._listings.changed(listings)
         around = Around(self._epoch(), frozenset(self._seen), self._instance_poller.trouble())
         self._offers.begin()
         orders: dict[str, Orders] = {}
@@ -201,15 +201,15 @@ class Reconciler:
         room = self._room(rows)
         for row in rows:
             kept = self._kept.get(row.name)
-            mine = answers.get(row.name, ())
+            mine = results.get(row.name, ())
             try:
-                if kept is not None and not self._why_again(kept, row, mine, sightings, changed, around, now):
+                if kept is not None and not self._why_again(kept, row, mine, listings, changed, around, now):
                     is_check = checks > 0 and now - kept.decided_at >= CHECKED_EVERY_S
                     if not is_check:
-                        orders[row.name] = self._stand(kept, row, sightings, now)
+                        orders[row.name] = self._stand(kept, row, listings, now)
                         continue
                     checks -= 1
-                decision = self._service_turn.decide(row, mine, sightings, now, room)
+                decision = self._service_turn.decide(row, mine, listings, now, room)
                 room -= sum(
                     one.offer.price_usd_hour for one in decision.plan.actions if isinstance(one, Launch)
                 )
@@ -229,7 +229,7 @@ class Reconciler:
             try:
                 if name not in written:
                     raise _NotWrittenError
-                kept = self._kept_of(one, sightings, around, bool(answers.get(name)), now)
+                kept = self._kept_of(one, listings, around, bool(results.get(name)), now)
                 self._kept[name], orders[name] = kept, kept.orders
             except _NotWrittenError:
                 orders[name] = self._unchanged(one.row)
@@ -249,7 +249,7 @@ class Reconciler:
         self._names.ensure(turn.names)
         self._prober.watch(turn.probes)
         self._runner.ensure(turn.calls)
-        self._abandon_orphans(listings)
+        self._abandon_orphans(complete)
         self._instance_poller.watch(frozenset(turn.clouds))
 
     def _room(self, rows: Iterable[ServiceRow]) -> float:
@@ -274,8 +274,8 @@ class Reconciler:
         self,
         kept: Kept,
         row: ServiceRow,
-        answers: Sequence[Event],
-        sightings: Sequence[InstanceListing],
+        results: Sequence[Event],
+        listings: Sequence[InstanceListing],
         changed: Collection[str],
         around: Around,
         now: float,
@@ -286,7 +286,7 @@ class Reconciler:
         return why_again(
             kept,
             row,
-            has_events=bool(answers) or bool(sightings and is_news(kept, sightings, changed)),
+            has_events=bool(results) or bool(listings and is_news(kept, listings, changed)),
             around=around,
             demand=demand_of(self._service_turn.load(row, self._specs.get(row.name, row.version)))
             if reads
@@ -295,20 +295,20 @@ class Reconciler:
             now=now,
         )
 
-    def _stand(self, kept: Kept, row: ServiceRow, sightings: Sequence[InstanceListing], now: float) -> Orders:
+    def _stand(self, kept: Kept, row: ServiceRow, listings: Sequence[InstanceListing], now: float) -> Orders:
         """Return the orders of a service that does not have to be decided about again."""
         return kept.orders
 
     def _kept_of(
         self,
         decided: Decided,
-        sightings: Sequence[InstanceListing],
+        listings: Sequence[InstanceListing],
         around: Around,
         had_answers: bool,
         now: float,
     ) -> Kept:
         """Return the cached part of a turn, and until when."""
-        row, goal, orders = decided.row, decided.goal, self._order_maker.of(decided, sightings, now)
+        row, goal, orders = decided.row, decided.goal, self._order_maker.of(decided, listings, now)
         attempts = (*decided.change.replicas.values(), *decided.agents.replicas.values())
         is_settled = not (
             decided.commit is not None
@@ -317,7 +317,7 @@ class Reconciler:
             or decided.agents.events
             or goal.down  # waits for names to be unpublished
             or any(one.state is ReplicaState.DRAINING for one in attempts)
-            or any(call.kind is CallKind.ATTEND for call in orders.calls)
+            or any(call.kind is OperationKind.ATTEND for call in orders.calls)
         )
         waits = (
             decided.plan.wake_at,
@@ -338,7 +338,7 @@ class Reconciler:
             orders=was.orders if was is not None and was.orders == orders else orders,
             listed={} if was is None else was.listed,
         )
-        note_listings(kept, sightings)
+        note_listings(kept, listings)
         return kept
 
     def _write(self, decided: Sequence[Decided]) -> set[str]:
@@ -354,7 +354,7 @@ class Reconciler:
             try:
                 self._store.commit_all(group)
                 written |= {commit.name for commit in group}
-            except LeaseLostError:  # whatever was decided, it is not ours to decide
+            except LeaseLostError:  # another controller decides now
                 raise
             except OperationalError as error:  # locked, full or away: so it is for each of them
                 self.store_health.failed(error)
@@ -387,15 +387,15 @@ class Reconciler:
             self._tokens[row.name] = was if was and same else (row, known_tokens(self._owner, (row,)))
         return frozenset().union(*(tokens for _, tokens in self._tokens.values()))
 
-    def _abandon_orphans(self, sightings: Sequence[InstanceListing]) -> None:
-        if not sightings:
+    def _abandon_orphans(self, listings: Sequence[InstanceListing]) -> None:
+        if not listings:
             return
         # The rows as they now stand, after the clouds were listed: see `leaks`.
         tokens = self._known_tokens(self._store.services())
-        for sighting in sightings:
-            suspects = self._suspects.get(sighting.cloud, frozenset())
-            found, self._suspects[sighting.cloud] = orphans(sighting, tokens, suspects)
-            is_early = self._seen[sighting.cloud] <= LISTINGS_BEFORE_ORPHANS
+        for listing in listings:
+            suspects = self._suspects.get(listing.cloud, frozenset())
+            found, self._suspects[listing.cloud] = orphans(listing, tokens, suspects)
+            is_early = self._seen[listing.cloud] <= LISTINGS_BEFORE_ORPHANS
             for orphan in () if is_early else found:
                 if self._adoption is not None and self._adoption.spares(orphan):
                     continue

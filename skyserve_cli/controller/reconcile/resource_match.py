@@ -1,4 +1,4 @@
-"""From the alternatives of `resources` to the candidates that clouds are asked for, and to images and copies. Pure."""
+"""From the alternatives of `resources` to the candidates that clouds are requested, and to images and copies. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUCKETS_BY_NAME = MappingProxyType({"s3": "s3", "gcs": "gs"})
 
 
 def candidates_of(choice: ResourceChoice, preference: int = 0, index: int = 0) -> list[Candidate]:
-    """Return what to ask the clouds for.
+    """Return what to request from the clouds.
 
     One for each place if the images are by place: others have none. `index` is where the alternative stands under
     `resources`.

@@ -19,9 +19,9 @@ from skyserve_cli.controller.reconcile.mappers import (
 )
 from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,
-    Call,
-    CallKind,
+    CloudOperation,
     InstanceListing,
+    OperationKind,
     ProbeOrder,
     RegionalOrder,
     Specs,
@@ -35,7 +35,10 @@ from skyserve_cli.state.values import ServiceRow
 
 _PROBED = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.NOT_READY)
 _CONNECTED = (*_PROBED, ReplicaState.DRAINING)
-_OUTSTANDING = {ReplicaState.REQUESTED: CallKind.LAUNCH, ReplicaState.TERMINATING: CallKind.TERMINATE}
+_OUTSTANDING = {
+    ReplicaState.REQUESTED: OperationKind.LAUNCH,
+    ReplicaState.TERMINATING: OperationKind.TERMINATE,
+}
 
 
 class OrderMaker:
@@ -53,7 +56,7 @@ class OrderMaker:
         self._lb_host = lb_host
         self._epoch = epoch
 
-    def of(self, decided: Decided, sightings: Sequence[InstanceListing], now: float) -> Orders:
+    def of(self, decided: Decided, listings: Sequence[InstanceListing], now: float) -> Orders:
         """Return what the rows, as they now stand, require."""
         row, spec, goal = decided.row, decided.spec, decided.goal
         live, agents = decided.change.live(), decided.agents.live()
@@ -66,7 +69,7 @@ class OrderMaker:
         if (live or not goal.down) and stands_beside(row, spec):
             host = spec.load_balancer.host or self._lb_host
             beside[row.name] = AgentOrder(row.name, host, row.lb_port, table, tls, window_s)
-        calls, probes = self._calls_and_probes(row, (*live, *agents), sightings)
+        calls, probes = self._calls_and_probes(row, (*live, *agents), listings)
         remote = without_loopback(table)
         return Orders(
             calls=tuple(calls),
@@ -106,17 +109,17 @@ class OrderMaker:
         )
 
     def _calls_and_probes(
-        self, row: ServiceRow, live: Sequence[Replica], sightings: Sequence[InstanceListing]
-    ) -> tuple[list[Call], list[ProbeOrder]]:
-        alone = unattended(sightings)
+        self, row: ServiceRow, live: Sequence[Replica], listings: Sequence[InstanceListing]
+    ) -> tuple[list[CloudOperation], list[ProbeOrder]]:
+        alone = unattended(listings)
         calls, probes = [], []
         is_settled = has_one_version(row, (one for one in live if one.role is Role.REPLICA))
         for replica in live:
             kind = _OUTSTANDING.get(replica.state)
             if kind is None and replica.instance_id in alone:
-                kind = CallKind.ATTEND
+                kind = OperationKind.ATTEND
             if kind is not None:
-                calls.append(Call(row.name, row.incarnation, kind, replica))
+                calls.append(CloudOperation(row.name, row.incarnation, kind, replica))
             if replica.role is not Role.REPLICA:
                 continue  # its state is known from bringing it its table
             if replica.state in _PROBED and replica.endpoint is not None:

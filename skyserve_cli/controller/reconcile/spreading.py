@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from policies.goals import AcceleratorQps
 from policies.model import Offer
 from policies.placement import thrift
-from policies.work import usd_of_work
+from policies.throughput import usd_of_work
 
 LEAST_USD_HOUR = 0.000_001
 

@@ -17,7 +17,7 @@ from provisioners.port.base import Instance, Requirements
 from skyserve_cli.controller.reconcile.listing_events import missing_from
 from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,
-    Call,
+    CloudOperation,
     InstanceListing,
     NameOrder,
     ProbeOrder,
@@ -34,7 +34,7 @@ Demand = tuple[float, int, bool, float, bool]
 class Orders(NamedTuple):
     """What the rows of one service require of those who act on them."""
 
-    calls: tuple[Call, ...] = ()
+    calls: tuple[CloudOperation, ...] = ()
     probes: tuple[ProbeOrder, ...] = ()
     agents: Mapping[str, AgentOrder | None] = {}  # by service: none or one
     regional: tuple[RegionalOrder, ...] = ()
@@ -117,18 +117,18 @@ class Listings:
     def __init__(self) -> None:
         self._last: dict[str, tuple[Instance, ...]] = {}
 
-    def changed(self, sightings: Iterable[InstanceListing]) -> set[str]:
+    def changed(self, listings: Iterable[InstanceListing]) -> set[str]:
         """Return the services whose instances differ from the last listing of their cloud, or that a report is about."""
         names: set[str] = set()
-        for sighting in sightings:
-            if not sighting.is_listing:
-                names |= {instance.service for instance in sighting.instances}
+        for listing in listings:
+            if not listing.is_listing:
+                names |= {instance.service for instance in listing.instances}
                 continue
-            names |= {sighting.by_id[id].service for id in sighting.unattended}
-            last = self._last.get(sighting.cloud, ())
-            if sighting.instances != last:
-                names |= _differing(last, sighting.instances)
-                self._last[sighting.cloud] = sighting.instances
+            names |= {listing.by_id[id].service for id in listing.unattended}
+            last = self._last.get(listing.cloud, ())
+            if listing.instances != last:
+                names |= _differing(last, listing.instances)
+                self._last[listing.cloud] = listing.instances
         return names
 
 
@@ -142,7 +142,7 @@ def _differing(before: Sequence[Instance], after: Sequence[Instance]) -> set[str
     return names | {instance.service for instance in old.values()}
 
 
-def is_news(kept: Kept, sightings: Iterable[InstanceListing], changed: Collection[str]) -> bool:
+def is_news(kept: Kept, listings: Iterable[InstanceListing], changed: Collection[str]) -> bool:
     """Return whether one of the sightings may mean something new for the service.
 
     `changed` as `Listings.changed` returned it.
@@ -150,19 +150,19 @@ def is_news(kept: Kept, sightings: Iterable[InstanceListing], changed: Collectio
     if kept.row.name in changed:
         return True
     return any(
-        sighting.is_listing
-        and sighting.cloud in kept.orders.clouds
-        and kept.listed.get(sighting.cloud) is not kept.row
-        for sighting in sightings
+        listing.is_listing
+        and listing.cloud in kept.orders.clouds
+        and kept.listed.get(listing.cloud) is not kept.row
+        for listing in listings
     )
 
 
-def note_listings(kept: Kept, sightings: Iterable[InstanceListing]) -> None:
+def note_listings(kept: Kept, listings: Iterable[InstanceListing]) -> None:
     """Remember that the service, as it stands, was compared with these."""
-    for sighting in sightings:
-        if not sighting.is_listing:
+    for listing in listings:
+        if not listing.is_listing:
             continue
-        if kept.is_settled and not missing_from(sighting, kept.row.attempts):
-            kept.listed[sighting.cloud] = kept.row
+        if kept.is_settled and not missing_from(listing, kept.row.attempts):
+            kept.listed[listing.cloud] = kept.row
         else:
-            kept.listed.pop(sighting.cloud, None)
+            kept.listed.pop(listing.cloud, None)

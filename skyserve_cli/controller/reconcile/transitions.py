@@ -1,4 +1,4 @@
-"""What becomes of the replicas of one service during one tick, and the story of it."""
+"""Transitions of the replicas of one service during one tick, and the events that record them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from policies.model import (
 )
 from skyserve_cli.controller.reconcile.listing_events import events_of
 from skyserve_cli.controller.reconcile.ports import InstanceListing
-from skyserve_cli.state.values import AGENT_WORD, Story
+from skyserve_cli.state.values import AGENT_WORD, EventRecord
 
 log = logging.getLogger(__name__)
 
 
-class Change:
+class TickTransitions:
     """The replicas (or the agents) of one service during one tick, and the events of the tick.
 
     Every event of an agent starts with AGENT_WORD.
@@ -36,22 +36,22 @@ class Change:
         self._role = role
         self.replicas = dict(self.before)
         self.events: list[Event] = []
-        self.story: list[Story] = []
+        self.records: list[EventRecord] = []
         self.now = now
         self._goal = goal
 
-    def observe(self, answers: Iterable[Event], sightings: Iterable[InstanceListing]) -> None:
-        """What the hands have answered, and what the clouds show."""
-        self.take(answers)
-        for sighting in sightings:
-            instances = sighting.by_id
-            here = [r for r in self.replicas.values() if r.zone.cloud == sighting.cloud]
+    def observe(self, results: Iterable[Event], listings: Iterable[InstanceListing]) -> None:
+        """Apply the results of cloud calls, then what the clouds list."""
+        self.take(results)
+        for listing in listings:
+            instances = listing.by_id
+            here = [r for r in self.replicas.values() if r.zone.cloud == listing.cloud]
             # Nothing follows from what a report, or a region that did not respond, lacks.
-            here = [r for r in here if r.instance_id in instances or sighting.shows(r)]
-            self.take(events_of(here, instances, sighting.asked_at))
+            here = [r for r in here if r.instance_id in instances or listing.shows(r)]
+            self.take(events_of(here, instances, listing.asked_at))
 
     def take(self, events: Iterable[Event]) -> None:
-        """Apply events in order. One that a replica cannot handle is set aside, with its story."""
+        """Apply events in order. An event that a replica cannot handle is set aside and recorded as an error."""
         for event in events:
             replica = self.replicas.get(event.replica_id)
             if replica is None or replica.state is ReplicaState.GONE:
@@ -60,7 +60,7 @@ class Change:
                 after = apply(replica, event, self.now, self._goal.drain_timeout_s)
             except InvalidTransition as error:
                 log.error("%s", error)
-                self.story.append(Story("error", str(error), replica.id))
+                self.records.append(EventRecord("error", str(error), replica.id))
                 continue
             self.events.append(event)
             self._record(type(event).__name__, replica, after, event)
@@ -68,14 +68,18 @@ class Change:
     def scale(self, before: int, wanted: int) -> None:
         if before != wanted:
             sentence = f"{wanted} replicas wanted" + (f", {before} before" if before else "")
-            self.story.append(Story("scale", sentence, state=str(wanted)))
+            self.records.append(EventRecord("scale", sentence, state=str(wanted)))
 
     def act(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, Launch):
                 born = request(action, self.now)
                 self.replicas[born.id] = born
-                self.story.append(Story(self._word("Launch"), _told(action), born.id, born.state.value))
+                self.records.append(
+                    EventRecord(
+                        self._event_kind("Launch"), _launch_message(action), born.id, born.state.value
+                    )
+                )
                 continue
             replica = self.replicas[action.replica_id]
             after = apply(replica, action, self.now, self._goal.drain_timeout_s)
@@ -92,13 +96,13 @@ class Change:
         if after is before and isinstance(cause, (ProbePassed, ProbeFailed, Progressed)):
             return
         message = getattr(cause, "message", "") or getattr(cause, "why", "") or _detail(cause)
-        self.story.append(Story(self._word(kind), message, after.id, after.state.value))
+        self.records.append(EventRecord(self._event_kind(kind), message, after.id, after.state.value))
 
-    def _word(self, kind: str) -> str:
+    def _event_kind(self, kind: str) -> str:
         return kind if self._role is Role.REPLICA else f"{AGENT_WORD}{kind}"
 
 
-def _told(launch: Launch) -> str:
+def _launch_message(launch: Launch) -> str:
     offer = launch.offer
     price = f"{offer.price_usd_hour:.3f} USD/h"
     return f"{offer.zone} {offer.capacity_type.value} at {price}: {launch.why}"

@@ -25,9 +25,9 @@ from skyserve_cli.controller.reconcile.ports import (
     Regional,
     Specs,
 )
-from skyserve_cli.controller.reconcile.transitions import Change
+from skyserve_cli.controller.reconcile.transitions import TickTransitions
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.state.values import Commit, ServiceRow, Story
+from skyserve_cli.state.values import Commit, EventRecord, ServiceRow
 
 
 @dataclass(slots=True)
@@ -38,8 +38,8 @@ class Decided:
     spec: ServiceSpec
     goal: Goal
     load: Load
-    change: Change
-    agents: Change
+    change: TickTransitions
+    agents: TickTransitions
     plan: Plan
     needs: tuple[Requirements, ...]
     offers: tuple[tuple[Offer, ...] | None, ...]
@@ -50,7 +50,7 @@ class Decided:
 class _FleetTurn:
     """What was decided about one fleet. `plan` is None if it was too early to decide, `doubt` why not all deadlines count."""
 
-    change: Change
+    change: TickTransitions
     memory: Memory
     plan: Plan | None
     doubt: str
@@ -59,7 +59,7 @@ class _FleetTurn:
 
 
 class TickOffers:
-    """The offers of one tick: each need is asked for once. Equal offers are the same object from tick to tick."""
+    """The offers of one tick: each need is requested once. Equal offers are the same object from tick to tick."""
 
     def __init__(self, offers: Offers) -> None:
         self._offers = offers
@@ -114,8 +114,8 @@ class ServiceTurn:
     def decide(
         self,
         row: ServiceRow,
-        answers: Sequence[Event],
-        sightings: Sequence[InstanceListing],
+        results: Sequence[Event],
+        listings: Sequence[InstanceListing],
         now: float,
         room_usd_hour: float = math.inf,
     ) -> Decided:
@@ -125,7 +125,7 @@ class ServiceTurn:
         load = self.load(row, spec)
         service = Service(row, spec, goal, load, now, room_usd_hour)
         is_awaited = self._adoption is not None and self._adoption.is_awaited(row.name, now)
-        happened = (answers, sightings)
+        happened = (results, listings)
         replicas = ReplicaFleet(service, self._specs)
         own = self._turn_fleet(replicas, service, happened, row.memory, is_early=is_awaited)
         balancers = AgentFleet(service, self._specs, self._names, own.change)
@@ -163,7 +163,7 @@ class ServiceTurn:
 
         Unless it `is_early`, its offers are not known yet, or one of its clouds has not been listed yet.
         """
-        change = Change(fleet.rows, fleet.goal, service.now, fleet.role)
+        change = TickTransitions(fleet.rows, fleet.goal, service.now, fleet.role)
         change.observe(*happened)
         doubt = self._give_up(service.row.name, fleet, change)
         memory = fleet.learn(change, memory)
@@ -181,7 +181,7 @@ class ServiceTurn:
         beside = [self._fleet.load(row.name)] if stands_beside(row, spec) else []
         return merged([*beside, *self._regional.loads(row.name)])
 
-    def _give_up(self, service: str, fleet: Fleet, change: Change) -> str:
+    def _give_up(self, service: str, fleet: Fleet, change: TickTransitions) -> str:
         """Apply the deadlines that have passed, as far as this controller can trust its own probes. Returns why not all."""
         replicas = tuple(change.replicas.values())
         overdue = tuple(due(replicas, fleet.goal, fleet.load, change.now))
@@ -236,16 +236,18 @@ def _together(row: ServiceRow, own: _FleetTurn, agents: _FleetTurn) -> Plan:
     )
 
 
-def _commit_of(row: ServiceRow, change: Change, agents: Change, decided: Plan) -> Commit | None:
-    """Intents, memory and story; None where nothing changed."""
+def _commit_of(
+    row: ServiceRow, change: TickTransitions, agents: TickTransitions, decided: Plan
+) -> Commit | None:
+    """Return the intents, memory and events of the tick; None where nothing changed."""
     notes = "; ".join(decided.notes)
     memory = None if decided.memory == row.memory else decided.memory
-    story = [*change.story, *agents.story]
+    records = [*change.records, *agents.records]
     if notes and notes != row.notes:
-        story.append(Story("note", notes))
+        records.append(EventRecord("note", notes))
     changed = [*change.changed(), *agents.changed()]
     same = (decided.wanted, decided.target, notes) == (row.wanted, row.target, row.notes)
-    if not changed and not story and memory is None and same:
+    if not changed and not records and memory is None and same:
         return None
     return Commit(
         row.name,
@@ -255,5 +257,5 @@ def _commit_of(row: ServiceRow, change: Change, agents: Change, decided: Plan) -
         wanted=decided.wanted,
         target=decided.target,
         notes=notes,
-        story=story,
+        records=records,
     )

@@ -19,7 +19,7 @@ _HIDDEN = "load_balancer.api_keys"
 
 
 class Course(NamedTuple):
-    """The launches of an update and the replicas that it ends, each in order, with the last target.
+    """The launches of an update and the replicas that it terminates, each in order, with the last target.
 
     `steps` is how often it waits for replicas to become ready, `most` are the replicas of its most expensive moment,
     draining ones left out.

@@ -52,7 +52,7 @@ class Call:
     region: str
     action: str
     params: dict[str, Any]
-    answered: str = field(default="")  # "ok", a code, or "lost"
+    responded: str = field(default="")  # "ok", a code, or "lost"
 
     @property
     def is_json(self) -> bool:

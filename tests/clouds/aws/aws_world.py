@@ -122,13 +122,13 @@ class AwsWorld(StrictEc2):
                 if call.action.endswith("SecurityGroupIngress"):
                     self.on_rules()
                 self._trouble(call, after=True)
-            call.answered = "ok" if response.status_code < 400 else "refused"
+            call.responded = "ok" if response.status_code < 400 else "refused"
         except Refusal as refusal:
             if not refusal.code:
-                call.answered = "lost"
+                call.responded = "lost"
                 environ["werkzeug.socket"].shutdown(SHUT_RDWR)
                 raise ConnectionAbortedError from refusal
-            call.answered = refusal.code
+            call.responded = refusal.code
             response = refused(call, refusal)
         except Exception as error:
             self.errors.append(f"{call.action}: {error!r}")

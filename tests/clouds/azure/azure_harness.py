@@ -35,7 +35,7 @@ class Killer:
         if self.seen == self.at and not self.is_after:
             raise Crash
 
-    def answered(self) -> None:
+    def responded(self) -> None:
         if self.seen == self.at and self.is_after:
             raise Crash
 
@@ -51,7 +51,7 @@ class PlainToken(SansIOHTTPPolicy[Any, Any]):
         self._killer.sending()
 
     def on_response(self, request: Any, response: Any) -> None:
-        self._killer.answered()
+        self._killer.responded()
 
 
 class StaticCredential:

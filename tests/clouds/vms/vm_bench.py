@@ -10,10 +10,10 @@ from policies.model import CapacityType, Offer, Zone
 from provisioners.clock import unix_now
 from provisioners.port.base import LaunchOrder
 from provisioners.port.commands import Login
-from provisioners.port.lease import Terms
+from provisioners.port.lease import LeaseTerms
 from provisioners.port.vm import Machine, MachineOrder, MachineState, machine_token
 from provisioners.remote.bootstrap_runner import BootstrapRunner, Progress
-from provisioners.remote.bootstrap_steps import Node, steps_for
+from provisioners.remote.bootstrap_steps import ReplicaNode, steps_for
 from provisioners.remote.host import Host
 from provisioners.remote.ssh import connect
 from provisioners.remote.ssh_keys import Keys, user_data
@@ -95,7 +95,7 @@ def boot(
     gpus: int = 0,
 ) -> Vm:
     """A machine as a cloud makes it of an order."""
-    data = user_data(machine_order(token), KEYS.host(token), Terms(lease_s, lease_s))
+    data = user_data(machine_order(token), KEYS.host(token), LeaseTerms(lease_s, lease_s))
     return world.boot(token, user_data=data, cloud=cloud, boot_s=boot_s, disk_mb=disk_mb, gpus=gpus)
 
 
@@ -122,14 +122,14 @@ def machine_of(vm: Vm, order: LaunchOrder, rank: int = 0) -> Machine:
 
 def node_of(
     order: LaunchOrder, *, rank: int = 0, ips: tuple[str, ...] = ("127.0.0.1",), port: int = 8000
-) -> Node:
-    return Node(machine_token(order.token, rank), rank, ips, port)
+) -> ReplicaNode:
+    return ReplicaNode(machine_token(order.token, rank), rank, ips, port)
 
 
 def bring_up(
     vm: Vm,
     order: LaunchOrder,
-    node: Node | None = None,
+    node: ReplicaNode | None = None,
     tell: Callable[[Progress], object] = lambda progress: None,
     boot_timeout_s: float = 60.0,
 ) -> Host:

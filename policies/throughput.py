@@ -1,4 +1,4 @@
-"""What a replica can answer, by the accelerators it runs on, and what that costs."""
+"""How many requests a replica can serve, by the accelerators it runs on, and what that costs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def qps_of(offer: Offer, work: Sequence[AcceleratorQps]) -> float:
 def usd_of_work(offer: Offer, work: Sequence[AcceleratorQps]) -> float:
     """Return the price by which offers are compared.
 
-    USD per hour, for each request per second if it is known how many a replica answers. An A100 at three times the price of
+    USD per hour, for each request per second if it is known how many a replica serves. An A100 at three times the price of
     an L4 that does four times its work is the cheaper one.
     """
     return offer.price_usd_hour / qps_of(offer, work) if work else offer.price_usd_hour
