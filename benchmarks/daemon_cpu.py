@@ -34,10 +34,11 @@ import aiohttp
 import psutil
 
 from benchmarks.memory_controller import PORT
+from policies.goals import ScalingGoal
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.home import Home
 from skyserve_cli.spec import spec_to_json
-from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 
 _INSIDE = "SKYSERVE_BENCH_INSIDE"
 TICK_S = 1.0
@@ -108,7 +109,7 @@ class Bench:
                 name=f"s{number}",
                 run="serve",
                 probe=Probe(path="/health"),
-                replica_policy=ReplicaPolicy(size, size),
+                scaling=ScalingGoal(size, size),
                 resources=(ResourceChoice(cloud="fake", use_spot=True),),
             )
             self.client.put(spec.name, json.loads(json.dumps(spec_to_json(spec))), {}, None)

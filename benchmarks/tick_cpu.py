@@ -16,9 +16,10 @@ import statistics
 import time
 from functools import partial
 
+from policies.goals import ScalingGoal
 from policies.model import Event, ReplicaState
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
-from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 from tests.kit.fault_cloud import Faults
 from tests.kit.life import Life
 from tests.kit.sim_ports import SimProber
@@ -52,7 +53,7 @@ def build(services: int, replicas: int, faults: Faults, *, keeps: bool = True) -
                 name=f"service-{index}",
                 run="serve",
                 probe=Probe(path="/health"),
-                replica_policy=ReplicaPolicy(replicas, replicas),
+                scaling=ScalingGoal(replicas, replicas),
                 resources=(ResourceChoice(cloud="sim", use_spot=True),),
             )
         )

@@ -41,7 +41,7 @@ class ScalingGoal:
 
     A replica should carry `target_qps_per_replica` requests per second; where that differs by accelerator,
     `target_qps_by_accelerator` says how, and the plain number is the smallest of them. Or it should carry
-    `target_ongoing_per_replica` requests at a time. More (less) load must last `upscale_delay_s`
+    `target_ongoing_requests_per_replica` requests at a time. More (less) load must last `upscale_delay_s`
     (`downscale_delay_s`). With `slo` the size follows a forecast instead (`scaling.predictive`).
     """
 
@@ -51,8 +51,12 @@ class ScalingGoal:
     upscale_delay_s: float = 300.0
     downscale_delay_s: float = 1200.0
     target_qps_by_accelerator: tuple[AcceleratorQps, ...] = ()
-    target_ongoing_per_replica: float | None = None
+    target_ongoing_requests_per_replica: float | None = None
     slo: SloGoal | None = None
+
+    @property
+    def autoscaling(self) -> bool:
+        return self.max_replicas > self.min_replicas
 
 
 @dataclass(frozen=True, slots=True)

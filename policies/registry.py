@@ -69,7 +69,7 @@ def scaler_for(goal: ScalingGoal) -> Scaler:
         from policies.scaling.predictive import Predictive
 
         return Predictive()
-    if goal.target_ongoing_per_replica is not None:
+    if goal.target_ongoing_requests_per_replica is not None:
         return Ongoing()
     if goal.target_qps_by_accelerator:
         return AcceleratorRate()

@@ -158,7 +158,7 @@ class Client:
         return spec if isinstance(spec, Loaded) else self.load(spec)
 
     def _wait_for_version(self, loaded: Loaded, version: int, timeout_s: float | None) -> None:
-        name, wanted = loaded.spec.name, loaded.spec.replica_policy.min_replicas
+        name, wanted = loaded.spec.name, loaded.spec.scaling.min_replicas
 
         def has_come(view: dict[str, Any]) -> bool:
             if view["status"] == "FAILED":

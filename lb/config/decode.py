@@ -1,6 +1,12 @@
 """Strict reading of JSON that came from elsewhere.
 
 An unknown, mistyped or out-of-bounds value is an error with its path, and bounded before it is believed.
+
+Why not msgspec (0.22, measured on CPython 3.11): it decodes a table of 1,000 targets in 8 ms of CPU where this code takes 16 ms,
+because half of the work remains Python: base URLs, networks, certificates and duplicate ids are no types of its own. A table
+is decoded when it changes, not per request, so the gain is a few milliseconds per push of a large one. For that, every
+agent would install one more compiled library, and error messages would no longer name the allowed values. Statistics, which
+a controller decodes many times a second, have a shortcut of their own (`schema.TargetStats`).
 """
 
 from __future__ import annotations

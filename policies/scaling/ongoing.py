@@ -1,6 +1,6 @@
 """By concurrency: as many replicas as the requests that go on at a time need.
 
-    mean of (in flight + queued) over the window / target_ongoing_per_replica, rounded up
+    mean of (in flight + queued) over the window / target_ongoing_requests_per_replica, rounded up
 
 A rate says nothing about how long requests take; this does (Little's law: the mean number of ongoing requests is
 their rate times their duration), so it follows load whose requests vary in length, as chats and summaries do. What
@@ -22,8 +22,8 @@ class Ongoing:
 
     def target(self, observation: Observation, memory: Json) -> Size:
         goal, load = observation.goal.scaling, observation.load
-        assert goal.target_ongoing_per_replica is not None  # noqa: S101 - the registry chose this scaler by it
+        assert goal.target_ongoing_requests_per_replica is not None  # noqa: S101 - the registry chose this scaler by it
         if not load.known:
             return settle(observation, memory, None)
-        needed = whole(load.ongoing / goal.target_ongoing_per_replica)
+        needed = whole(load.ongoing / goal.target_ongoing_requests_per_replica)
         return settle(observation, memory, Need(needed, needed))

@@ -13,7 +13,6 @@ from policies.goals import ScalingGoal
 from skyserve_cli.commands import runs
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import OutputFormat
-from skyserve_cli.controller.reconcile.mappers import scaling_of
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span
 from skyserve_cli.sim import workers
 from skyserve_cli.sim.scaling import AUTOSCALERS, Judged, ScalingTrial, goal_for, run
@@ -154,12 +153,12 @@ def _one(found: tuple[float, ...], given: str) -> tuple[float]:
 
 def _service(spec: ServiceSpec | None, capacity_qps: float | None) -> tuple[ScalingGoal, float]:
     """Return the goal of the reactive scaler, and the true capacity of a replica."""
-    goal = ScalingGoal(1, MOST_REPLICAS) if spec is None else scaling_of(spec)
-    if spec is not None and not spec.replica_policy.autoscaling:
+    goal = ScalingGoal(1, MOST_REPLICAS) if spec is None else spec.scaling
+    if spec is not None and not spec.autoscaling:
         raise WrongUsage(
             f"service.replica_policy.max_replicas: {spec.name} has a fixed size; give it more than min_replicas"
         )
-    if goal.target_qps_by_accelerator or goal.target_ongoing_per_replica is not None:
+    if goal.target_qps_by_accelerator or goal.target_ongoing_requests_per_replica is not None:
         raise WrongUsage(
             "service.replica_policy: --autoscaler knows replicas of one kind and requests without a length; give the "
             "file one target_qps_per_replica"

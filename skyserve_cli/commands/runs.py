@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 from skyserve_cli.commands.durations import seconds
-from skyserve_cli.controller.reconcile.mappers import placement_of
 from skyserve_cli.output import WrongUsage, plural, span
 from skyserve_cli.sim.arrivals import Arrivals, arrivals_of
 from skyserve_cli.sim.settings import OVERPROVISIONING, POLICIES, Job
@@ -195,14 +194,13 @@ def sized(spec: ServiceSpec | None, replicas: int | None) -> ServiceSpec | None:
     """Return the file's service; of a fixed size where the command line says so."""
     if spec is None or replicas is None:
         return spec
-    policy = replace(spec.replica_policy, min_replicas=replicas, max_replicas=replicas)
-    return replace(spec, replica_policy=policy)
+    return replace(spec, scaling=replace(spec.scaling, min_replicas=replicas, max_replicas=replicas))
 
 
 def target_size(spec: ServiceSpec | None, replicas: int | None) -> int:
     """N_tar, as far as it does not follow the load."""
     if spec is not None:
-        return max(1, spec.replica_policy.min_replicas)
+        return max(1, spec.scaling.min_replicas)
     return DEFAULT_REPLICAS if replicas is None else replicas
 
 
@@ -213,7 +211,7 @@ def wanted_policies(spec: ServiceSpec | None, given: Sequence[str] | None) -> tu
     if spec is None:
         return DEFAULT_POLICIES
     spot = any(choice.use_spot for choice in spec.resources)
-    name = placement_of(spec).placer if spot else "on_demand"
+    name = spec.placement.placer if spot else "on_demand"
     if name not in POLICIES:
         raise WrongUsage(f"the file's placement, {name}, is not one that is simulated; choose with --policy")
     return tuple(dict.fromkeys((name, "on_demand")))
@@ -223,20 +221,20 @@ def wanted_overprovisions(spec: ServiceSpec | None, given: Sequence[str] | None)
     """Raise WrongUsage."""
     if given:
         return overprovisions(given)
-    return (DEFAULT_OVERPROVISION if spec is None else spec.replica_policy.num_overprovision,)
+    return (DEFAULT_OVERPROVISION if spec is None else spec.placement.num_overprovision,)
 
 
 def wanted_availabilities(spec: ServiceSpec | None, given: Sequence[str] | None) -> tuple[float, ...]:
     """Empty without one. Raises WrongUsage."""
     if given:
         return availability_targets(given)
-    target = None if spec is None else spec.replica_policy.availability_target
+    target = None if spec is None else spec.placement.availability_target
     return () if target is None else (target,)
 
 
 def insist_on_some(spec: ServiceSpec) -> None:
     """A service that scales to zero is nothing without requests. Raises WrongUsage."""
-    if spec.replica_policy.min_replicas == 0:
+    if spec.scaling.min_replicas == 0:
         raise WrongUsage(
             f"{spec.name} scales from 0 with its requests: say with --requests how many come, or fix a size with "
             "--replicas"
@@ -245,7 +243,7 @@ def insist_on_some(spec: ServiceSpec) -> None:
 
 def insist_on_rates(spec: ServiceSpec) -> None:
     """Recorded arrivals do not say how long a request takes. Raises WrongUsage."""
-    policy = spec.replica_policy
+    policy = spec.scaling
     if policy.autoscaling and policy.target_ongoing_requests_per_replica is not None:
         raise WrongUsage(
             f"{spec.name} scales by its ongoing requests, and --requests says only when they come: leave it out, or "

@@ -226,7 +226,7 @@ def simulate(
     )
     if common.spec is not None and common.arrivals is not None:
         runs.insist_on_rates(common.spec)
-    if common.spec is not None and common.arrivals is None and common.spec.replica_policy.autoscaling:
+    if common.spec is not None and common.arrivals is None and common.spec.autoscaling:
         runs.insist_on_some(common.spec)
         say(f"warning: {common.spec.name} scales with its requests, and none come: --requests says how many")
     found, interrupted = run_all(

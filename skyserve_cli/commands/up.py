@@ -110,7 +110,7 @@ def _insist_on_new(client: ControllerClient, name: str) -> None:
 
 def _wait(client: ControllerClient, loaded: Loaded, seen: int, timeout_s: float | None) -> None:
     """Wait until the service is ready. Ctrl-C stops the waiting, not the service."""
-    name, wanted = loaded.spec.name, loaded.spec.replica_policy.min_replicas
+    name, wanted = loaded.spec.name, loaded.spec.scaling.min_replicas
 
     def responds(views: dict[str, View]) -> bool:
         view = views[name]

@@ -143,7 +143,7 @@ def _wait(
     client: ControllerClient, spec: ServiceSpec, version: int, seen: int, timeout_s: float | None
 ) -> None:
     """Until the new version serves, and it alone. Ctrl-C stops the waiting, not the update."""
-    name, wanted = spec.name, spec.replica_policy.min_replicas
+    name, wanted = spec.name, spec.scaling.min_replicas
 
     def took_over(views: dict[str, View]) -> bool:
         return has_taken_over(client, views[name], version, wanted)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from policies import deadlines
+from policies.goals import ScalingGoal
 from policies.model import ReplicaState
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.mappers import goal_of
@@ -33,7 +34,8 @@ from skyserve_cli.sim.trace_ports import (
     ReplayProber,
 )
 from skyserve_cli.spec import spec_to_json
-from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.placement import placement_of
 from skyserve_cli.state.store import Store
 
 _FALLING_BACK = frozenset({"spothedge", "spothedge_literal", "risk_hedge"})
@@ -97,7 +99,7 @@ class Replay:
         specs = SpecCache(self.store, SecretBox(_KEY))
         owner = self.store.owner()
         self._runner = ReplayOperationRunner(self.market, owner, lambda call: specs.order(owner, call))
-        self._fleet = ReplayFleet(self.market, setting.arrivals, self._spec.replica_policy.load_window_s)
+        self._fleet = ReplayFleet(self.market, setting.arrivals, self._spec.load_window_s)
         self.reconciler = Reconciler(
             clock=self._clock,
             store=self.store,
@@ -175,7 +177,7 @@ class Replay:
         """With requests the load is looked at as often as its window allows."""
         if self._setting.arrivals is None:
             return NEVER
-        window_s = self._spec.replica_policy.load_window_s
+        window_s = self._spec.load_window_s
         return self._clock.tick + max(1, int(window_s / self._setting.trace.tick_s))
 
 
@@ -278,25 +280,24 @@ def _spec_of(setting: Setting, job: Job) -> ServiceSpec:
     given = setting.spec or ServiceSpec(
         name=SERVICE,
         run="serve",
-        replica_policy=ReplicaPolicy(min_replicas=setting.n_target, max_replicas=setting.n_target),
+        scaling=ScalingGoal(min_replicas=setting.n_target, max_replicas=setting.n_target),
     )
-    policy = replace(
-        given.replica_policy,
-        spot_placer=None if job.policy == "on_demand" else job.policy,
+    resources = (ResourceChoice(cloud=CLOUD, use_spot=job.policy != "on_demand"),)
+    falls_back = job.policy in _FALLING_BACK
+    knobs = replace(
+        given.placement,
         num_overprovision=(job.overprovision or 0) if job.policy in OVERPROVISIONING else 0,
-        dynamic_ondemand_fallback=job.policy in _FALLING_BACK,
-        base_ondemand_fallback_replicas=(
-            given.replica_policy.base_ondemand_fallback_replicas if job.policy in _FALLING_BACK else 0
-        ),
+        base_ondemand_fallback_replicas=given.placement.base_ondemand_fallback_replicas if falls_back else 0,
         availability_target=job.availability_target if job.policy == "risk_hedge" else None,
     )
+    placement = placement_of(knobs, resources, spot_placer=job.policy, dynamic_ondemand_fallback=falls_back)
     start_limit_s = 10.0 * setting.cold_start_s + 3600.0
     return replace(
         given,
         name=SERVICE,
-        replica_policy=policy,
+        placement=placement,
         probe=Probe(path="/health", initial_delay_s=start_limit_s),
-        resources=(ResourceChoice(cloud=CLOUD, use_spot=job.policy != "on_demand"),),
+        resources=resources,
         resources_ordered=False,
         secrets=(),
         envs=(),

@@ -155,7 +155,7 @@ class MetricsSection(Section):
 
 
 class LoadBalancerSection(Section):
-    stream_timeout_seconds: SomeSeconds = 120.0
+    stream_timeout_seconds: SomeSeconds = _limits.idle_timeout_s
     """A response that sends nothing for this long is given up."""
     stall_timeout_seconds: Annotated[float, _NUMBER, _within(Limits, "stall_timeout_s")] = (
         _limits.stall_timeout_s
@@ -201,12 +201,14 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
     """`keys` are those of the section (see `keys`)."""
     cap = section.max_concurrency_per_replica
     return LoadBalancerSpec(
-        stream_timeout_s=section.stream_timeout_seconds,
-        time_to_first_byte_s=section.time_to_first_byte_seconds,
-        stall_timeout_s=section.stall_timeout_seconds,
-        max_body_bytes=section.max_body_mb * MIB,
-        queue_size=section.queue.size,
-        queue_timeout_s=section.queue.timeout_seconds,
+        limits=Limits(
+            idle_timeout_s=section.stream_timeout_seconds,
+            time_to_first_byte_s=section.time_to_first_byte_seconds,
+            stall_timeout_s=section.stall_timeout_seconds,
+            max_body_bytes=section.max_body_mb * MIB,
+            max_held=section.queue.size,
+            hold_s=section.queue.timeout_seconds,
+        ),
         host=section.host,
         port=section.port,
         retries=Retries(

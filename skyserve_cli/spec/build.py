@@ -3,21 +3,29 @@
 from collections.abc import Sequence
 
 from lb.config.options import ApiKey
+from policies.goals import PlacementGoal, ScalingGoal
 from skyserve_cli.spec.balancer import load_balancer
 from skyserve_cli.spec.candidates import ParsedAlternatives
 from skyserve_cli.spec.model import (
     FileMount,
     GitSource,
     Probe,
-    ReplicaPolicy,
+    ResourceChoice,
     ScheduledSize,
     ServiceSpec,
     SloSpec,
     Tls,
     UpdateSpec,
 )
+from skyserve_cli.spec.placement import placement_of
 from skyserve_cli.spec.regional import regional_agents
-from skyserve_cli.spec.schema import ProbeSection, ServiceFile, ServiceSection, SloSection, StorageSection
+from skyserve_cli.spec.schema import (
+    ProbeSection,
+    ReplicaPolicySection,
+    ServiceFile,
+    ServiceSection,
+    StorageSection,
+)
 from skyserve_cli.spec.variables import Variables
 
 
@@ -32,12 +40,18 @@ def build(
     """`service` is the file's own section, known to be there; `keys` are those of its load balancer."""
     ports = tuple(sorted({port for _, opened in found.ports for port in opened} | _set(service.ports)))
     workdir = file.workdir
+    policy = service.replica_policy or ReplicaPolicySection()
     return ServiceSpec(
         name=name,
         run=file.run or "",
         setup=file.setup or None,
         probe=_probe(service.readiness_probe),
-        replica_policy=_replica_policy(service),
+        scaling=_scaling(service),
+        placement=_placement(policy, found.choices),
+        load_window_s=policy.load_window_seconds,
+        max_usd_hour=policy.max_usd_hour,
+        slo=_slo(policy),
+        schedule=_schedule(policy),
         load_balancing_policy=service.load_balancing_policy,
         load_balancer=load_balancer(service.load_balancer, keys),
         regional=regional_agents(service.load_balancers),
@@ -76,44 +90,53 @@ def _probe(section: ProbeSection | None) -> Probe:
     )
 
 
-def _replica_policy(service: ServiceSection) -> ReplicaPolicy:
+def _scaling(service: ServiceSection) -> ScalingGoal:
     section = service.replica_policy
     if section is None:
         size = 1 if service.replicas is None else service.replicas
-        return ReplicaPolicy(min_replicas=size, max_replicas=size)
+        return ScalingGoal(min_replicas=size, max_replicas=size)
     target = section.target_qps_per_replica
     by_accelerator = target if isinstance(target, tuple) else ()
-    return ReplicaPolicy(
+    return ScalingGoal(
         min_replicas=section.min_replicas,
         max_replicas=section.min_replicas if section.max_replicas is None else section.max_replicas,
         target_qps_per_replica=min(each.qps for each in target) if isinstance(target, tuple) else target,
         target_qps_by_accelerator=by_accelerator,
         target_ongoing_requests_per_replica=section.target_ongoing_requests_per_replica,
-        load_window_s=section.load_window_seconds,
-        num_overprovision=section.num_overprovision,
-        dynamic_ondemand_fallback=section.dynamic_ondemand_fallback,
-        base_ondemand_fallback_replicas=section.base_ondemand_fallback_replicas,
-        spot_placer=section.spot_placer,
-        availability_target=section.availability_target,
-        price_band=section.price_band,
-        spot_price_cap=section.spot_price_cap,
-        spread_again_after_s=section.spread_again_after_seconds,
-        max_usd_hour=section.max_usd_hour,
         upscale_delay_s=section.upscale_delay_seconds,
         downscale_delay_s=section.downscale_delay_seconds,
-        slo=_slo(section.slo),
-        autoscaler=section.autoscaler or ("predictive" if section.slo else None),
-        schedule=tuple(
-            ScheduledSize(one.cron, one.timezone, one.duration, one.min_replicas, one.max_replicas)
-            for one in section.schedule
-        ),
     )
 
 
-def _slo(section: SloSection | None) -> SloSpec | None:
-    if section is None:
+def _slo(section: ReplicaPolicySection) -> SloSpec | None:
+    slo = section.slo
+    if slo is None:
         return None
-    return SloSpec(section.ttft_ms, section.tpot_ms, section.attainment, section.capacity_qps)
+    autoscaler = section.autoscaler or "predictive"
+    return SloSpec(slo.ttft_ms, slo.tpot_ms, slo.attainment, slo.capacity_qps, autoscaler)
+
+
+def _schedule(section: ReplicaPolicySection) -> tuple[ScheduledSize, ...]:
+    return tuple(
+        ScheduledSize(one.cron, one.timezone, one.duration, one.min_replicas, one.max_replicas)
+        for one in section.schedule
+    )
+
+
+def _placement(section: ReplicaPolicySection, resources: Sequence[ResourceChoice]) -> PlacementGoal:
+    return placement_of(
+        PlacementGoal(
+            num_overprovision=section.num_overprovision,
+            base_ondemand_fallback_replicas=section.base_ondemand_fallback_replicas,
+            availability_target=section.availability_target,
+            price_band=section.price_band,
+            spot_price_cap=section.spot_price_cap,
+            spread_again_after_s=section.spread_again_after_seconds,
+        ),
+        resources,
+        spot_placer=section.spot_placer,
+        dynamic_ondemand_fallback=section.dynamic_ondemand_fallback,
+    )
 
 
 def _file_mount(path: str, mount: StorageSection) -> FileMount:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lb.config.cors import Cors
 from lb.config.options import Access, Breaker, Continuation, Limits, MetricsOptions, Pushing, Retries, Session
-from policies.goals import AcceleratorQps
+from policies.goals import PlacementGoal, ScalingGoal
 from policies.routing.registry import SERVICE_POLICY
 from skyserve_cli.spec.infra import is_cloud
 from skyserve_cli.spec.references import substitute
@@ -64,13 +64,15 @@ def json_inner(text: str) -> str:
 class SloSpec:
     """The share `attainment` of the requests is to have its first byte and its tokens in time.
 
-    `capacity_qps` is what one replica carries so, per second; None: it is learned.
+    `capacity_qps` is what one replica carries so, per second; None: it is learned. `autoscaler` is `predictive`, `reactive`
+    or `forecast_only`.
     """
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     attainment: float = 0.99
     capacity_qps: float | None = None
+    autoscaler: str = "predictive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,57 +87,15 @@ class ScheduledSize:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaPolicy:
-    """How many replicas, and on which capacity.
-
-    Where the target differs by accelerator, `target_qps_per_replica` is the smallest of the values. The load is
-    the mean over the last `load_window_s`.
-    """
-
-    min_replicas: int = 1
-    max_replicas: int = 1
-    target_qps_per_replica: float | None = None
-    target_qps_by_accelerator: tuple[AcceleratorQps, ...] = ()
-    target_ongoing_requests_per_replica: float | None = None
-    load_window_s: float = 60.0
-    num_overprovision: int = 0
-    dynamic_ondemand_fallback: bool | None = None
-    base_ondemand_fallback_replicas: int = 0
-    spot_placer: str | None = None
-    availability_target: float | None = None
-    price_band: float = 0.1
-    spot_price_cap: float = 2.0
-    spread_again_after_s: float = 1800.0
-    max_usd_hour: float | None = None
-    upscale_delay_s: float = 300.0
-    downscale_delay_s: float = 1200.0
-    slo: SloSpec | None = None
-    autoscaler: str | None = None
-    schedule: tuple[ScheduledSize, ...] = ()
-
-    @property
-    def autoscaling(self) -> bool:
-        return self.max_replicas > self.min_replicas or bool(self.schedule)
-
-
-@dataclass(frozen=True, slots=True)
 class LoadBalancerSpec:
-    """Configuration of the load balancer; the last eight in its own types.
+    """Configuration of the load balancer agents, in their own types.
 
-    `host` and `port` None: it takes an address of its own choice. Of API keys it knows the digests only.
+    `host` and `port` None: an agent takes an address of its own choice. Of API keys it knows the digests only.
     """
 
-    stream_timeout_s: float = 120.0
-    """A response that sends nothing for this long is given up."""
-    time_to_first_byte_s: float = Limits().time_to_first_byte_s
-    """A request that no target has started to respond after this long is given up."""
+    limits: Limits = field(default_factory=Limits)
     host: str | None = None
     port: int | None = None
-    stall_timeout_s: float = Limits().stall_timeout_s
-    """A stream that says nothing for this long is continued elsewhere, if it can be."""
-    max_body_bytes: int = Limits().max_body_bytes
-    queue_size: int = Limits().max_held
-    queue_timeout_s: float = Limits().hold_s
     retries: Retries = field(default_factory=Retries)
     breaker: Breaker = field(default_factory=Breaker)
     pushing: Pushing = field(default_factory=Pushing)
@@ -270,6 +230,9 @@ class ResourceChoice:
 class ServiceSpec:
     """One version of one service, complete.
 
+    `scaling` and `placement` are what policies get: `goal_of` adds to them what follows from `resources`, from `slo` (None:
+    the service has none) and from `schedule`, of whose entries that overlap the last counts. The load is the mean over the
+    last `load_window_s`; `max_usd_hour` is what the replicas may cost together, None: no limit.
     `resources` are alternatives: in order of preference if `resources_ordered`, else the cheapest first.
     `port` is the one requests go to; None means the replica listens where ``$SKYSERVE_REPLICA_PORT`` says.
     """
@@ -278,7 +241,12 @@ class ServiceSpec:
     run: str
     setup: str | None = None
     probe: Probe = Probe()
-    replica_policy: ReplicaPolicy = ReplicaPolicy()
+    scaling: ScalingGoal = field(default_factory=ScalingGoal)
+    placement: PlacementGoal = field(default_factory=PlacementGoal)
+    load_window_s: float = 60.0
+    max_usd_hour: float | None = None
+    slo: SloSpec | None = None
+    schedule: tuple[ScheduledSize, ...] = ()
     load_balancing_policy: str = SERVICE_POLICY
     load_balancer: LoadBalancerSpec = LoadBalancerSpec()
     regional: RegionalAgents = RegionalAgents()
@@ -296,6 +264,11 @@ class ServiceSpec:
     resources: tuple[ResourceChoice, ...] = (ResourceChoice(),)
     resources_ordered: bool = False
     event_callback: str | None = None
+
+    @property
+    def autoscaling(self) -> bool:
+        """Return whether the size may change: with demand, or by the schedule."""
+        return self.scaling.autoscaling or bool(self.schedule)
 
     def replica_hash(self, content_digest: str = "") -> str:
         """Equal hashes mean that a running replica of one spec may serve the other.

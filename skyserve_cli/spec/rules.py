@@ -234,7 +234,7 @@ def _ports(main: int | None, candidates: ParsedAlternatives) -> Iterator[Problem
 
 def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
     """Yield warnings about values that are allowed and may not do what was meant."""
-    policy = spec.replica_policy
+    policy = spec.scaling
     for path, target in (
         (_TARGETS, policy.target_qps_per_replica),
         (_ONGOING, policy.target_ongoing_requests_per_replica),

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
 
-from skyserve_cli.spec.model import ReplicaPolicy, ScheduledSize
+from skyserve_cli.spec.model import ScheduledSize, ServiceSpec
 
 _MINUTE_S = 60.0
 _STEP = timedelta(minutes=1)
@@ -24,10 +24,10 @@ class Limits(NamedTuple):
     until: float
 
 
-def limits_at(policy: ReplicaPolicy, now: float) -> Limits:
+def limits_at(spec: ServiceSpec, now: float) -> Limits:
     """Return the limits at `now`. Of entries that overlap the later one in the file counts, key by key."""
-    least, most, until = policy.min_replicas, policy.max_replicas, math.inf
-    for entry in policy.schedule:
+    least, most, until = spec.scaling.min_replicas, spec.scaling.max_replicas, math.inf
+    for entry in spec.schedule:
         is_active, changes_at = _state(entry, int(now // _MINUTE_S))
         until = min(until, changes_at)
         if is_active:

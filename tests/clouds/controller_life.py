@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+from policies.goals import ScalingGoal
 from policies.model import ProbePassed, ReplicaState
 from policies.placement.blocks import market
 from policies.rollout import has_failed
@@ -14,7 +15,7 @@ from skyserve_cli.controller.clouds.execute import perform
 from skyserve_cli.controller.clouds.operation_runner import OperationsInFlight
 from skyserve_cli.controller.reconcile.mappers import goal_of, order_of, requirements_of
 from skyserve_cli.controller.reconcile.ports import InstanceListing
-from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 from tests.contract.contract_rented import RentedSubject
 from tests.unit.test_controller_reconciler import World
 
@@ -33,7 +34,7 @@ class ControllerLife(World):
             "chat",
             "run",
             probe=Probe(path="/health", initial_delay_s=600.0),
-            replica_policy=ReplicaPolicy(WANTED, WANTED),
+            scaling=ScalingGoal(WANTED, WANTED),
             resources=(
                 ResourceChoice(
                     cloud=subject.catalog.cloud,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from cryptography.fernet import Fernet
 
 from lb.config.schema import Readiness
+from policies.goals import ScalingGoal
 from policies.history import Load
 from policies.model import CapacityType, Event, Memory, Offer, Replica, ReplicaState
 from provisioners.contract.hosts import MemoryHosts
@@ -27,7 +28,7 @@ from skyserve_cli.controller.reconcile.ports import AgentOrder, CloudOperation, 
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_to_json
-from skyserve_cli.spec.model import ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state.store import Store
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines
 from tests.clouds.memory_machines import order_of as machine_order
@@ -35,9 +36,7 @@ from tests.clouds.memory_machines import order_of as machine_order
 NEVER_S = 3600.0
 PATIENCE_S = 60.0
 OFFER = Offer(ZONES[0], "g1", None, 0.0, CapacityType.SPOT, 0.3)
-SPEC = ServiceSpec(
-    "chat", "exec run", resources=(ResourceChoice(use_spot=True),), replica_policy=ReplicaPolicy(1, 1)
-)
+SPEC = ServiceSpec("chat", "exec run", resources=(ResourceChoice(use_spot=True),), scaling=ScalingGoal(1, 1))
 
 
 class Time:

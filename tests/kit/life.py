@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from policies.goals import UpdateMode
+from policies.goals import PlacementGoal, ScalingGoal, UpdateMode
 from policies.model import Zone
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
@@ -22,11 +22,11 @@ from skyserve_cli.spec.model import (
     AgentPlace,
     Probe,
     RegionalAgents,
-    ReplicaPolicy,
     ResourceChoice,
     ServiceSpec,
     UpdateSpec,
 )
+from skyserve_cli.spec.placement import placement_of
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import Commit, ServiceExistsError, ServiceRow
 from tests.kit.clock import SimClock
@@ -185,7 +185,7 @@ class Life:
             replica_hash=spec.replica_hash(),
             sealed_secrets=SecretBox(_KEY).close({}),
             lb_port=30001,
-            target=spec.replica_policy.min_replicas,
+            target=spec.scaling.min_replicas,
             mode=mode,
             now=self.clock.now(),
         )
@@ -288,18 +288,18 @@ class _User:
                 spec = self._specs[name]
                 spec = replace(spec, probe=replace(spec.probe, interval_s=rng.uniform(1.0, 20.0)))
                 if spec.resources[0].use_spot:  # another placer takes over what this one has placed
-                    spec = replace(spec, replica_policy=self._placed(spec.replica_policy))
+                    spec = self._placed(spec, self._placer())
                 spec = replace(spec, regional=self._regional())
                 self._update(name, spec)
             case "scale":
                 size = rng.randint(0, 5)
-                policy = replace(
-                    self._specs[name].replica_policy,
+                scaling = replace(
+                    self._specs[name].scaling,
                     min_replicas=size,
                     max_replicas=size,
                     target_qps_per_replica=None,
                 )
-                self._update(name, replace(self._specs[name], replica_policy=policy))
+                self._update(name, replace(self._specs[name], scaling=scaling))
             case "kill" if row.replicas:
                 life.store.kill_replica(name, rng.choice(row.replicas).id, now=life.clock.now())
             case "down":
@@ -316,24 +316,24 @@ class _User:
 
     def weighs_risks(self) -> bool:
         """Whether a service decides anew as time goes by, even in peace."""
-        return any(spec.replica_policy.spot_placer == "risk_hedge" for spec in self._specs.values())
+        return any(spec.placement.placer == "risk_hedge" for spec in self._specs.values())
 
     def _up(self, name: str) -> None:
         rng = self._life.rng
-        policy = self._placed(self._policy())
+        scaling, extra = self._size()
+        placer = self._placer()
         spec = ServiceSpec(
             name=name,
             run="serve",
             probe=Probe(path="/health", initial_delay_s=60.0, failure_threshold_s=30.0),
-            replica_policy=policy,
+            scaling=scaling,
             update=UpdateSpec(max_surge=rng.randint(1, 2), max_unavailable=0),
             drain_timeout_s=rng.choice([5.0, 30.0, 120.0]),
-            resources=(
-                ResourceChoice(cloud="sim", use_spot=policy.spot_placer is not None or rng.random() < 0.8),
-            ),
+            resources=(ResourceChoice(cloud="sim", use_spot=placer is not None or rng.random() < 0.8),),
             num_nodes=self._nodes(),
             regional=self._regional(),
         )
+        spec = self._placed(replace(spec, placement=PlacementGoal(num_overprovision=extra)), placer)
         try:
             self._life.put(spec)
         except ServiceExistsError:
@@ -349,47 +349,37 @@ class _User:
         places = rng.choice([(), (), ("r0",), ("r1",), ("r0", "r1")])
         return RegionalAgents(tuple(AgentPlace("sim", region) for region in places), rng.randint(1, 2))
 
-    def _policy(self) -> ReplicaPolicy:
+    def _size(self) -> tuple[ScalingGoal, int]:
+        """How many replicas, and how many beyond them."""
         rng = self._life.rng
         low = rng.randint(1, 4)
         if rng.random() < 0.6:
-            return ReplicaPolicy(low, low, num_overprovision=rng.randint(0, 1))
-        return ReplicaPolicy(
-            rng.randint(0, low),
-            low + 2,
-            target_qps_per_replica=1.0,
-            upscale_delay_s=20.0,
-            downscale_delay_s=60.0,
+            return ScalingGoal(low, low), rng.randint(0, 1)
+        low, high = rng.randint(0, low), low + 2
+        return ScalingGoal(low, high, 1.0, upscale_delay_s=20.0, downscale_delay_s=60.0), 0
+
+    def _placer(self) -> str | None:
+        return self._life.rng.choice(
+            [None, None, "dynamic_fallback", "dynamic_fallback", "risk_hedge", *_BASELINES]
         )
 
-    def _placed(self, policy: ReplicaPolicy) -> ReplicaPolicy:
-        """One placer or another, with its knobs."""
-        rng = self._life.rng
-        placer = rng.choice([None, None, "dynamic_fallback", "dynamic_fallback", "risk_hedge", *_BASELINES])
+    def _placed(self, spec: ServiceSpec, placer: str | None) -> ServiceSpec:
+        """With this placer, and knobs of it."""
+        rng, knobs = self._life.rng, spec.placement
+        base, falls_back = 0, None
         if placer == "risk_hedge":
-            return replace(
-                policy,
-                spot_placer=placer,
-                num_overprovision=0,
-                availability_target=0.99,
-                dynamic_ondemand_fallback=None,
-            )
+            knobs, base = replace(knobs, num_overprovision=0), knobs.base_ondemand_fallback_replicas
         if placer == "dynamic_fallback":
-            base = rng.randint(0, 1)
-            return replace(
-                policy,
-                spot_placer=placer,
-                availability_target=None,
-                dynamic_ondemand_fallback=rng.random() < 0.8,
-                base_ondemand_fallback_replicas=base,
-            )
-        return replace(
-            policy,
-            spot_placer=placer,
-            availability_target=None,
-            dynamic_ondemand_fallback=None,
-            base_ondemand_fallback_replicas=0,
+            base, falls_back = rng.randint(0, 1), rng.random() < 0.8
+        knobs = replace(
+            knobs,
+            base_ondemand_fallback_replicas=base,
+            availability_target=0.99 if placer == "risk_hedge" else None,
         )
+        placement = placement_of(
+            knobs, spec.resources, spot_placer=placer, dynamic_ondemand_fallback=falls_back
+        )
+        return replace(spec, placement=placement)
 
     def _update(self, name: str, spec: ServiceSpec) -> None:
         self._life.put(spec, self._life.rng.choice([UpdateMode.ROLLING, UpdateMode.BLUE_GREEN]))

@@ -6,10 +6,11 @@ import random
 
 import pytest
 
+from policies.goals import ScalingGoal
 from policies.model import EndReason, ReplicaState, Zone
 from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.port.errors import CapacityError
-from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 from tests.kit.clock import SimClock
 from tests.kit.fault_cloud import Faults, SimCloud, SimZone
 from tests.kit.life import Life, run_seed
@@ -25,7 +26,7 @@ def life_of_gangs(replicas: int, num_nodes: int, room: int = 20) -> Life:
         name="chat",
         run="serve",
         probe=Probe(path="/health", initial_delay_s=120.0, failure_threshold_s=30.0),
-        replica_policy=ReplicaPolicy(replicas, replicas),
+        scaling=ScalingGoal(replicas, replicas),
         drain_timeout_s=30.0,
         resources=(ResourceChoice(cloud="sim", use_spot=True),),
         num_nodes=num_nodes,

@@ -9,13 +9,14 @@ from typing import get_args
 
 import pytest
 
+from policies.goals import ScalingGoal
 from policies.registry import ALIASES, PLACERS
 from skyserve_cli.sim import trace as traces
 from skyserve_cli.sim.run import Replay, simulate
 from skyserve_cli.sim.settings import POLICIES, Job, Setting
 from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace
 from skyserve_cli.spec.fields import SpotPlacer
-from skyserve_cli.spec.model import ReplicaPolicy, ServiceSpec
+from skyserve_cli.spec.model import ServiceSpec
 from tests.clouds.schedules import only_long
 
 SHARED = Path(
@@ -79,8 +80,7 @@ def test_on_demand_costs_what_it_costs() -> None:
 
 def test_a_replica_of_two_nodes_needs_room_for_both_and_dies_as_one() -> None:
     trace = market(206, r1a=[(0, 5), (100, 3)], r2a=[(0, 1)])
-    policy = ReplicaPolicy(2, 2)
-    spec = ServiceSpec(name="x", run="x", replica_policy=policy, num_nodes=2)
+    spec = ServiceSpec(name="x", run="x", scaling=ScalingGoal(2, 2), num_nodes=2)
     run = simulate(Setting(trace, 2, 180.0, spec=spec), Job("round_robin"))
     assert run.preemptions_per_day == pytest.approx(1 / run.days)
     assert run.steps[-1].counts == (("r1a", "spot", 1, 1),)

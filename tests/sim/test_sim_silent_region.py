@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from policies.goals import ScalingGoal
 from policies.model import ReplicaState
-from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 from tests.kit.fault_cloud import Faults
 from tests.kit.life import HOSTILE, Life
 
@@ -16,7 +17,7 @@ SPEC = ServiceSpec(
     name="chat",
     run="serve",
     probe=Probe(path="/health", initial_delay_s=120.0, failure_threshold_s=30.0),
-    replica_policy=ReplicaPolicy(4, 4),
+    scaling=ScalingGoal(4, 4),
     drain_timeout_s=30.0,
     resources=(ResourceChoice(cloud="sim", use_spot=False),),
 )

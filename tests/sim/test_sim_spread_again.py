@@ -7,8 +7,9 @@ from collections import Counter
 
 import pytest
 
+from policies.goals import PlacementGoal, ScalingGoal
 from policies.model import CapacityType, ReplicaState, Zone
-from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 from tests.kit.fault_cloud import Faults
 from tests.kit.life import Life
 
@@ -56,7 +57,8 @@ def gathered(seed: int, after_s: float) -> tuple[Life, Zone]:
             name="chat",
             run="serve",
             probe=Probe(path="/health", initial_delay_s=60.0, failure_threshold_s=30.0),
-            replica_policy=ReplicaPolicy(WANTED, WANTED, spot_placer="spread", spread_again_after_s=after_s),
+            scaling=ScalingGoal(WANTED, WANTED),
+            placement=PlacementGoal(spread_again_after_s=after_s),
             resources=(ResourceChoice(cloud="sim", use_spot=True),),
         )
     )

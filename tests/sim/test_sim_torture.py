@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from lb.config.schema import Readiness
-from policies.goals import UpdateMode
+from policies.goals import ScalingGoal, UpdateMode
 from policies.model import ReplicaState
-from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 from tests.kit.fault_cloud import Faults
 from tests.kit.life import Life, run_seed
 from tests.kit.sim_ports import Crash
@@ -24,7 +24,7 @@ def spec(*, replicas: int = 4, run: str = "serve", name: str = "chat") -> Servic
         name=name,
         run=run,
         probe=Probe(path="/health", initial_delay_s=120.0, failure_threshold_s=30.0),
-        replica_policy=ReplicaPolicy(replicas, replicas),
+        scaling=ScalingGoal(replicas, replicas),
         drain_timeout_s=30.0,
         resources=(ResourceChoice(cloud="sim", use_spot=True),),
     )

@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
+from policies.goals import PlacementGoal, ScalingGoal
 from policies.model import CapacityType, ReplicaState, Zone
-from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 from tests.kit.fault_cloud import Faults
 from tests.kit.life import Life
 
@@ -31,7 +32,7 @@ def test_a_fleet_is_in_several_zones_a_minute_after_the_market_is_back(seed: int
     assert life.store.commits == settled, "a fleet in an unchanged market comes to rest"
 
 
-@pytest.mark.parametrize("placer", ["dynamic_fallback", "risk_hedge"])
+@pytest.mark.parametrize("placer", ["spothedge", "risk_hedge"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_hedged_fleets_return_to_several_zones(seed: int, placer: str) -> None:
     """On-demand replicas stand in until then, so there is time to look for a second zone."""
@@ -53,7 +54,8 @@ def after_an_outage(seed: int, placer: str) -> Life:
             name="chat",
             run="serve",
             probe=Probe(path="/health", initial_delay_s=60.0, failure_threshold_s=30.0),
-            replica_policy=ReplicaPolicy(WANTED, WANTED, spot_placer=placer),
+            scaling=ScalingGoal(WANTED, WANTED),
+            placement=PlacementGoal(placer),
             resources=(ResourceChoice(cloud="sim", use_spot=True),),
         )
     )

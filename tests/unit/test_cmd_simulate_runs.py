@@ -8,17 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from policies.goals import PlacementGoal, ScalingGoal
 from skyserve_cli.commands import runs
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.output import WrongUsage
 from skyserve_cli.sim.settings import Job
 from skyserve_cli.sim.trace import UNLIMITED
-from skyserve_cli.spec import ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.spec import ResourceChoice, ServiceSpec
 
 
-def spec(policy: ReplicaPolicy, *, spot: bool = True) -> ServiceSpec:
+def spec(scaling: ScalingGoal, placement: PlacementGoal | None = None, *, spot: bool = True) -> ServiceSpec:
     return ServiceSpec(
-        name="chat", run="serve", replica_policy=policy, resources=(ResourceChoice(use_spot=spot),)
+        name="chat",
+        run="serve",
+        scaling=scaling,
+        placement=placement or PlacementGoal(),
+        resources=(ResourceChoice(use_spot=spot),),
     )
 
 
@@ -204,27 +209,27 @@ def test_requests_that_make_no_sense_name_the_option(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "spot", "names", "extras", "targets"),
+    ("placement", "spot", "names", "extras", "targets"),
     [
         pytest.param(
-            ReplicaPolicy(3, 3, spot_placer="dynamic_fallback", num_overprovision=2),
-            True, ("spothedge", "on_demand"), (2,), (), id="SkyPilot's name for SpotHedge",
+            PlacementGoal("spothedge", 2),
+            True, ("spothedge", "on_demand"), (2,), (), id="SpotHedge",
         ),
         pytest.param(
-            ReplicaPolicy(3, 3, spot_placer="risk_hedge", availability_target=0.995),
+            PlacementGoal("risk_hedge", availability_target=0.995),
             True, ("risk_hedge", "on_demand"), (0,), (0.995,), id="a target",
         ),
-        pytest.param(ReplicaPolicy(3, 3), False, ("on_demand",), (0,), (), id="no spot"),
+        pytest.param(PlacementGoal(), False, ("on_demand",), (0,), (), id="no spot"),
     ],
 )  # fmt: skip
 def test_a_file_says_what_is_simulated(
-    policy: ReplicaPolicy,
+    placement: PlacementGoal,
     spot: bool,
     names: tuple[str, ...],
     extras: tuple[int, ...],
     targets: tuple[float, ...],
 ) -> None:
-    asked = spec(policy, spot=spot)
+    asked = spec(ScalingGoal(3, 3), placement, spot=spot)
     assert runs.wanted_policies(asked, None) == names
     assert runs.wanted_overprovisions(asked, None) == extras
     assert runs.wanted_availabilities(asked, None) == targets
@@ -232,13 +237,13 @@ def test_a_file_says_what_is_simulated(
 
 
 def test_the_command_line_has_the_last_word() -> None:
-    asked = spec(ReplicaPolicy(3, 9, spot_placer="dynamic_fallback", num_overprovision=2))
+    asked = spec(ScalingGoal(3, 9), PlacementGoal("spothedge", 2))
     assert runs.wanted_policies(asked, ["asg"]) == ("asg",)
     assert runs.wanted_overprovisions(asked, ["0", "1"]) == (0, 1)
     assert runs.wanted_availabilities(asked, ["0.9"]) == (0.9,)
     fixed = runs.sized(asked, 5)
     assert fixed is not None
-    assert (fixed.replica_policy.min_replicas, fixed.replica_policy.max_replicas) == (5, 5)
+    assert (fixed.scaling.min_replicas, fixed.scaling.max_replicas) == (5, 5)
     assert runs.target_size(fixed, 5) == 5
 
 
@@ -250,16 +255,16 @@ def test_without_a_file_there_are_defaults() -> None:
 
 
 def test_a_service_that_scales_from_zero_needs_requests() -> None:
-    asleep = spec(ReplicaPolicy(0, 4, target_qps_per_replica=1.0))
+    asleep = spec(ScalingGoal(0, 4, target_qps_per_replica=1.0))
     with pytest.raises(WrongUsage, match="say with --requests how many come"):
         runs.insist_on_some(asleep)
-    runs.insist_on_some(spec(ReplicaPolicy(1, 4, target_qps_per_replica=1.0)))
+    runs.insist_on_some(spec(ScalingGoal(1, 4, target_qps_per_replica=1.0)))
 
 
 def test_a_target_of_ongoing_requests_cannot_be_simulated_from_arrivals() -> None:
     with pytest.raises(WrongUsage, match="by its ongoing requests"):
-        runs.insist_on_rates(spec(ReplicaPolicy(1, 4, target_ongoing_requests_per_replica=4.0)))
-    runs.insist_on_rates(spec(ReplicaPolicy(1, 4, target_qps_per_replica=1.0)))
+        runs.insist_on_rates(spec(ScalingGoal(1, 4, target_ongoing_requests_per_replica=4.0)))
+    runs.insist_on_rates(spec(ScalingGoal(1, 4, target_qps_per_replica=1.0)))
 
 
 def test_every_knob_is_turned_for_the_policies_that_have_it() -> None:

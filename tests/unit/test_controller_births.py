@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from policies.goals import ScalingGoal
 from policies.model import CapacityType, EndReason, FailureKind, Launched, Offer, Scope, Terminated, Zone
 from provisioners.port.base import InstanceState
 from provisioners.port.errors import Refusal
 from skyserve_cli.controller.reconcile.ports import OperationKind
-from skyserve_cli.spec.model import ReplicaPolicy, ServiceSpec
+from skyserve_cli.spec.model import ServiceSpec
 from tests.unit.test_controller_reconciler import OFFERS, World
 
 HALF_AN_HOUR_S = 1800
@@ -32,7 +33,7 @@ def world() -> Iterator[World]:
 def launches(world: World, offers: tuple[Offer, ...], refusal: Refusal | None) -> Counter[str]:
     """How often each zone is asked in half an hour in which every instance is dead at the next listing."""
     world.offers = offers
-    world.up(ServiceSpec("chat", "run", replica_policy=ReplicaPolicy(1, 1)))
+    world.up(ServiceSpec("chat", "run", scaling=ScalingGoal(1, 1)))
     reconciler = world.reconciler()
     world.lists()
     asked: Counter[str] = Counter()
@@ -92,7 +93,7 @@ def test_a_quota_told_late_is_asked_again_after_its_wait(world: World) -> None:
 
 def test_the_reason_is_the_replicas_own(world: World) -> None:
     world.offers = ON_DEMAND
-    world.up(ServiceSpec("chat", "run", replica_policy=ReplicaPolicy(1, 1)))
+    world.up(ServiceSpec("chat", "run", scaling=ScalingGoal(1, 1)))
     reconciler = world.reconciler()
     world.lists()
     reconciler.tick()

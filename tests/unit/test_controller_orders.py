@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.config.schema import Readiness, Table
-from policies.goals import AcceleratorQps, Goal, PlacementGoal, ScalingGoal, UpdateMode
+from lb.config.schema import Limits, Readiness, Table
+from policies.goals import Goal, PlacementGoal, ScalingGoal, UpdateMode
 from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.controller.api.views import endpoint_of, replica_view
 from skyserve_cli.controller.reconcile.lb_config import table_of
@@ -19,19 +19,18 @@ from skyserve_cli.controller.reconcile.mappers import (
     goal_of,
     on_demand_price,
     order_of,
-    placement_of,
     requirements_of,
     token_of,
 )
 from skyserve_cli.spec.model import (
     LoadBalancerSpec,
     Probe,
-    ReplicaPolicy,
     ResourceChoice,
     ServiceSpec,
     Tls,
     UpdateSpec,
 )
+from skyserve_cli.spec.placement import placement_of
 from skyserve_cli.state.values import ServiceRow
 
 S = ReplicaState
@@ -58,9 +57,9 @@ def a_replica(replica_id: int = 1, state: ReplicaState = S.READY, version: int =
 def test_a_goal_says_what_row_and_spec_say() -> None:
     spec = replace(
         SPEC,
-        replica_policy=ReplicaPolicy(
-            2, 7, 1.5, num_overprovision=1, upscale_delay_s=3.0, downscale_delay_s=4.0
-        ),
+        scaling=ScalingGoal(2, 7, 1.5, 3.0, 4.0),
+        placement=PlacementGoal(num_overprovision=1),
+        max_usd_hour=8.0,
         probe=Probe(initial_delay_s=5.0, failure_threshold_s=6.0),
         update=UpdateSpec("rolling", 4, 2),
         drain_timeout_s=77.0,
@@ -78,6 +77,7 @@ def test_a_goal_says_what_row_and_spec_say() -> None:
         probe_failure_threshold_s=6.0,
         drain_timeout_s=77.0,
         killed=frozenset({9}),
+        max_usd_hour=8.0,
     )
 
 
@@ -236,25 +236,6 @@ def test_whoever_wakes_a_service_is_held_for_as_long_as_a_start_may_take(goal: G
     assert Table.from_json(table.to_json()).limits.hold_s == hold_s
 
 
-@pytest.mark.parametrize(
-    ("policy", "scaling"),
-    [
-        pytest.param(
-            ReplicaPolicy(1, 4, 1.0, (AcceleratorQps("L4", None, 1.0),)),
-            ScalingGoal(1, 4, 1.0, target_qps_by_accelerator=(AcceleratorQps("L4", None, 1.0),)),
-            id="rates of accelerators",
-        ),
-        pytest.param(
-            ReplicaPolicy(0, 4, target_ongoing_requests_per_replica=8.0),
-            ScalingGoal(0, 4, target_ongoing_per_replica=8.0),
-            id="a concurrency",
-        ),
-    ],
-)
-def test_a_goal_has_the_target_of_the_file(policy: ReplicaPolicy, scaling: ScalingGoal) -> None:
-    assert goal_of(a_row(), replace(SPEC, replica_policy=policy)).scaling == scaling
-
-
 def test_a_service_that_goes_down_holds_nobody() -> None:
     assert a_table(SPEC, down=True).limits.hold_s == 0.0
     assert a_table(SPEC).limits.hold_s > 0.0
@@ -262,7 +243,7 @@ def test_a_service_that_goes_down_holds_nobody() -> None:
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.5, 120.0, 30 * 86_400.0], ids=str)
 def test_every_time_out_a_spec_may_have_is_one_an_agent_takes(seconds: float) -> None:
-    limits = LoadBalancerSpec(stream_timeout_s=seconds, time_to_first_byte_s=seconds)
+    limits = LoadBalancerSpec(Limits(idle_timeout_s=seconds, time_to_first_byte_s=seconds))
     table = a_table(replace(SPEC, load_balancer=limits), a_replica())
     assert Table.from_json(table.to_json()) == table
 
@@ -299,12 +280,12 @@ def test_a_replica_is_shown_with_every_promised_key() -> None:
 
 def placed(use_spot: bool = True, **policy: Any) -> tuple[str, bool, frozenset[bool]]:
     """(placer, on-demand stand-ins, capacity types asked for: True is spot) of a file with this replica policy."""
-    spec = replace(
-        SPEC,
-        replica_policy=ReplicaPolicy(2, 2, **policy),
-        resources=(ResourceChoice(cloud="c", use_spot=use_spot),),
-    )
-    goal = placement_of(spec)
+    resources = (ResourceChoice(cloud="c", use_spot=use_spot),)
+    wishes = {name: policy.pop(name, None) for name in ("spot_placer", "dynamic_ondemand_fallback")}
+    goal = placement_of(PlacementGoal(**policy), resources, **wishes)
+    again = {"spot_placer": goal.placer, "dynamic_ondemand_fallback": goal.dynamic_ondemand_fallback}
+    assert placement_of(goal, resources, **again) == goal
+    spec = replace(SPEC, placement=goal, resources=resources)
     markets = frozenset(candidate.use_spot for candidate in requirements_of(spec).candidates)
     return goal.placer, goal.dynamic_ondemand_fallback, markets
 

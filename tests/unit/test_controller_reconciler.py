@@ -11,7 +11,7 @@ import pytest
 
 from lb.config.demand import Demand
 from lb.config.schema import Readiness
-from policies.goals import UpdateMode
+from policies.goals import ScalingGoal, UpdateMode
 from policies.history import Load
 from policies.model import (
     Bootstrapped,
@@ -42,14 +42,14 @@ from skyserve_cli.controller.reconcile.ports import (
 )
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.spec import spec_from_json, spec_to_json
-from skyserve_cli.spec.model import Probe, ReplicaPolicy, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow
 
 S = ReplicaState
 ZONES = [Zone("sky", "r", name) for name in ("a", "b", "c")]
 OFFERS = tuple(Offer(zone, "m", None, 0.0, CapacityType.SPOT, 0.3 + i / 10) for i, zone in enumerate(ZONES))
-SPEC = ServiceSpec("chat", "run", replica_policy=ReplicaPolicy(2, 2), drain_timeout_s=60.0)
+SPEC = ServiceSpec("chat", "run", scaling=ScalingGoal(2, 2), drain_timeout_s=60.0)
 
 
 class Killed(BaseException):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
@@ -11,13 +11,13 @@ from policies.registry import ALIASES, AUTO, PLACERS
 from skyserve_cli.controller.reconcile.lb_config import table_of
 from skyserve_cli.spec import LoadBalancerSpec, ServiceSpec, json_schema, load_text
 from skyserve_cli.spec.balancer import LoadBalancerSection
+from skyserve_cli.spec.codec import LIMITS
 
 KEYS = {
     name: field.default
     for name, field in LoadBalancerSection.model_fields.items()
     if isinstance(field.default, bool | int | float)
 }
-NUMBERS = [one.name for one in fields(LoadBalancerSpec) if isinstance(one.default, int | float)]
 ACCEPTED = json_schema()["$defs"]["ReplicaPolicySection"]["properties"]["spot_placer"]
 
 
@@ -35,10 +35,11 @@ def test_a_key_of_the_load_balancer_reaches_the_spec(key: str) -> None:
     assert spec.load_balancer != LoadBalancerSpec()
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-def test_a_number_of_the_spec_reaches_the_table(name: str) -> None:
+@pytest.mark.parametrize("name", LIMITS.values())
+def test_a_limit_of_the_spec_reaches_the_table(name: str) -> None:
     plain = LoadBalancerSpec()
-    assert revision(replace(plain, **{name: getattr(plain, name) + 1})) != revision(plain)
+    limits = replace(plain.limits, **{name: getattr(plain.limits, name) + 1})
+    assert revision(replace(plain, limits=limits)) != revision(plain)
 
 
 def accepted_placers() -> list[str]:

@@ -77,7 +77,7 @@ def test_fixed_is_the_minimum_whatever_the_load() -> None:
             AcceleratorRate,
             id="rates of accelerators",
         ),
-        pytest.param(ScalingGoal(1, 3, target_ongoing_per_replica=8.0), Ongoing, id="a concurrency"),
+        pytest.param(ScalingGoal(1, 3, target_ongoing_requests_per_replica=8.0), Ongoing, id="a concurrency"),
     ],
 )
 def test_the_goal_chooses_the_scaler(goal: ScalingGoal, kind: type) -> None:
@@ -100,7 +100,7 @@ def test_it_settles_at_as_many_as_the_rate_needs_within_bounds(qps: float, settl
     ("ongoing", "settled"), [(0.0, 1), (0.01, 1), (8.0, 1), (8.1, 2), (79.0, 10), (999.0, 10)], ids=str
 )
 def test_it_settles_at_as_many_as_the_concurrency_needs(ongoing: float, settled: int) -> None:
-    scaled = Scaled(ScalingGoal(1, 10, target_ongoing_per_replica=8.0, upscale_delay_s=39.0))
+    scaled = Scaled(ScalingGoal(1, 10, target_ongoing_requests_per_replica=8.0, upscale_delay_s=39.0))
     load = Load(60.0, 0, ongoing=ongoing, known=True)
     scaled.size(0.0, load)
     assert scaled.size(1000.0, load).wanted == settled

@@ -87,14 +87,8 @@ def test_a_policy_by_another_name_gets_a_hint(word: str, meant: str) -> None:
 
 
 def test_what_is_not_said_is_as_an_agent_has_it() -> None:
-    plain = Limits()
     assert balancer("") == LoadBalancerSpec(
-        stream_timeout_s=plain.idle_timeout_s,
-        time_to_first_byte_s=plain.time_to_first_byte_s,
-        stall_timeout_s=plain.stall_timeout_s,
-        max_body_bytes=plain.max_body_bytes,
-        queue_size=plain.max_held,
-        queue_timeout_s=plain.hold_s,
+        Limits(),
         retries=Retries(),
         breaker=Breaker(),
         pushing=Pushing(),
@@ -115,7 +109,7 @@ SAID = {
     "blind": ("pushing: blind", LoadBalancerSpec(pushing=Pushing(PushMode.BLIND))),
     "a queue": (
         "queue: {size: 0, timeout_seconds: 0}",
-        LoadBalancerSpec(queue_size=0, queue_timeout_s=0.0),
+        LoadBalancerSpec(Limits(max_held=0, hold_s=0.0)),
     ),
     "no retries": (
         "retries: {max_total_retries: 0, budget_percent: 0}",
@@ -131,7 +125,7 @@ SAID = {
     ),
     "off in quotes": ("continuation: 'off'", LoadBalancerSpec(continuation=Continuation(Continue.OFF))),
     "text": ("continuation: text", LoadBalancerSpec(continuation=Continuation(Continue.TEXT))),
-    "small bodies": ("max_body_mb: 1", LoadBalancerSpec(max_body_bytes=1024 * 1024)),
+    "small bodies": ("max_body_mb: 1", LoadBalancerSpec(Limits(max_body_bytes=1024 * 1024))),
     "no overrides": (
         "allow_policy_override: no",
         LoadBalancerSpec(access=Access(overrides=False)),
@@ -149,7 +143,7 @@ SAID = {
         "metrics: {target_label: true}",
         LoadBalancerSpec(metrics=MetricsOptions(target_label=True)),
     ),
-    "an impatient eye": ("stall_timeout_seconds: 2.5", LoadBalancerSpec(stall_timeout_s=2.5)),
+    "an impatient eye": ("stall_timeout_seconds: 2.5", LoadBalancerSpec(Limits(stall_timeout_s=2.5))),
 }
 
 

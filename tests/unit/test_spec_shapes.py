@@ -4,6 +4,8 @@ from textwrap import dedent
 
 import pytest
 
+from lb.config.options import Limits
+from policies.goals import ScalingGoal
 from skyserve_cli.spec import (
     AcceleratorQps,
     GitSource,
@@ -58,10 +60,10 @@ def test_the_listing_of_the_paper_is_understood() -> None:
     )
     assert spec.port == 8080
     assert spec.probe.path == "/v1/chat/completions"
-    policy = spec.replica_policy
-    assert (policy.min_replicas, policy.max_replicas, policy.num_overprovision) == (1, 1, 2)
-    assert policy.dynamic_ondemand_fallback
-    assert policy.spot_placer == "dynamic_fallback"
+    assert (spec.scaling.min_replicas, spec.scaling.max_replicas) == (1, 1)
+    assert spec.placement.num_overprovision == 2
+    assert spec.placement.dynamic_ondemand_fallback
+    assert spec.placement.placer == "spothedge"
     assert [(c.cloud, c.region, c.accelerator, c.use_spot) for c in spec.resources] == [
         ("aws", "us-east-1", "A100", True),
         ("gcp", None, "A100", True),
@@ -229,9 +231,9 @@ SIZES = {
 
 @pytest.mark.parametrize(("text", "size", "autoscaling"), SIZES.values(), ids=SIZES.keys())
 def test_sizes(text: str, size: tuple[int, int], autoscaling: bool) -> None:
-    policy = spec_of(f"service:\n  readiness_probe: /\n  {text}").replica_policy
-    assert (policy.min_replicas, policy.max_replicas) == size
-    assert policy.autoscaling is autoscaling
+    scaling = spec_of(f"service:\n  readiness_probe: /\n  {text}").scaling
+    assert (scaling.min_replicas, scaling.max_replicas) == size
+    assert scaling.autoscaling is autoscaling
 
 
 def test_a_target_for_each_accelerator() -> None:
@@ -244,23 +246,23 @@ def test_a_target_for_each_accelerator() -> None:
         """
     )
     assert spec.load_balancing_policy == "instance_aware_least_load"
-    assert spec.replica_policy.target_qps_by_accelerator == (
+    assert spec.scaling.target_qps_by_accelerator == (
         AcceleratorQps("A100-80GB", 2.0, 5.0),
         AcceleratorQps("A10g", None, 1.5),
     )
-    assert spec.replica_policy.target_qps_per_replica == 1.5
+    assert spec.scaling.target_qps_per_replica == 1.5
 
 
 def test_concurrency_may_be_the_target() -> None:
-    policy = spec_of(
+    spec = spec_of(
         """
         service:
           replica_policy:
             {min_replicas: 0, max_replicas: 4, target_ongoing_requests_per_replica: 7.5, load_window_seconds: 20}
         """
-    ).replica_policy
-    assert (policy.target_ongoing_requests_per_replica, policy.target_qps_per_replica) == (7.5, None)
-    assert (policy.load_window_s, policy.autoscaling) == (20.0, True)
+    )
+    assert spec.scaling == ScalingGoal(0, 4, target_ongoing_requests_per_replica=7.5)
+    assert (spec.load_window_s, spec.scaling.autoscaling) == (20.0, True)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +404,7 @@ def test_everything_else_in_a_service() -> None:
         """
     )
     assert spec.tls == Tls("k.pem", "c.pem")
-    assert (spec.load_balancer.stream_timeout_s, spec.load_balancer.time_to_first_byte_s) == (5.0, 7.0)
+    assert spec.load_balancer.limits == Limits(idle_timeout_s=5.0, time_to_first_byte_s=7.0)
     assert (spec.load_balancing_policy, spec.drain_timeout_s) == ("round_robin", 0.0)
     assert (spec.workdir, spec.workdir_git, spec.num_nodes) == (".", None, 2)
 

@@ -43,7 +43,7 @@ def loaded(text: str = PROBED, **options: object) -> Loaded:
 
 def test_variables_are_filled_in_where_they_may_be() -> None:
     spec = loaded().spec
-    assert spec.replica_policy.min_replicas == 3
+    assert spec.scaling.min_replicas == 3
     assert spec.probe.path == "/v1/llama"
     assert json.loads(spec.probe.post_data or "") == {"model": "llama", "key": "x-$TOKEN"}
     assert spec.run == "serve --model $MODEL --token $TOKEN"
@@ -166,8 +166,8 @@ def test_the_probe_is_sent_with_its_secrets() -> None:
 
 
 OVERRIDES = {
-    "a key of the service": ("replica_policy.num_overprovision=3", lambda s: s.replica_policy.num_overprovision, 3),
-    "the same from the top": ("service.replica_policy.num_overprovision=3", lambda s: s.replica_policy.num_overprovision, 3),
+    "a key of the service": ("replica_policy.num_overprovision=3", lambda s: s.placement.num_overprovision, 3),
+    "the same from the top": ("service.replica_policy.num_overprovision=3", lambda s: s.placement.num_overprovision, 3),
     "a key of resources": ("resources.accelerators=L4:2", lambda s: s.resources[0].accelerator_count, 2.0),
     "an item of a list": ("resources.any_of[1].cloud=gcp", lambda s: s.resources[1].cloud, "gcp"),
     "a variable": ("envs.FLAG=yes", lambda s: dict(s.envs)["FLAG"], "yes"),
@@ -201,8 +201,9 @@ WRONG_OVERRIDES = {
 
 def test_a_policy_key_turns_a_plain_size_into_its_longer_form() -> None:
     text = "service: {replicas: 3}\nrun: serve\n"
-    policy = load_text(text, set_overrides=["replica_policy.num_overprovision=2"]).spec.replica_policy
-    assert (policy.min_replicas, policy.max_replicas, policy.num_overprovision) == (3, 3, 2)
+    spec = load_text(text, set_overrides=["replica_policy.num_overprovision=2"]).spec
+    assert (spec.scaling.min_replicas, spec.scaling.max_replicas) == (3, 3)
+    assert spec.placement.num_overprovision == 2
     with pytest.raises(SpecError, match="cannot stand next to replica_policy"):
         load_text(text, set_overrides=["replica_policy.num_overprovision=2", "replicas=3"])
 

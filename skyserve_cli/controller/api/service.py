@@ -29,7 +29,7 @@ from skyserve_cli.controller.content_hash import folder_digest
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.demand import merged
-from skyserve_cli.controller.reconcile.mappers import goal_of, placement_of, requirements_of, stands_beside
+from skyserve_cli.controller.reconcile.mappers import goal_of, requirements_of, stands_beside
 from skyserve_cli.controller.reconcile.planning import first_plan, insist_on_regions, update_plan
 from skyserve_cli.controller.reconcile.resource_match import copies_of
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
@@ -238,7 +238,7 @@ class ControllerService:
             version: self._specs.get(name, version).num_nodes
             for version in {replica.version for replica in history.replicas}
         }
-        placement = placement_of(self._specs.get(name, row.version))
+        placement = self._specs.get(name, row.version).placement
         return history_view(row, placement, history, num_nodes, self._clock.now())
 
     def instance(
@@ -292,7 +292,7 @@ class ControllerService:
             },
             now=now,
             failure=last_failure(row, recently),
-            day=self._day(row.name, now) if spec.replica_policy.slo is not None else (),
+            day=self._day(row.name, now) if spec.slo is not None else (),
             leases={cloud: self._leases(cloud) for cloud in {r.zone.cloud for r in row.attempts}},
             logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
         )
@@ -355,8 +355,8 @@ def _by_id(instances: Sequence[Instance], instance_id: str) -> Instance | None:
 
 def _first_target(spec: ServiceSpec) -> int:
     """Return what a service shows as its target until the first tick has planned."""
-    policy = spec.replica_policy
-    return policy.min_replicas + policy.num_overprovision if policy.min_replicas else 0
+    least = spec.scaling.min_replicas
+    return least + spec.placement.num_overprovision if least else 0
 
 
 def _is_free(host: str, port: int) -> bool:

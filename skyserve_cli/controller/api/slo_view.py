@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from policies.model import Json
-from skyserve_cli.spec.model import ReplicaPolicy
+from skyserve_cli.spec.model import SloSpec
 from skyserve_cli.state.values import DemandRow
 
 #: What the scaler saw in the last minute it decided by (`policies.scaling.predictive`), by its name in the view.
@@ -21,7 +21,7 @@ _SEEN = {
 }
 
 
-def slo_view(policy: ReplicaPolicy, scaling: Json, day: Sequence[DemandRow]) -> dict[str, Any] | None:
+def slo_view(slo: SloSpec | None, scaling: Json, day: Sequence[DemandRow]) -> dict[str, Any] | None:
     """Return the SLO and how the service keeps it; None where it has none.
 
     `day` are the minutes of the last 24 hours. `attainment` is the share of their requests in time (null without any),
@@ -29,7 +29,6 @@ def slo_view(policy: ReplicaPolicy, scaling: Json, day: Sequence[DemandRow]) -> 
     figures are null until a minute was decided by; `forecast_per_min` is the busiest minute when a replica launched now would be
     ready. `capacity_learned` says that no number in the file gives the capacity.
     """
-    slo = policy.slo
     if slo is None:
         return None
     asked, late = sum(row.requests for row in day), sum(row.late for row in day)
@@ -42,7 +41,7 @@ def slo_view(policy: ReplicaPolicy, scaling: Json, day: Sequence[DemandRow]) -> 
         "attainment": max(0.0, 1.0 - late / asked) if asked else None,
         "budget_left": 1.0 - late / allowed if allowed else None,
         "minutes_known": len(day),
-        "autoscaler": policy.autoscaler,
+        "autoscaler": slo.autoscaler,
         "capacity_learned": slo.capacity_qps is None,
         **{name: seen.get(key) for name, key in _SEEN.items()},
     }

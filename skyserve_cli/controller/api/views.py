@@ -126,7 +126,7 @@ def service_view(
             }
             for r in (*row.replicas, *ended)
         ],
-        "slo": slo_view(spec.replica_policy, row.memory.scaling, day),
+        "slo": slo_view(spec.slo, row.memory.scaling, day),
         "last_failure": None if failure is None else failure_view(failure),
     }
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from lb.config.options import Slo
-from lb.config.schema import Limits, Readiness, Table, Target
+from lb.config.schema import Readiness, Table, Target
 from policies import rollout
 from policies.goals import Goal
 from policies.model import Json, Replica, ReplicaState
@@ -41,7 +41,7 @@ def table_of(
     Equal contents have equal revisions within one `epoch` (the term of the controller). The time that is left of a drain goes by without a new one: an agent counts
     it from the push. An instant that moves, as a preemption notice moves it, makes a new revision.
     """
-    balancer = spec.load_balancer
+    balancer, limits = spec.load_balancer, spec.load_balancer.limits
     policy = spec.load_balancing_policy
     table = Table(
         service,
@@ -51,13 +51,11 @@ def table_of(
             for replica in rollout.serving(replicas, goal, rollout_memory)
         ),
         policy if policy in POLICIES else DEFAULT_POLICY,
-        Limits(
-            time_to_first_byte_s=_within_a_day(balancer.time_to_first_byte_s),
-            idle_timeout_s=_within_a_day(balancer.stream_timeout_s),
-            stall_timeout_s=balancer.stall_timeout_s,
-            max_body_bytes=balancer.max_body_bytes,
-            hold_s=_hold_s(goal, balancer.queue_timeout_s),
-            max_held=balancer.queue_size,
+        replace(
+            limits,
+            time_to_first_byte_s=_within_a_day(limits.time_to_first_byte_s),
+            idle_timeout_s=_within_a_day(limits.idle_timeout_s),
+            hold_s=_hold_s(goal, limits.hold_s),
         ),
         balancer.retries,
         balancer.breaker,
@@ -82,7 +80,7 @@ def table_of(
 
 
 def _slo(spec: ServiceSpec) -> Slo:
-    given = spec.replica_policy.slo
+    given = spec.slo
     if given is None:
         return Slo()
     return Slo(ttft_s=(given.ttft_ms or 0.0) / 1000.0, tpot_s=(given.tpot_ms or 0.0) / 1000.0)

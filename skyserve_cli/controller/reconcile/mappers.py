@@ -8,9 +8,9 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from policies.balancers import AgentFleet, AgentRegion
-from policies.goals import Goal, PlacementGoal, ScalingGoal, SloGoal
+from policies.goals import Goal, ScalingGoal, SloGoal
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Role
-from policies.registry import ALIASES, AUTO, MIXERS
+from policies.registry import MIXERS
 from provisioners.port.base import Candidate, LaunchOrder, Requirements
 from provisioners.port.vm import MAX_TOKEN
 from skyserve_cli.controller.agent_files import TOKEN_VARIABLE, supervisor_file
@@ -27,10 +27,15 @@ _FIRST_FREE_PORT = 1024  # below it ports are root's, unless the kernel is confi
 
 def goal_of(row: ServiceRow, spec: ServiceSpec, now: float | None = None) -> Goal:
     """Return what policies need to know of the service, with the limits of its schedule at `now` (None: at no special time)."""
+    placement = replace(
+        spec.placement,
+        work=spec.scaling.target_qps_by_accelerator,
+        one_continent=not any(region for choice in spec.resources for _, region in choice.places()),
+    )
     return Goal(
         version=row.version,
         scaling=scaling_of(spec, now),
-        placement=placement_of(spec),
+        placement=placement,
         same_replicas=row.same_replicas,
         update_mode=row.update_mode,
         max_surge=spec.update.max_surge,
@@ -40,83 +45,34 @@ def goal_of(row: ServiceRow, spec: ServiceSpec, now: float | None = None) -> Goa
         drain_timeout_s=0.0 if row.purge else spec.drain_timeout_s,
         down=row.down,
         killed=row.killed,
-        max_usd_hour=spec.replica_policy.max_usd_hour,
+        max_usd_hour=spec.max_usd_hour,
     )
 
 
 def scaling_of(spec: ServiceSpec, now: float | None = None) -> ScalingGoal:
-    """Return the limits, targets and delays of the autoscaler."""
-    policy = spec.replica_policy
-    least, most = policy.min_replicas, policy.max_replicas
-    if policy.schedule and now is not None:
-        least, most, _ = limits_at(policy, now)
-    return ScalingGoal(
-        min_replicas=least,
-        max_replicas=most,
-        target_qps_per_replica=policy.target_qps_per_replica,
-        upscale_delay_s=policy.upscale_delay_s,
-        downscale_delay_s=policy.downscale_delay_s,
-        target_qps_by_accelerator=policy.target_qps_by_accelerator,
-        target_ongoing_per_replica=policy.target_ongoing_requests_per_replica,
-        slo=_slo_of(spec),
-    )
+    """Return the limits, targets and delays of the autoscaler, with what follows from the schedule and the SLO."""
+    least, most = spec.scaling.min_replicas, spec.scaling.max_replicas
+    if spec.schedule and now is not None:
+        least, most, _ = limits_at(spec, now)
+    return replace(spec.scaling, min_replicas=least, max_replicas=most, slo=_slo_of(spec))
 
 
 def _slo_of(spec: ServiceSpec) -> SloGoal | None:
-    policy = spec.replica_policy
-    if policy.slo is None:
+    if spec.slo is None:
         return None
     return SloGoal(
-        attainment=policy.slo.attainment,
-        capacity_qps=policy.slo.capacity_qps,
+        attainment=spec.slo.attainment,
+        capacity_qps=spec.slo.capacity_qps,
         cold_start_s=min(_FIRST_COLD_START_S, max(1.0, spec.probe.initial_delay_s)),
-        forecast=policy.autoscaler == "predictive",
-        looks=policy.autoscaler != "reactive",
+        forecast=spec.slo.autoscaler == "predictive",
+        looks=spec.slo.autoscaler != "reactive",
         learns_cold_start=True,
-    )
-
-
-def placement_of(spec: ServiceSpec) -> PlacementGoal:
-    """Return who places the replicas of this spec, and with which knobs.
-
-    Without a placer by name, a file that gives a knob gets the placer which that knob belongs to, and one that
-    gives none is spread plainly. A service without spot replicas leaves nothing to hedge.
-    """
-    policy = spec.replica_policy
-    one_continent = not any(region for choice in spec.resources for _, region in choice.places())
-    if not any(choice.use_spot for choice in spec.resources):
-        return PlacementGoal(
-            num_overprovision=policy.num_overprovision,
-            work=policy.target_qps_by_accelerator,
-            price_band=policy.price_band,
-            one_continent=one_continent,
-        )
-    aims, stands_in = policy.availability_target is not None, policy.dynamic_ondemand_fallback
-    placer = policy.spot_placer
-    chooses = aims or placer in ("auto", "risk_hedge")  # leaves the capacity to the placer
-    if placer is None and (stands_in or policy.base_ondemand_fallback_replicas) and not aims:
-        placer = "dynamic_fallback"
-    if placer is None:
-        placer = "auto" if aims else "spread"
-    if placer == "auto":
-        placer = "dynamic_fallback" if policy.num_overprovision else AUTO
-    return PlacementGoal(
-        placer=ALIASES.get(placer, placer),
-        num_overprovision=policy.num_overprovision,
-        dynamic_ondemand_fallback=chooses if stands_in is None else stands_in,
-        base_ondemand_fallback_replicas=policy.base_ondemand_fallback_replicas,
-        availability_target=policy.availability_target,
-        work=policy.target_qps_by_accelerator,
-        price_band=policy.price_band,
-        spot_price_cap=policy.spot_price_cap,
-        spread_again_after_s=policy.spread_again_after_s,
-        one_continent=one_continent,
     )
 
 
 def requirements_of(spec: ServiceSpec) -> Requirements:
     """Return what to request from the clouds: what the file names, and the same on demand where the placer may want that."""
-    goal = placement_of(spec)
+    goal = spec.placement
     alternatives: dict[ResourceChoice, int] = {}  # each with the index of the one under `resources`
     for index, choice in enumerate(spec.resources):
         alternatives.setdefault(choice, index)
@@ -132,7 +88,7 @@ def requirements_of(spec: ServiceSpec) -> Requirements:
         ),
         ordered=spec.resources_ordered,
         num_nodes=spec.num_nodes,
-        work=spec.replica_policy.target_qps_by_accelerator,
+        work=spec.scaling.target_qps_by_accelerator,
     )
 
 

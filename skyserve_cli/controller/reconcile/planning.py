@@ -18,7 +18,6 @@ from skyserve_cli.controller.reconcile.mappers import (
     agent_requirements_of,
     goal_of,
     on_demand_price,
-    placement_of,
 )
 from skyserve_cli.controller.reconcile.resource_match import candidates_of
 from skyserve_cli.controller.reconcile.spreading import spreading
@@ -77,7 +76,7 @@ def update_plan(
 def _spreading_view(
     launches: Sequence[Launch], offers: Sequence[Offer], spec: ServiceSpec
 ) -> dict[str, Any] | None:
-    found = spreading([launch.offer for launch in launches], offers, placement_of(spec).work)
+    found = spreading([launch.offer for launch in launches], offers, spec.scaling.target_qps_by_accelerator)
     return found.view() if found else None
 
 
@@ -109,7 +108,7 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
     return {
         "name": spec.name,
         "target": decided.target,
-        "placement": placement_of(spec).placer,
+        "placement": spec.placement.placer,
         "load_balancing_policy": spec.load_balancing_policy,
         "launches": [
             {**_launch_view(launch, spec), "stands_in": launch.replica_id in stand_ins} for launch in launches

@@ -304,13 +304,13 @@ class Reconciler:
         if row.down:
             return
         spec = self._specs.get(row.name, row.version)
-        if spec.replica_policy.slo is not None:
+        if spec.slo is not None:
             self._service_turn.take_demand(row, spec, now)
 
     def _demand_of(self, row: ServiceRow, now: float) -> Demand:
         spec = self._specs.get(row.name, row.version)
         load = self._service_turn.load(row, spec)
-        if spec.replica_policy.slo is None:
+        if spec.slo is None:
             return demand_of(load)
         history = self._demand.history(row.name, now)
         return demand_of(load, 0 if history is None else history.end)
@@ -343,7 +343,7 @@ class Reconciler:
             decided.plan.wake_at,
             next_due(decided.change.live(), goal),
             next_due(decided.agents.live(), agent_goal(goal)),
-            limits_at(decided.spec.replica_policy, now).until,
+            limits_at(decided.spec, now).until,
         )
         was = self._kept.get(row.name)
         kept = Kept(

@@ -64,7 +64,7 @@ class OrderMaker:
         tls_name = partial(tls_name_of, self._owner, row)
         rollout = decided.plan.memory.rollout
         table = table_of(row.name, spec, live, goal, rollout, now, self._epoch(), self._targets_ca, tls_name)
-        window_s = spec.replica_policy.load_window_s
+        window_s = spec.load_window_s
         counts_demand = goal.scaling.slo is not None
         tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
         beside: dict[str, AgentOrder | None] = {}
