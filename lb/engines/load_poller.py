@@ -1,4 +1,4 @@
-"""Asking engines for their load, so that pushing by work and selective pushing know who has room.
+"""Polling engines for their load, so that pushing by work and selective pushing know who has room.
 
 A target is polled every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
 seconds (where there are many less often: IDLE_PROBES_PER_S in all), because others may send it work; never twice at a time. Targets are polled in turns and not all at once:
