@@ -37,7 +37,7 @@ class ReplicaState(str, Enum):
 
 
 class EndReason(str, Enum):
-    """Why a replica ended, beside the state that says that it did."""
+    """Why a replica terminated, beside the state that says that it did."""
 
     PREEMPTED = "PREEMPTED"
     CAPACITY = "CAPACITY"  # the zone had no room

@@ -117,7 +117,7 @@ def may_launch(goal: Goal, memory: Json, now: float) -> tuple[str, float | None]
     if has_failed(goal, memory) and "good" not in memory:
         why = ": every machine on offer was refused" if goal.version in memory.get("refused", ()) else ""
         return f"version {goal.version} has failed{why}; update the service", None
-    # An update ends the wait: it is there to put right what failed.
+    # An update stops the wait: it is there to put right what failed.
     if memory.get("failing") == wanted_version(goal, memory) and now < memory.get("retry_at", 0.0):
         return "the last replica failed; waiting before the next launch", memory["retry_at"]
     return "", None

@@ -344,7 +344,7 @@ def front_port(order: LaunchOrder) -> int:
 
 
 def heartbeat_s(lease_s: int) -> float:
-    """Return how often a machine reports that ends itself without visits: several times before it would."""
+    """Return how often a machine reports that terminates itself without visits: several times before it would."""
     return min(HEARTBEAT_S, lease_s / 4) if lease_s else HEARTBEAT_S
 
 

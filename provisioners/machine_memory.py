@@ -1,4 +1,4 @@
-"""Machines that were seen alive, for clouds that forget a machine's tags, or the machine itself, when it ends.
+"""Machines that were seen alive, for clouds that forget a machine's tags, or the machine itself, when it stops.
 
 Google Cloud deletes a preempted machine and keeps only an operation with its name; Lambda keeps nothing. So what was made or listed here
 is remembered until its end has been reported for a while. A controller that has just started remembers nothing, but learns about each
@@ -24,7 +24,7 @@ def key_of(zone: Zone, name: str) -> Key:
 
 
 class MachineMemory:
-    """Thread-safe. A machine is either alive here, or has ended at some time."""
+    """Thread-safe. A machine is either alive here, or terminated at some time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class MachineMemory:
             self._alive[key] = machine
 
     def mark_gone(self, machine: Machine, now: float) -> None:
-        """Record how it ended. The first record stays."""
+        """Record how it terminated. The first record stays."""
         key = key_of(machine.zone, machine.id)
         with self._lock:
             self._alive.pop(key, None)

@@ -105,7 +105,7 @@ def _message(state: InstanceState, nodes: Sequence[Instance]) -> str:
 
 
 def for_each(at_once: int, call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
-    """`call` for each, side by side; once all have ended, the first error that is not transient, or the first."""
+    """`call` for each, side by side; once all are over, the first error that is not transient, or the first."""
     if len(arguments) == 1:
         return [call(arguments[0])]
     if not arguments:

@@ -4,7 +4,7 @@
 up over SSH and supervises them). `node_states.state_of` makes one state of the two.
 
 *Unsupervised machines.* What a machine is set up with is in the order, secrets included, and is kept in memory only. A machine that
-runs without a supervisor, because the process that set it up has ended, shows as UNSUPERVISED. The caller then sends its order
+runs without a supervisor, because the process that set it up has exited, shows as UNSUPERVISED. The caller then sends its order
 again, which is safe at any time, and the setup continues where it was.
 
 *Several nodes.* The machines of a replica are requested one by one, with tokens that follow from the replica's. If one cannot be

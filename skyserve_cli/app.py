@@ -34,7 +34,7 @@ class Verb(NamedTuple):
 
 VERBS: Mapping[str, Verb] = MappingProxyType(
     {
-        "up": Verb("Bring a service up: show the plan and its price, ask, and wait until it answers.", SERVICES),
+        "up": Verb("Bring a service up: show the plan and its price, confirm, and wait until it is ready.", SERVICES),
         "status": Verb("Show services, their replicas, and what they cost.", SERVICES),
         "update": Verb("Give a running service a new version.", SERVICES),
         "down": Verb("Take services down, and wait until nothing of them is left.", SERVICES),

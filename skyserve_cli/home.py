@@ -210,7 +210,7 @@ def make_private(environ: MutableMapping[str, str]) -> None:
 
 
 def is_held(lock: Path) -> bool:
-    """Return whether a process that holds this lock runs: the kernel lets go of it when the last one has ended."""
+    """Return whether a process that holds this lock runs: the kernel lets go of it when the last one has exited."""
     try:
         descriptor = os.open(lock, os.O_RDONLY)
     except OSError:  # no such file, or none that could be

@@ -2,7 +2,7 @@
 
 The running agent offers its listening sockets on a Unix socket; a successor that is started with the same
 `--handover-socket` takes them, serves, and says so. Only then does the predecessor stop accepting and hang up; it ends when
-its requests have ended. The listening sockets are never closed in between, so what waits in their queues is not lost,
+its requests are over. The listening sockets are never closed in between, so what waits in their queues is not lost,
 as it would be with two sockets on one port. A successor that fails before it serves leaves everything as it was.
 
 Only processes of the same user are served.

@@ -203,7 +203,7 @@ class ApiKeyStore:
         return None
 
     def settle(self, admission: Admission, tokens: int, now: float) -> None:
-        """Charge a request that has ended: `tokens` are those of its prompt and those generated.
+        """Charge a request that is over: `tokens` are those of its prompt and those generated.
 
         Raises AlreadySettledError the second time.
         """

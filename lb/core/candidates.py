@@ -1,7 +1,7 @@
 """Who may be offered a request now: the targets of the best health that admit one more.
 
 The targets are kept in one group per health, each with the list of those that admit, and every event changes the place
-of one target only. Some changes come with time: an ejection ends, what an engine has reported goes stale. They wait
+of one target only. Some changes come with time: an ejection expires, what an engine has reported goes stale. They wait
 in a heap, and are made at the first choice after their instant. So a request pays for a comparison of two numbers,
 and a change for a binary search, however many targets there are.
 """

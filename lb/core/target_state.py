@@ -2,11 +2,11 @@
 
 *The breaker.* A target that cannot be reached, fails on a request, or returns nothing but server errors is left
 out for `first_s`, doubling up to `longest_s` seconds; then one request is its trial (a single half-open probe).
-The first byte of a response ends the ejection. How long the next one would be is forgotten only when a request
-has ended well, so that a target which returns 503 for every trial is left out longer and longer.
+The first byte of a response lifts the ejection. How long the next one would be is forgotten only when a request
+has succeeded, so that a target which returns 503 for every trial is left out longer and longer.
 
 *Doubt.* A request that waits for a target that cannot be reached, or is silent, is better off elsewhere. Not so if it died on
-one request: had it died as a whole, the connections of the others would have ended as well, and to begin them again
+one request: had it died as a whole, the connections of the others would have closed as well, and to begin them again
 elsewhere would cost their work a second time for nothing.
 
 *Epochs.* A request must not try twice what failed it. It remembers `Booking.epoch`, which changes when a target
@@ -213,7 +213,7 @@ class TargetState:
         return booking
 
     def responded(self, booking: Booking, now: float, succeeded: bool) -> bool:
-        """The first byte has come; True if that ended an ejection."""
+        """The first byte has come; True if that lifted an ejection."""
         booking.responded = True
         self.heard_at = now
         if succeeded:

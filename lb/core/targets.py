@@ -117,7 +117,7 @@ class TargetTable(TargetChoice):
         return booking
 
     def responded(self, booking: Booking, now: float, succeeded: bool = False) -> bool:
-        """The first byte of a response has come, of 2xx if it `succeeded`; True if that ended an ejection.
+        """The first byte of a response has come, of 2xx if it `succeeded`; True if that lifted an ejection.
 
         For a response of 502, 503 or 504 call `failed` with TROUBLE instead.
         """

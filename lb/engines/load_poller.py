@@ -1,4 +1,4 @@
-"""Asking engines for their load, so that pushing by work and selective pushing know who has room.
+"""Polling engines for their load, so that pushing by work and selective pushing know who has room.
 
 A target is polled every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
 seconds (where there are many less often: IDLE_PROBES_PER_S in all), because others may send it work; never twice at a time. Targets are polled in turns and not all at once:
@@ -8,7 +8,7 @@ detected, which continuing its streams depends on.
 *One budget.* An agent makes at most PROBES_PER_S probes: where the targets would need more, all intervals are stretched
 by the same factor.
 
-*What it costs.* Every target waits in one heap for its next probe, and is given its next instant when a probe has ended
+*What it costs.* Every target waits in one heap for its next probe, and is given its next instant when a probe is over
 and when it becomes busy. So the work grows with the number of probes and not with that of targets. All targets are
 gone through only when the table has been replaced, and when requests begin or cease to be held.
 

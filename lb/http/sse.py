@@ -127,7 +127,7 @@ class EventReader:
     __slots__ = ("_begun", "_edge", "_parts", "held_bytes")
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []  # of an event that has not ended
+        self._parts: list[bytes] = []  # of an event that is not complete
         self._edge = b""  # their last bytes: an end may lie across two parts
         self._begun = False
         self.held_bytes = 0
@@ -135,7 +135,7 @@ class EventReader:
     def feed(self, payload: bytes) -> list[bytes]:
         """Return the data of the events that are whole by now; comments and events without data are left out.
 
-        Parts of a long event are joined once, when it ends: joining at every call would take quadratic time.
+        Parts of a long event are joined once, when it is complete: joining at every call would take quadratic time.
         """
         if not self._begun:
             payload = self._begin(payload)

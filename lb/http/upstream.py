@@ -59,7 +59,7 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 class TargetConnection(asyncio.Protocol):
-    """One connection. Its user sets `sink`; without one it is idle, and a byte or an end ends it."""
+    """One connection. Its user sets `sink`; without one it is idle, and a byte or an end of file closes it."""
 
     __slots__ = ("idle_since", "pool", "sink", "transport", "unsent", "used")
 

@@ -1,4 +1,4 @@
-"""The record of a request that has ended, and its line in the access log.
+"""The record of a request that is over, and its line in the access log.
 
 Records are made once per request, and only if a log or a trace is enabled. No prompt, no response, no header value but the
 request's id and its place in a trace, no query: those may carry secrets.

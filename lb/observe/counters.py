@@ -116,7 +116,7 @@ class TargetCounts:
 class KeyCounts:
     """Of the requests of one API key's owner."""
 
-    requests: int = 0  # that were let in, and have ended
+    requests: int = 0  # that were let in, and are over
     tokens_in: int = 0
     tokens_out: int = 0
     refusals: defaultdict[str, int] = field(default_factory=_by_kind)

@@ -250,7 +250,7 @@ class Attempt(AttemptConnection):
         return self.response.status == 200 and head.method == b"POST" and for_model(head.path)
 
     def target_lost(self, error: Exception | None) -> None:
-        """The connection has ended; whether that is an end or a failure depends on where we are."""
+        """The connection is closed; whether that is an end or a failure depends on where we are."""
         request = self._request
         request.halt()
         connection, self.connection = self.connection, None

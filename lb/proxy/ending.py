@@ -1,4 +1,4 @@
-"""How a request ends: one enum of outcomes, and the one place that reports, counts and charges."""
+"""How a request finishes: one enum of outcomes, and the one place that reports, counts and charges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SERVER_ERRORS = 500
 
 
 class Outcome(Enum):
-    """How a request ended, as its client sees it."""
+    """How a request finished, as its client sees it."""
 
     WHOLE = "whole"  # it has the whole response of a target
     REFUSED = "refused"  # it has an error response of ours

@@ -22,7 +22,7 @@ class StopReason(IntEnum):
     IRREGULAR = 0  # what only Python can handle
     UNSENT = 1  # the client does not take more; the bytes are as it must get them, and counted as passed
     FULL = 2  # enough is kept: take it, and open another forwarding
-    ENDED = 3  # the connection has ended
+    ENDED = 3  # the connection is closed
 
 
 class ForwardingMode(IntEnum):

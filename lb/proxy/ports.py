@@ -156,7 +156,7 @@ class Relay(Protocol):
         ...
 
     def ended(self) -> bool:
-        """The target's connection has ended. Returns False if the body had not."""
+        """The target's connection is closed. Returns False if the body had not."""
         ...
 
     def may_continue(self, *, now_or_later: bool = False) -> bool:

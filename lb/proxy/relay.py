@@ -1,4 +1,4 @@
-"""From the first byte of a response to its end: bytes pass as they come, with back-pressure, until either side ends it.
+"""From the first byte of a response to its end: bytes pass as they come, with back-pressure, until either side stops it.
 
 A write that the client has no room for pauses the target's connection, so a slow client slows its engine and not the agent.
 Nothing is copied, parsed or timed per chunk beyond what finds the end of the body.

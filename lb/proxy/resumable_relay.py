@@ -44,7 +44,7 @@ from lb.stream.transcript import StreamProgress, Transcript, has_finished
 BY_ENGINE = frozenset({Reason.ENGINE, Reason.PROMPT_IDS, Reason.LAST_MESSAGE})  # another may be able to
 
 _FORWARDING_BYTES = 256 * 1024  # kept by a forwarding before it comes back
-_MAX_HELD_BYTES = 256 * 1024  # of an event that has not ended; a longer one is passed in pieces
+_MAX_HELD_BYTES = 256 * 1024  # of an event that is not complete; a longer one is passed in pieces
 
 _EVENT_END = b"\n\n\r\n"  # of an event that is a chunk
 _GOES_ON = b'"finish_reason":null'  # an event with this neither ends a stream nor gives it up
@@ -194,7 +194,7 @@ class ResumableRelay(ForwardedRelay):
         self._request.relayed(rest=rest, reusable=reusable)
 
     def _missing(self) -> bytes | None:
-        """Return what the client lacks of a stream whose target has ended it; None if that is more than its end mark and usage."""
+        """Return what the client lacks of a stream whose target has closed it; None if that is more than its end mark and usage."""
         merger = self._merger
         if merger.over if merger is not None else ends_with_done(self._last):
             return b""

@@ -21,7 +21,7 @@ What engines understand (vLLM 0.33, SGLang 0.5, llama.cpp and TGI as documented)
     others       no                            no                  not at all: unknown flags are refused (TRT-LLM)
                                                                    or ignored, and then the model begins a new turn
 The text of a completion is continued by every engine. Text does not show how many tokens it was: where it is the
-only way, vLLM, SGLang and our engine are told to count along (continuous_usage_stats). With others an event counts
+only way, the request makes vLLM, SGLang and our engine count along (continuous_usage_stats). With others an event counts
 as one token, so the response may get longer than its limit by what came together in one event.
 
 TOKENS is not taken, though ids are known, where the text of a response is more than its tokens: for a chat with tools

@@ -149,7 +149,7 @@ class StreamMerger:
 
     @property
     def over(self) -> bool:
-        """The stream has ended, or broken: nothing more will be passed on."""
+        """The stream is complete, or broken: nothing more will be passed on."""
         return self._tally.done or bool(self.error)
 
     def feed(self, payload: bytes) -> bytes:

@@ -59,7 +59,7 @@ class LookAhead:
         self._end_at(stay, now + expected.answer_tokens * expected.s_per_token)
 
     def leave(self, request_id: str) -> None:
-        """The request has ended; an unknown one is fine."""
+        """The request is over; an unknown one is fine."""
         stay = self._stays.pop(request_id, None)
         if stay is None:
             return
@@ -70,7 +70,7 @@ class LookAhead:
             self._level = self._speed = self._ends_sum = 0.0
 
     def advance(self, now: float) -> None:
-        """A response that should have ended by now is expected to go on for a fifth of what it has written."""
+        """A response that should be complete by now is expected to go on for a fifth of what it has written."""
         slot = int(now // SLOT_S)
         if slot <= self._slot:
             return

@@ -10,7 +10,7 @@ agents that all pick the minimum of the same stale numbers send a herd to one ta
 break it up. SGLang's router compares KV usage where we compare requests: what a newcomer waits for is its
 turn in a batch, and usage shows that only where all conversations are of one length.
 
-The draw belongs to the attempt and not to the question: the two candidates of the next request are drawn when
+The draw belongs to the attempt and not to the choice: the two candidates of the next request are drawn when
 the last one is recorded. Choosing twice gives the same result, and a choice that is not followed costs no
 randomness.
 """

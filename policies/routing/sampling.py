@@ -7,8 +7,8 @@ IEEE TPDS 12(10), 2001), and several load balancers with the same stale numbers 
 Envoy's LEAST_REQUEST and SGLang's router draw two; the more that are drawn, the fewer requests go to a target that
 is busier than another.
 
-The draw belongs to the attempt and not to the question: the candidates of the next request are drawn when the last
-one is recorded. Asking twice gives the same response, and a choice that is not followed costs no randomness.
+The draw belongs to the attempt and not to the choice: the candidates of the next request are drawn when the last
+one is recorded. Choosing twice gives the same target, and a choice that is not followed costs no randomness.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ always served in full, a wait lasts at most 7/6 of it, and a load that is away m
 is not taken for steady. Excursions are remembered as instants and sums of seconds, so a quiet tick changes nothing.
 
 *Zero.* To sleep is another thing than to be one smaller: the next request waits for a cold start. A single request
-ends the wait for zero, and no service sleeps while a request is in flight or held. From zero the target jumps at once:
+stops the wait for zero, and no service sleeps while a request is in flight or held. From zero the target jumps at once:
 no replica and a waiting request is not a trend to be confirmed.
 
 *Ignorance.* Without a report from any load balancer the target stays, so that a controller that has just started

@@ -1,6 +1,6 @@
 """Records of machines, which outlive them: an SSH public key resource of the machine's name, with tags.
 
-Azure forgets a machine that is deleted, a spot machine that it takes back included. The record says what it was and how it ended.
+Azure forgets a machine that is deleted, a spot machine that it takes back included. The record says what it was and how it terminated.
 """
 
 from __future__ import annotations

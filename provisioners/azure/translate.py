@@ -284,7 +284,7 @@ def machine_of(vm: VirtualMachine, addresses: Addresses | None = None) -> Machin
 
 
 def machine_of_record(record: SshPublicKeyResource, machine_id: str) -> Machine | None:
-    """Return the machine that a record remembers. It is TERMINATED as long as the record does not say how it ended."""
+    """Return the machine that a record remembers. It is TERMINATED as long as the record does not say how it terminated."""
     tags = record.tags or {}
     if not _is_ours(tags) or ZONE_TAG not in tags:
         return None

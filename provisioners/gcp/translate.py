@@ -90,7 +90,7 @@ def name_of(token: str) -> str:
 def request_id(project: str, zone: Zone, token: str, failures: int, variant: str = "") -> str:
     """Return the idempotency key of one insertion.
 
-    Google remembers a key for an hour together with how it ended, so after an insertion that failed the next one needs
+    Google remembers a key for an hour together with its outcome, so after an insertion that failed the next one needs
     another; how many have failed, the cloud remembers. A `variant` of the request has a key of its own.
     """
     return str(uuid.uuid5(_NAMESPACE, f"{project}/{zone.name}/{token}/{failures}{variant}"))

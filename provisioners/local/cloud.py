@@ -232,7 +232,7 @@ class LocalProvisioner:
                 self._mark_gone(node, "" if ended is None else ended.message)
 
     def _mark_gone(self, node: InstanceFolder, message: str) -> None:
-        """Do for a host that was killed what a host does when it ends. Its status marks that this is done."""
+        """Do for a host that was killed what a host does when it stops. Its status marks that this is done."""
         with self._store.lock():
             record, status = node.record(), node.status()
             if record is None or (status is not None and status.state.is_gone):

@@ -3,7 +3,7 @@
     python -m provisioners.local.host DIR      (the launcher does this; the order comes on standard input)
 
 It boots (a cold start), runs `setup`, waits until that is done on every node of the replica, runs `run`, both in
-the node's work directory, and stays until it is stopped or the spot market takes it, even if `run` has ended:
+the node's work directory, and stays until it is stopped or the spot market takes it, even if `run` has exited:
 like a machine, it is there, and paid for, until it is terminated. It needs no other process: the controller may
 die and come back and will find it by its folder.
 
@@ -58,7 +58,7 @@ class HostOrder:
 
 
 class _InstanceEnd(Exception):
-    """The instance ends now. `grace_s` is what its processes get between SIGTERM and SIGKILL."""
+    """The instance terminates now. `grace_s` is what its processes get between SIGTERM and SIGKILL."""
 
     def __init__(self, state: InstanceState, message: str, grace_s: float) -> None:
         super().__init__(message)

@@ -67,7 +67,7 @@ def spawn_host(folder: InstanceFolder, order: HostOrder) -> None:
 
 
 def reap_hosts() -> None:
-    """Forget the hosts that have ended."""
+    """Forget the hosts that have stopped."""
     with _hosts_lock:
         _hosts[:] = [host for host in _hosts if host.poll() is None]
 

@@ -73,7 +73,7 @@ def run_inside(place: Inside, script: str, out: Write, err: Write, stopped: Call
 
 
 def _pump(process: subprocess.Popen[bytes], out: Write, err: Write, stopped: Callable[[], bool]) -> None:
-    """Pass the output on until the process has ended and nothing more comes, or until `stopped`."""
+    """Pass the output on until the process has exited and nothing more comes, or until `stopped`."""
     if process.stdout is None or process.stderr is None:
         raise ValueError("the process has no pipes")
     with process.stdout, process.stderr, selectors.DefaultSelector() as selector:
@@ -109,7 +109,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """Empty if the process has ended, or shows none."""
+    """Empty if the process has exited, or shows none."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

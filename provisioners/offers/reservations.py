@@ -28,7 +28,7 @@ class Reservation(Protocol):
     """One of `clouds.CLOUD.reservations`.
 
     `id` is what the cloud calls it; `kind` how it is requested; `count` machines of `instance_type` in `zone`; `until` is
-    when it ends.
+    when it stops.
     """
 
     id: str

@@ -120,7 +120,7 @@ class InstanceState(str, Enum):
     """The state of an instance, setup included; for one of several nodes see `multi_node`."""
 
     PENDING = "pending"  # accepted, not booted
-    UNSUPERVISED = "unattended"  # it runs without a supervisor, because the process that set it up has ended: send its order again
+    UNSUPERVISED = "unattended"  # it runs without a supervisor, because the process that set it up has exited: send its order again
     SETUP = "setup"  # booted; `setup` runs
     RUNNING = "running"  # `run` was started
     SETUP_FAILED = "setup_failed"
@@ -144,7 +144,7 @@ class Instance:
     stopped or taken, as announced long before: 0.0 if nothing is announced, None if that is not known. `endpoint` is the base
     URL on which the replica's port can be reached, once known. `message` is one sentence about a failed state. `refusal` says
     that the cloud accepted the instance and then could not, or would not, start it: it counts as if refused at once. `lease` is that of
-    the machine that ends first.
+    the machine that terminates first.
     """
 
     id: str
@@ -201,7 +201,7 @@ class Provisioner(Protocol):
 
         All nodes of it start in the offer's zone, or none does: a zone with room for some of them has no room.
 
-        The same token twice gives the same instance, even if it has ended since. Raises the classes of
+        The same token twice gives the same instance, even if it has terminated since. Raises the classes of
         `provisioners.port.errors` only; after an error other than TransientError nothing is left behind.
         """
         ...

@@ -1,6 +1,6 @@
 """The lease of a rented machine: how long it runs without a controller. Pure.
 
-A machine counts the minutes of its running time since it was last needed, and ends itself when they exceed its lease
+A machine counts the minutes of its running time since it was last needed, and terminates itself when they exceed its lease
 (`ssh_keys.user_data`). What renews the lease:
 
     visit     a controller that is logged in on the machine
@@ -25,7 +25,7 @@ WARN_SHARE = 0.5  # of the lease that is left when a warning is due
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """Seconds of running time without a visit or traffic until the machine ends.
+    """Seconds of running time without a visit or traffic until the machine terminates.
 
     `first_s` until its replica has responded, `lease_s` from then on. Traffic alone keeps it for `most_s`.
     """
@@ -49,11 +49,11 @@ class Lease:
     why: str = ""
 
     def left_s(self, now: float) -> float:
-        """Return until the machine ends, without traffic."""
+        """Return until the machine terminates, without traffic."""
         return self.lease_s if self.visited_at is None else max(0.0, self.visited_at + self.lease_s - now)
 
     def most_left_s(self, now: float) -> float:
-        """Return until the machine ends, even with traffic."""
+        """Return until the machine terminates, even with traffic."""
         most_s = max(self.most_s, self.lease_s)
         return most_s if self.visited_at is None else max(0.0, self.visited_at + most_s - now)
 

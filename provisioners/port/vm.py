@@ -208,7 +208,7 @@ class Machines(Protocol):
 
         The network, firewall and key that it needs are created as needed, and shared.
 
-        The same order twice is the same machine, even if that has ended since (as TERMINATED or PREEMPTED, as long as the cloud
+        The same order twice is the same machine, even if that has terminated since (as TERMINATED or PREEMPTED, as long as the cloud
         lists it). After an error other than TransientError nothing is left behind. A machine that the cloud accepts and then
         cannot start shows as FAILED; if the method waited for the outcome, it deletes the machine and raises the error.
         """

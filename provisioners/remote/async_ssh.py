@@ -148,7 +148,7 @@ class AsyncConnection:
 class Report(asyncssh.SSHClientSession[bytes]):
     """The output of a program, by lines.
 
-    `exit_code` is None unless the program is known to have ended; `has_spoken`: a line has come.
+    `exit_code` is None unless the program is known to have exited; `has_spoken`: a line has come.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ _TAIL_BYTES = 2000
 
 
 class ProxyCommand:
-    """`socket` is our end; closing it ends the program. `said` are the last lines of a program that has ended."""
+    """`socket` is our end; closing it ends the program. `said` are the last lines of a program that has exited."""
 
     def __init__(self, command: Sequence[str]) -> None:
         """OSError if there is no such program."""
@@ -41,7 +41,7 @@ class ProxyCommand:
 
     def said(self) -> str:
         """ "" while it runs."""
-        self._reader.join(_END_S)  # its connection has ended, so it is about to
+        self._reader.join(_END_S)  # its connection is closed, so it is about to
         lines = self._tail.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines and not self._reader.is_alive() else ""
 
@@ -52,7 +52,7 @@ class ProxyCommand:
                 os.killpg(self._process.pid, signal.SIGTERM)
 
     def _read(self) -> None:
-        """Until it has ended, and is reaped."""
+        """Wait until it has exited and is reaped."""
         stream = self._process.stderr
         while stream is not None and (chunk := os.read(stream.fileno(), _TAIL_BYTES)):
             self._tail = (self._tail + chunk)[-_TAIL_BYTES:]

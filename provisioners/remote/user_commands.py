@@ -1,7 +1,7 @@
 """Commands where a replica runs on a machine: over SSH, by the agent that is there (`host_agent.user_commands`).
 
 Standard input of the agent stays open for as long as the command may run. Once `stopped`, or if the connection is lost, it
-ends, and the agent ends the command.
+ends, and the agent terminates the command.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from provisioners.remote.host import AGENT, agent_command
 from provisioners.remote.host_agent.bundle import agent_bundle
 
 _POLL_S = 0.2
-_QUIET_S = 0.5  # without output, a program that has ended has written everything
+_QUIET_S = 0.5  # without output, a program that has exited has written everything
 _STOP_TIMEOUT_S = 8.0  # the agent's grace, and a slow network
 
 Write = Callable[[bytes], None]

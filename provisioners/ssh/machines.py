@@ -146,7 +146,7 @@ class SshMachines:
         return {}
 
     def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
-        """Folders of machines whose claim has ended."""
+        """Folders of machines whose claim is over."""
 
         def of(host: PoolHost) -> Sequence[OrphanedResource]:
             try:

@@ -170,7 +170,7 @@ def _no_fetch(endpoint: str, token: str) -> str:
 
 
 def _noted(here: Home) -> Mapping[str, str]:
-    """Return the clouds of checks that have not ended, by owner."""
+    """Return the clouds of checks that are not over, by owner."""
     try:
         found = json.loads(here.check_launches.read_text())
         return {str(owner): str(name) for owner, name in found.items()}

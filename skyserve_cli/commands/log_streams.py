@@ -43,7 +43,7 @@ class Growing:
         self._logs: dict[int, tuple[PrefixedLog, int]] = {}
 
     def step(self, live: Iterable[int], *, tail: int | None = None) -> list[bytes]:
-        """Return the new lines of all logs, replica after replica, of those that have ended for the last time.
+        """Return the new lines of all logs, replica after replica, of those that have terminated for the last time.
 
         Of a log that was not read before, only the last `tail` lines.
         """
@@ -71,7 +71,7 @@ class Growing:
         while True:
             try:
                 content, offset = self._read(f"replica/{self._name}/{replica_id}/{self._node}", offset)
-            except RefusedError:  # it ended, and no log was kept
+            except RefusedError:  # it terminated, and no log was kept
                 return lines, offset
             if not content:
                 return lines, offset

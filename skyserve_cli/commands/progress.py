@@ -119,7 +119,7 @@ def story_line(event: View, *, with_service: bool) -> str:
 
 
 def _log_tail(client: ControllerClient, event: View) -> list[str]:
-    """Return what a replica printed last, if that is why it ended.
+    """Return what a replica printed last, if that is why it terminated.
 
     For a moment it is not available: it is being read from the machine before it goes.
     """

@@ -71,7 +71,7 @@ def timed_out(seconds: float) -> str:
 
 
 def end_of(reason: str, message: str) -> str:
-    """Return why a replica ended: ``SETUP_FAILED, no weights in /models``."""
+    """Return why a replica terminated: ``SETUP_FAILED, no weights in /models``."""
     return f"{reason}, {message}" if message else reason
 
 
@@ -80,5 +80,5 @@ def live_replicas(view: View) -> list[View]:
 
 
 def exit_message(replica_id: int, where: View, reason: str) -> str:
-    """Return how a replica ended, in one sentence. `where` has its place and its message."""
+    """Return how a replica terminated, in one sentence. `where` has its place and its message."""
     return f"replica {replica_id} in {place(where)} ended: {end_of(reason, where['message'])}"

@@ -246,7 +246,7 @@ class Commands:
 
     def run(self, callback: Callback) -> str:
         """Return why the command failed, or "". Nothing that it started in its process group is left."""
-        # `timeout` ends it also if this process exits before it.
+        # `timeout` stops it also if this process exits before it.
         command = ["timeout", "--signal=KILL", f"{self._timeout_s:g}", "bash", "-c", callback.command]
         with tempfile.TemporaryFile() as output:
             try:

@@ -250,7 +250,7 @@ class EngineModel:
         return tuple(outputs)
 
     def live(self) -> Iterable[str]:
-        """Ids of all requests that have not ended."""
+        """Ids of all requests that are not over."""
         return self._live.keys()
 
     def _make_room_for_decodes(self) -> None:

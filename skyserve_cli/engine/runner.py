@@ -163,7 +163,7 @@ class EngineRunner:
             delivery.mailbox.put(output)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """The loop has ended: by `stop`, or by a defect, which every caller must see."""
+        """The loop is over: by `stop`, or by a defect, which every caller must see."""
         error = None if task.cancelled() else task.exception()
         self._failure = EngineDown(
             "the engine has stopped" if error is None else f"the engine died: {error!r}"

@@ -233,7 +233,7 @@ def _ready_spans(replica: Json, changes: Sequence[Json], until: float) -> Iterat
 
 
 def _end(history: Json) -> float:
-    """Now; or, where the service is down and nothing of it is left, when the last replica ended."""
+    """Now; or, where the service is down and nothing of it is left, when the last replica terminated."""
     ends = [replica["ended_at"] for replica in history["replicas"]]
     over = history["down"] and bool(ends) and None not in ends
     end: float = max(ends) if over else history["now"]

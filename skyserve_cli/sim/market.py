@@ -30,7 +30,7 @@ EPOCH_S = 1_000_000.0
 NEVER = 1 << 60
 DEFAULT_RATIO = 3.0  # of the on-demand price to the usual spot price, where the trace has none
 
-_LONG_GONE_TICKS = 20  # how long the cloud still lists what has ended
+_LONG_GONE_TICKS = 20  # how long the cloud still lists what has terminated
 
 
 class TickClock:

@@ -3,7 +3,7 @@
 The tick, the plan, the policies, the store and `perform` are the production ones; `market` and `replay` stand in
 for the cloud and the hands. Ticks in which nothing can happen are left out: after a tick that changed nothing the
 next one is when an instance starts up, capacity falls below the fleet, a price or the load changes, or a wait of the plan or
-of a replica ends. `compressed=False` runs them all, to the same event log (a test compares the two).
+of a replica terminates. `compressed=False` runs them all, to the same event log (a test compares the two).
 """
 
 from __future__ import annotations

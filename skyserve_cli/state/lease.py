@@ -106,16 +106,16 @@ class LeaseTable:
         return None if row is None else ControllerLease(*row)
 
     def renew(self, c: Connection, epoch: int, ttl_s: float) -> ControllerLease | None:
-        """None if the term has ended, because another one has started."""
+        """None if the term is over, because another one has started."""
         row = c.execute(self._renew, {"mine": epoch, "ttl_s": ttl_s}).first()
         return None if row is None else ControllerLease(*row)
 
     def release(self, c: Connection, epoch: int) -> None:
-        """End the term, if it has not ended: the next controller need not wait."""
+        """End the term, if it is not over: the next controller need not wait."""
         c.execute(self._release, {"mine": epoch})
 
 
-#: Shared, so that no term begins before the transaction has ended; SQLite has one writer at a time anyway.
+#: Shared, so that no term begins before the transaction is over; SQLite has one writer at a time anyway.
 _EPOCH = sa.select(t.lease.c.epoch).where(_HERE).with_for_update(read=True)
 
 

@@ -23,7 +23,7 @@ SERVICES = sa.select(t.services).order_by(t.services.c.name)
 LIVE = sa.select(t.replicas).where(t.replicas.c.state != ReplicaState.GONE.value).order_by(t.replicas.c.id)
 KILLS = sa.select(t.kills)
 
-#: How many of each service's newest replicas are searched for those that have ended.
+#: How many of each service's newest replicas are searched for those that have terminated.
 RECENT_REPLICAS = 200
 
 

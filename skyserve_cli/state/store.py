@@ -439,7 +439,7 @@ class Store:
 
         These are what our clock has measured of live replicas, and what policies remember, so that ages, waits and costs stay what
         they were. `then` sets the controller's clock; no reader within `still` sees the one
-        without the other. What a cloud said (`preempt_at`), ended replicas and past events stay as they are.
+        without the other. What a cloud said (`preempt_at`), terminated replicas and past events stay as they are.
         """
         r = t.replicas.c
         measured = (r.since, r.created_at, r.launched_at, r.ready_at, r.drain_by)
@@ -533,7 +533,7 @@ class Store:
         return VersionRow(row.service, row.version, row.replica_hash, row.spec, row.sealed_secrets)
 
     def replicas(self, name: str, *, limit: int = 200) -> list[Replica]:
-        """Return the newest replicas of a service, ended ones included, oldest first."""
+        """Return the newest replicas of a service, terminated ones included, oldest first."""
         query = sa.select(t.replicas).where(t.replicas.c.service == name)
         with self._reader.connect() as c:
             rows = c.execute(query.order_by(t.replicas.c.id.desc()).limit(limit)).all()

@@ -263,7 +263,7 @@ async def test_only_requests_of_clients_are_traffic(tmp_path: Path, monkeypatch:
         def __init__(self) -> None:
             super().__init__(lambda: notes.append("traffic"), lambda: notes.append("served"))
 
-    monkeypatch.setattr(front_module, "Watch", Noted)
+    monkeypatch.setattr(front_module, "TrafficWatch", Noted)
     monkeypatch.setattr(Noted, "noted_at", float("-inf"))
     (tmp_path / CERTIFICATE).write_bytes(AUTHORITY.of_machine(TOKEN))
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

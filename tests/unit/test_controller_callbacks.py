@@ -183,7 +183,7 @@ def test_the_variables() -> None:
     )
     assert found["SKYSERVE_MESSAGE"] == 'it\'s "up" '
     assert (found["JOB_STATUS"], found["TASK_NAME"]) == ("READY", "chat")
-    of_service = variables_of(replace(EVENT, records=EventRecord("goal", "down")))
+    of_service = variables_of(replace(EVENT, record=EventRecord("goal", "down")))
     assert (of_service["SKYSERVE_REPLICA_ID"], of_service["JOB_STATUS"]) == ("", "goal")
 
 

@@ -2,14 +2,14 @@
 
 status DIR [--renew]      one line of JSON: what runs, what the cloud has announced, how long the log is; --renew
                           renews the lease of the dead-man switch
-follow DIR HEARTBEAT_S    the same line whenever it changes and at every heartbeat, until standard input ends; a byte on
+follow DIR HEARTBEAT_S    the same line whenever it changes and at every heartbeat, until standard input is closed; a byte on
                           standard input renews, see `follow`
 start DIR                 take up DIR/order.json, or go on with it
 go DIR                    `setup` is done on all nodes of the replica: `run` may start
-stop DIR [GRACE_S]        end all that runs; returns when it has ended
+stop DIR [GRACE_S]        end all that runs; returns when it is over
 log DIR OFFSET MAX        a part of what `setup` and `run` printed
 step DIR NAME PROGRAM…    a step of bringing the machine up, once: a second time nothing happens
-exec DIR SCRIPT           run it where the replica runs, until standard input ends; see `visit`
+exec DIR SCRIPT           run it where the replica runs, until standard input is closed; see `visit`
 shell DIR                 the same as a shell for a terminal
 claim|claims|release      the claims on a host that is shared, see `claims`
 """

@@ -1,7 +1,7 @@
 """Claims on a user's own host: who has which of its GPUs and ports.
 
 They are files of the host, one per machine token, so that several controllers see each other's and nothing ends with a
-process. A process that makes or ends one holds the lock of the folder meanwhile. A claim that has ended stays known for a while,
+process. A process that makes or ends one holds the lock of the folder meanwhile. A claim that is over stays known for a while,
 so that an order that is sent again does not bring it back to life.
 
     claim DIR       with a request (JSON) on standard input: {"claim": {…}} or {"refused": sentence}

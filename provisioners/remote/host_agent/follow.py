@@ -4,7 +4,7 @@ A line of JSON (`status`) is written at the start, whenever the status changes, 
 responds to each line with one byte on standard input. That response is a visit: it renews the lease of the dead-man
 switch. A line that is only written is no visit, because an sshd may take many minutes to notice that its client has died.
 
-The command ends when standard input ends, or after `SILENT_BEATS` heartbeats without a response.
+The command ends when standard input is closed, or after `SILENT_BEATS` heartbeats without a response.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def belonging(token: str) -> set[int]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # it has exited, or is another user's
             # The command's name is in parentheses and may itself contain some.
             fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
             if fields[0] not in (b"Z", b"X"):
@@ -89,7 +89,7 @@ def _is_ours(pid: int, folder: Path) -> bool:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
-        return True  # it has ended
+        return True  # it has exited
     return len(words) > 3 and words[2].decode(errors="replace") in _OURS and words[3] == os.fsencode(folder)
 
 

@@ -1,6 +1,6 @@
 """`setup` and `run`: how one is run, and its state afterwards.
 
-NAME.pid says that it was started, the lock NAME.lock that it is watched, NAME.exit how it ended. The process that
+NAME.pid says that it was started, the lock NAME.lock that it is watched, NAME.exit its exit status. The process that
 watches it has nothing else to do and outlives the daemon, so the exit code is not lost with that.
 """
 
@@ -28,7 +28,7 @@ _LAST_WORDS_S = 2.0
 
 
 def watch_script(folder: Path, name: str) -> None:
-    """Run it and write down how it ended.
+    """Run it and write down its exit status.
 
     Stays for as long as anything of it is left: orphans of the script fall back to us, and so `stop` finds them.
     """
@@ -90,7 +90,7 @@ def claim_of(order: dict[str, Any]) -> Any:
 
 
 def is_released(order: dict[str, Any]) -> bool:
-    """Its claim on a shared host has ended, or is ending: nothing of it starts any more.
+    """Its claim on a shared host is over, or is ending: nothing of it starts any more.
 
     A controller that does not know yet may still be bringing it up, in a new folder.
     """
@@ -147,7 +147,7 @@ def is_watched(folder: Path, name: str) -> bool:
 
 
 def exit_code(folder: Path, name: str) -> int | None:
-    """None if it has not ended, as far as anyone saw; minus the signal if one killed it."""
+    """None if it has not exited, as far as is known; minus the signal if one killed it."""
     try:
         return int((folder / f"{name}.exit").read_text())
     except FileNotFoundError:
@@ -157,7 +157,7 @@ def exit_code(folder: Path, name: str) -> int | None:
 def was_lost(folder: Path, name: str) -> bool:
     """It was started, and its end was not seen: everything was killed, or the machine was rebooted."""
     lost = was_started(folder, name) and not is_watched(folder, name)
-    return lost and exit_code(folder, name) is None  # checked last: it may have ended in between
+    return lost and exit_code(folder, name) is None  # checked last: it may have exited in between
 
 
 def exit_message(folder: Path, name: str) -> str:
@@ -166,6 +166,6 @@ def exit_message(folder: Path, name: str) -> str:
         return f"`{name}` was killed together with the program that watched it; the machine may have been rebooted"
     verb = "ended" if name == "run" else "failed"
     how = f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
-    drain(folder, _LAST_WORDS_S)  # how it ended is known at once, what it said comes through the pipe
+    drain(folder, _LAST_WORDS_S)  # the exit status is known at once, the output comes through the pipe
     last = last_line(folder)
     return f"`{name}` {verb} {how}" + (f": {last}" if last else "")

@@ -52,7 +52,7 @@ def _front(folder: Path, order: dict[str, Any] | None) -> int | None:
 
 
 def describe(folder: Path, observed: dict[str, Any]) -> dict[str, Any]:
-    """Return the status: what was observed, how a script ended in a sentence, and how long the log is."""
+    """Return the status: what was observed, how a script finished in a sentence, and how long the log is."""
     script = _ENDED.get(observed["state"])
     message = exit_message(folder, script) if script else ""
     seen_from = os.environ.get("SSH_CLIENT", "").partition(" ")[0]  # sshd sets it for each session

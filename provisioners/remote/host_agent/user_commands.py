@@ -2,7 +2,7 @@
 
 Secrets are part of the environment only until `run` has read them: the file they were in is removed then.
 
-A command belongs to the session that started it: when standard input ends, because the user has pressed Ctrl-C or the
+A command belongs to the session that started it: when standard input is closed, because the user has pressed Ctrl-C or the
 connection is lost, so does the command. It carries the replica's mark, so it ends with the replica as well.
 """
 
@@ -72,7 +72,7 @@ def _start(command: list[str], work: str, env: dict[str, str]) -> subprocess.Pop
 
 
 def _attend(child: subprocess.Popen[bytes], end: Callable[[int], None]) -> int:
-    """Wait for the child. `end` sends all of it a signal: it is called once standard input has ended."""
+    """Wait for the child. `end` sends all of it a signal: it is called once standard input is closed."""
 
     def end_with_stdin() -> None:
         while os.read(0, 4096):

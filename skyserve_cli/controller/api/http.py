@@ -4,7 +4,7 @@ It reads the store and writes goals; the reconciler does the rest. Database work
 slow disk does not stop the probes on this event loop.
 
     GET  /v1/health
-    GET  /v1/services            ?all=1 also those that are down   ?ended=1 with replicas that have ended
+    GET  /v1/services            ?all=1 also those that are down   ?ended=1 with replicas that have terminated
     PUT  /v1/services/NAME       {"spec", "secrets", "mode": null | "rolling" | "blue_green"} -> {"version"}
     POST /v1/services/NAME/down  {"purge"}
     POST /v1/services/NAME/replicas/ID/down

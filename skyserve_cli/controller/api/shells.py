@@ -20,7 +20,7 @@ def access_to(source: Provisioner, instance: Instance | None, node: int) -> dict
     """`{"kind": "ssh", "login", "folder"}` or `{"kind": "local", "token", "node"}`.
 
     `folder` is the machine's, below the home of the user who logs in. `instance` is None for a replica that has none, or
-    has ended. Raises NoAccessError.
+    is over. Raises NoAccessError.
     """
     if instance is None:
         raise NoAccessError("has no machine, or none any more")

@@ -119,7 +119,7 @@ class AgentFolder:
             os.close(lock)
 
     def started(self, process: subprocess.Popen[bytes], order: AgentOrder) -> LocalAgent | None:
-        """The agent `process` has become, or None until it listens. OSError if it has ended instead."""
+        """The agent `process` has become, or None until it listens. OSError if it has exited instead."""
         running = self._running()
         if running is not None:
             return self._agent(running, shape_of(order), process)

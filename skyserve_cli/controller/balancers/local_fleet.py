@@ -249,7 +249,7 @@ class _LocalAgentSupervisor:
     async def _push(self, agent: LocalAgent, order: AgentOrder) -> None:
         """Give the agent its table.
 
-        If it cannot listen on the address of the order, it gets the rest, goes on listening where it does, and is told to
+        If it cannot listen on the address of the order, it gets the rest, goes on listening where it does, and receives the order to
         move again at each turn.
         """
         table = table_for(order)

@@ -276,7 +276,7 @@ class GarbageCollector:
         return orphans, all(one.state.is_gone for one in machines)
 
     def _note(self, notes: _Notes, look: CloudFindings) -> None:
-        """When each leftover was first seen, and since when each region has been silent; ended ones are struck out."""
+        """When each leftover was first seen, and since when each region has been silent; resolved ones are removed."""
         now = self._clock.now()
         notes.seen = {one.key: notes.seen.get(one.key, now) for one in look.of(Part.LEFTOVER)}
         notes.silent = {one.region: notes.silent.get(one.region, now) for one in look.unlisted}

@@ -2,7 +2,7 @@
 
 A slow or stuck call keeps no thread from the others.
 
-A call stays "under way" until the tick has taken its result, not until the thread has ended: otherwise a tick
+A call stays "under way" until the tick has taken its result, not until the thread has exited: otherwise a tick
 between the two would start it again.
 """
 

@@ -3,7 +3,7 @@
 Everything we make carries the owner's tag from its first moment, and but for what all machines share the token of the
 replica that it is for. Rows are committed before any call to a cloud. So there is one order in which nothing is
 ever accused wrongly: *list the cloud first, read the rows second*. What has been listed had its row before, and if the
-row has ended since, so has the need for the thing.
+row has terminated since, the thing is no longer needed.
 
     instance   its token is not known: no live or requested replica has it
     leftover   belongs to no machine, and its token is not known; without a token, it is not young

@@ -48,7 +48,7 @@ class NotLeadingError(Exception):
 class Leadership:
     """Of one process. Thread-safe as far as its attributes are single values; `step` is called by one thread.
 
-    `holder` identifies a controller; one that has ended and comes back under the same name goes on at once.
+    `holder` identifies a controller; one that has exited and comes back under the same name goes on at once.
     """
 
     def __init__(self, store: Store, holder: str, about: str, steady: Clock, ttl_s: float = TTL_S) -> None:
@@ -181,7 +181,7 @@ class Leadership:
 class LeaseKeeper(threading.Thread):
     """Steps for as long as the process runs.
 
-    `started` is called when the term begins, `over` when it has ended, or when this process cannot go on with it: `turn` is
+    `started` is called when the term begins, `over` when it is over, or when this process cannot go on with it: `turn` is
     a number that changes with every tick, and None between two.
 
     No query has this thread wait for longer than RESPONSE_WITHIN_S: a server that takes a query and does not respond must not
@@ -217,7 +217,7 @@ class LeaseKeeper(threading.Thread):
             self._stopping.wait(RENEW_EVERY_S if was_leading and not self._why else STANDBY_POLL_S)
 
     def stop(self) -> None:
-        """Renew no more. Returns when a step that is under way has ended, or after a second."""
+        """Renew no more. Returns when a step that is under way is over, or after a second."""
         self._stopping.set()
         self.join(timeout=1.0)
 

@@ -3,7 +3,7 @@
 Until this revision it was not stored: the order of a launch was built with the alternative that `_launched_for` finds,
 whether or not that was the one which the offer had been made for. So for a row of before, the same inference on the same
 values is not a guess: it is what the machine got, its image, disk and labels. It is made here once for the rows that
-live, whose orders may be sent again, and nowhere else. Rows of ended replicas keep 0: no order is built from them.
+live, whose orders may be sent again, and nowhere else. Rows of terminated replicas keep 0: no order is built from them.
 """
 
 from __future__ import annotations
