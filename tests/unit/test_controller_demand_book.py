@@ -37,7 +37,8 @@ def test_minutes_are_stored_once_and_known_to_the_next_process(store: Store) -> 
     assert not book.take("chat", [told(990, 5, 6, 7)], 60_001.0)
     assert store.demand("chat")[0] == DemandRow(990, 5.0, 0.0, 0.0, 2.0, 3.0)
     for found in (book.history("chat", 60_000.0), DemandBook(store).history("chat", 60_000.0)):
-        assert found is not None and found.ready is not None
+        assert found is not None
+        assert found.ready is not None
         assert (found.first, found.end) == (990, 993)
         assert (list(found.requests), list(found.within_slo), list(found.ready)) == (
             [5, 6, 7],
@@ -102,4 +103,5 @@ def test_a_history_is_two_weeks_long_and_keeps_its_end(store: Store) -> None:
     assert found is not None
     assert (found.first, found.end, len(found.requests)) == (500, KEPT_MIN + 500, KEPT_MIN)
     again = DemandBook(store).history("chat", now)
-    assert again is not None and list(again.requests) == list(found.requests)
+    assert again is not None
+    assert list(again.requests) == list(found.requests)

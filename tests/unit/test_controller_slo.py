@@ -124,7 +124,8 @@ def test_the_event_log_says_why(world: World) -> None:
 def test_an_agent_is_told_the_slo_and_read_by_the_minute(world: World) -> None:
     tick(world, world.reconciler(), 6000.5, [1])
     order = world.agents["chat"]
-    assert order is not None and order.counts_demand
+    assert order is not None
+    assert order.counts_demand
     assert (order.table.slo.ttft_s, order.table.slo.tpot_s) == (2.0, 0.0)
 
 

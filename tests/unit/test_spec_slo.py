@@ -39,7 +39,8 @@ def test_an_slo_alone_turns_the_forecast_on() -> None:
 )
 def test_a_share_may_be_written_in_percent(text: str, share: float) -> None:
     slo = policy(f"{{max_replicas: 4, slo: {{ttft_ms: 9, attainment: {text}}}}}").slo
-    assert slo is not None and slo.attainment == share
+    assert slo is not None
+    assert slo.attainment == share
 
 
 @pytest.mark.parametrize(
