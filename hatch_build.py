@@ -38,6 +38,7 @@ SWITCH = "SKYSERVE_NATIVE"
 GROUP = "skyserve_lb"
 NATIVE = (
     "policies/forecast/response_length.py",
+    "policies/forecast/length_learner.py",
     "policies/routing",
     "lb/core",
     "lb/http",

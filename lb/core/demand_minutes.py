@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from lb.config.demand import Demand
 from lb.config.options import Slo
+from lb.config.schema import Readiness, Table
 from policies.routing.request_work import streamed
 
 KEPT_MIN = 1440
@@ -67,6 +68,11 @@ class DemandMinutes:
 
     def _minute(self, now: float) -> int:
         return int((now + self._offset_s) // MINUTE_S)
+
+
+def ready_targets(table: Table) -> int:
+    """Return how many of them the controller knows to be ready."""
+    return sum(target.state is Readiness.READY for target in table.targets)
 
 
 def is_late(slo: Slo, arrived_at: float, first_at: float | None, now: float, tokens: int) -> bool:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from lb.config.options import Limits
-from lb.config.schema import Readiness, Table
 from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.byte_budget import SMALL_BYTES, SMALL_FACTOR, ByteBudget, parsed_bytes
-from lb.core.demand_minutes import DemandMinutes
+from lb.core.demand_minutes import DemandMinutes, ready_targets
 from lb.core.queue import RequestQueue
 from lb.core.retry import (
     RetryBudget,
@@ -108,7 +107,7 @@ class Proxy:
         self.arrivals = WindowCounter()
         self.rejections = WindowCounter()
         self.ongoing = WindowMean(clock())  # in flight or queued
-        self.demand = DemandMinutes(clock(), unix_offset_s, lambda: _ready_targets(table.table))
+        self.demand = DemandMinutes(clock(), unix_offset_s, lambda: ready_targets(table.table))
         # Set by the agent; the first moves requests off lost targets.
         self.on_changed: Callable[[], None] = lambda: None
         self.on_wrong_model: Callable[[Key], None] = lambda _: None
@@ -369,7 +368,3 @@ class Proxy:
     def _running(self) -> Iterator[Explanation]:
         queued = (ticket.item for ticket in self.queue.walk())
         return (request.arrival.explanation for request in chain(self.relays, self.waiting, queued))
-
-
-def _ready_targets(table: Table) -> int:
-    return sum(target.state is Readiness.READY for target in table.targets)

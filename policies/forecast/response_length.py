@@ -1,8 +1,9 @@
 """How many tokens a response will have, guessed before it begins.
 
-A port with two small forecasters. PreServe (section 4.2) uses a fine-tuned DistilBERT, which reads the prompt
+A port with three small forecasters. PreServe (section 4.2) uses a fine-tuned DistilBERT, which reads the prompt
 and costs 36 ms a request; that may stand behind the same port. Ours knows only whose requests they are:
 
+- `LengthLearner` (`length_learner.py`), the default: the median of similar requests, corrected by the words of the prompt.
 - `RunningMedian`: the median of the last lengths of the same scope (model and tenant), else of the last of
   all. Lengths are long-tailed (PreServe, figure 2c), and a mean would follow the tail.
 - `Constant`: a number, for comparisons and tests.
@@ -32,6 +33,10 @@ class ResponseLength(Protocol):
         """Expected tokens, at least 1. Changes nothing."""
         ...
 
+    def mean(self, request: RequestView) -> float:
+        """Expected tokens for a sum over requests, which a typical length would underestimate. Changes nothing."""
+        ...
+
     def learn(self, request: RequestView, tokens: int) -> None:
         """The response is complete and was `tokens` long."""
         ...
@@ -45,6 +50,9 @@ class Constant:
 
     def predict(self, request: RequestView) -> int:
         return capped(self._tokens, request)
+
+    def mean(self, request: RequestView) -> float:
+        return float(self.predict(request))
 
     def learn(self, request: RequestView, tokens: int) -> None:
         pass
@@ -62,8 +70,8 @@ class RunningMedian:
         self._default = default
         self._window = window
         self._max_scopes = max_scopes
-        self._all = _Window(window)
-        self._scopes: OrderedDict[str, _Window] = OrderedDict()
+        self._all = Window(window)
+        self._scopes: OrderedDict[str, Window] = OrderedDict()
 
     def predict(self, request: RequestView) -> int:
         lengths = self._scopes.get(request.scope)
@@ -71,11 +79,14 @@ class RunningMedian:
             lengths = self._all
         return capped(lengths.median() if len(lengths) >= ENOUGH else self._default, request)
 
+    def mean(self, request: RequestView) -> float:
+        return float(self.predict(request))
+
     def learn(self, request: RequestView, tokens: int) -> None:
         self._all.add(tokens)
         lengths = self._scopes.get(request.scope)
         if lengths is None:
-            lengths = self._scopes[request.scope] = _Window(self._window)
+            lengths = self._scopes[request.scope] = Window(self._window)
             if len(self._scopes) > self._max_scopes:
                 self._scopes.popitem(last=False)
         else:
@@ -88,7 +99,7 @@ def capped(tokens: int, request: RequestView) -> int:
     return max(1, min(tokens, request.max_tokens) if request.max_tokens else tokens)
 
 
-class _Window:
+class Window:
     """The last numbers, in order of arrival and in order of size."""
 
     __slots__ = ("_arrived", "_size", "_sorted")

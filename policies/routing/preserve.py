@@ -10,7 +10,8 @@ map per target, to which the request is added for the sake of the question only.
 
 Source: PreServe, section 4.3.3, with its T_mem = 0.8 and beta = 1. Different here:
 
-- *The guess* is a running median per model and tenant, behind the port the paper's DistilBERT would fit.
+- *The guess* is learned from the requests that pass (`forecast.length_learner`), behind the port the paper's DistilBERT would
+  fit. A request is compared by its typical length, and adds its mean to the load, since typical ones sum up to too little.
 - *The capacity* of a cache is not known to a load balancer, so it is inferred: tokens in the map over the
   usage the engine reports, mixed with a tenth of an assumed `kv_tokens`. Reported usage also corrects the map's
   present; the map adds the growth. Where engines are silent `kv_tokens` is all there is.
@@ -28,8 +29,9 @@ from operator import itemgetter
 from random import Random
 from typing import ClassVar
 
+from policies.forecast.length_learner import LengthLearner
 from policies.forecast.lookahead import Expected, LookAhead
-from policies.forecast.response_length import ResponseLength, RunningMedian
+from policies.forecast.response_length import ResponseLength
 from policies.routing.base import Choice, RequestView, TargetView
 from policies.routing.request_work import BYTES_PER_TOKEN, prompt_bytes, streamed
 from policies.routing.sampling import SamplingPolicy
@@ -58,7 +60,7 @@ class PreServe(SamplingPolicy):
         rng: Random | None = None,
     ) -> None:
         super().__init__(rng)
-        self._lengths = lengths or RunningMedian()
+        self._lengths = lengths or LengthLearner()
         self._kv_tokens = kv_tokens
         self._overflow_weight = overflow_weight
         self._fleet_s_per_token = FIRST_S_PER_TOKEN
@@ -84,7 +86,7 @@ class PreServe(SamplingPolicy):
         if load is None:
             load = self._loads[target_id] = _TargetLoad(self._fleet_s_per_token)
         prompt_tokens = prompt_bytes(request) / BYTES_PER_TOKEN
-        expected = Expected(prompt_tokens, self._lengths.predict(request), load.s_per_token)
+        expected = Expected(prompt_tokens, self._lengths.mean(request), load.s_per_token)
         self._attempts[request.id] = _RunningRequest(load, expected, now)
         self._usual_tokens += NEWEST_SHARE * (sum(expected[:2]) - self._usual_tokens)
         load.queued_tokens += prompt_tokens
