@@ -23,7 +23,8 @@ class View:
     `wanted_qps` is what the wanted replicas have to carry together, where replicas differ in what they can do; None: as
     many as `wanted` of the best offer can. At least `least` replicas are wanted whatever each of them can do.
     `wanted_later[i]` is the chance that i replicas more than `wanted` are wanted when a replica launched now would be
-    ready; None where no scaler forecasts that.
+    ready; None where no scaler forecasts that. `leaving` are replicas with a preemption notice: they still serve, and are
+    lost to everything else.
     """
 
     now: float
@@ -36,6 +37,7 @@ class View:
     wanted_qps: float | None = None
     least: int = 1
     wanted_later: tuple[float, ...] | None = None
+    leaving: tuple[Replica, ...] = ()
 
 
 class Place(NamedTuple):

@@ -128,7 +128,7 @@ class _Look:
         self.on_demand = fleet.on_demand(view.replicas)
         self.serving = units.ready((*view.replicas, *view.others), now)
         self.memory = memory
-        self.incomplete = self.serving < units.wanted
+        self.incomplete = self.serving + units.ready(view.leaving, now) < units.wanted
         self.short = self.incomplete and "budget" in memory  # not before it was first complete
         self.as_of = now // LOOK_AGAIN_S * LOOK_AGAIN_S
         self.market = market = Market(memory, self.as_of)
@@ -342,7 +342,7 @@ class _Look:
             self.as_of + LOOK_AGAIN_S,
             self.known.opens_at if wins else None,
             self._answers_at(),
-            fleet.grace_ends_at((*self.view.replicas, *self.view.others), self.view.now),
+            fleet.grace_ends_at((*self.view.replicas, *self.view.others, *self.view.leaving), self.view.now),
         )
 
     def note(self) -> tuple[str, ...]:

@@ -70,9 +70,8 @@ def learn(
     zones = dict(memory.get("zones", {}))
     whole = memory.get("whole")
     starts = dict(memory.get("starts", {}))
-    before = Counter(
-        blocks.market(r.offer) for r in replicas.values() if is_spot(r.offer) and r.state in HELD
-    )
+    held = [r for r in replicas.values() if is_spot(r.offer) and r.state in HELD and r.preempt_at is None]
+    before = Counter(blocks.market(replica.offer) for replica in held)
     lost = Counter(blocks.market(r.offer) for r in blocks.losses(events, replicas) if r.state in HELD)
     for zone, count in sorted(lost.items()):
         left = before[zone] - count

@@ -10,12 +10,14 @@ from policies.model import Json, Observation
 class Size(NamedTuple):
     """How many replicas the load needs, and what to remember.
 
-    The third value is the earliest instant at which the result may differ although the load does not (None: never).
+    The third value is the earliest instant at which the result may differ although the load does not (None: never), and
+    `qps` what the replicas have to carry together, where they differ in what they can do.
     """
 
     wanted: int
     memory: Json
     wake_at: float | None = None
+    qps: float | None = None
 
 
 class Scaler(Protocol):

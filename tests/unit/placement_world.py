@@ -84,9 +84,9 @@ class World:
 
     @property
     def counted(self) -> list[Replica]:
-        """The replicas of the wanted version that live and are not being ended, nor replaced."""
+        """The replicas of the wanted version that live and are not being ended, nor replaced, nor about to be preempted."""
         new, _ = rollout.split(tuple(self.fleet.values()), self.goal, self.memory.rollout)
-        return [replica for replica in new if not is_announced(replica)]
+        return [replica for replica in new if not is_announced(replica) and replica.preempt_at is None]
 
     def zones(self, kind: CapacityType = SPOT) -> dict[str, int]:
         """How many replicas of the wanted version each zone has, by its last name."""
@@ -170,7 +170,7 @@ class World:
             or ON_DEMAND not in launched
         )
         for kind in launched:
-            staying = [r for r in of_kind(ended, kind) if not is_announced(r)]
+            staying = [r for r in of_kind(ended, kind) if not is_announced(r) and r.preempt_at is None]
             assert not [r for r in staying if r.version == self.goal.version], (
                 "one is ended and one like it launched"
             )
