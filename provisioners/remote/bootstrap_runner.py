@@ -160,7 +160,10 @@ class BootstrapRunner:
                 host.shell.close()
                 host = self._log_in(until)
             except CommandError as error:
-                if step.retry_every_s is None or left_s <= 0 or isinstance(error, DiskFullError):
+                # An attempt cut short by the end of the time would replace this error by its own timeout.
+                if step.retry_every_s is None or isinstance(error, DiskFullError):
+                    raise _failed(step.name, error) from error
+                if until - self._now() <= step.retry_every_s:
                     raise _failed(step.name, error) from error
                 self._pause(step.retry_every_s)
             except (ShellError, PackingError) as error:

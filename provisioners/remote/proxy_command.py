@@ -46,9 +46,10 @@ class ProxyCommand:
         return lines[-1] if lines and not self._reader.is_alive() else ""
 
     def _hang_up(self) -> None:
+        # OpenSSH sends SIGHUP here, but processes started by nohup pass on to their children that they ignore it.
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGHUP)
+                os.killpg(self._process.pid, signal.SIGTERM)
 
     def _read(self) -> None:
         """Until it has ended, and is reaped."""

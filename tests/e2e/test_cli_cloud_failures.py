@@ -38,6 +38,7 @@ pytestmark = [
 EAST, WEST, CALM = "us-east-1", "us-west-2", "us-east-2"
 SPOT_QUOTA = "L-3819A6DF"
 FOREVER = 1_000_000
+NOT_ALLOWED = "You are not authorized to perform this operation."
 PATIENCE_S = 240
 DISKS_MB = {"setup": 512, "full": 24, "moved": 512}  # of the services whose machines really boot
 
@@ -283,7 +284,7 @@ def test_another_place_has_it(world: Ground, row: Row) -> None:
 
 
 def test_a_permission_is_named_and_the_cloud_left_alone_until_it_is_there(world: Ground) -> None:
-    world.aws.denied.add("RunInstances")
+    world.aws.fail("RunInstances", "UnauthorizedOperation", times=FOREVER, region=EAST, message=NOT_ALLOWED)
     said = world.up("denied", "--timeout", "8", resources=only_in(EAST))
     sentence = "aws ec2:RunInstances in us-east-1: not allowed; add it to the policy of this user or role"
     assert sentence in said.err

@@ -115,13 +115,16 @@ def test_a_host_behind_a_bastion_is_reached_through_one_connection(site: Site, d
 def test_a_bastion_that_was_away_is_connected_to_again(site: Site, dial: Dial) -> None:
     shell = dial(site.through)
     site.jump.run("touch /run/no-sshd; pkill sshd")
-    until(lambda: not shell.is_open or _is_lost(shell))
-    shell.close()
-    with pytest.raises(UnreachableError, match="cannot be reached through the bastion: jump"):
-        dial(site.through)
-    site.jump.run(
-        "rm /run/no-sshd; (while [ ! -e /run/no-sshd ]; do /usr/sbin/sshd -D; sleep 0.2; done) >/dev/null 2>&1 &"
-    )
+    try:
+        until(lambda: not shell.is_open or _is_lost(shell))
+        shell.close()
+        until(lambda: site.jump.run("pgrep -xc sshd || true").strip() == "0", "the end of every sshd")
+        with pytest.raises(UnreachableError, match="cannot be reached through the bastion: jump"):
+            dial(site.through)
+    finally:
+        site.jump.run(
+            "rm /run/no-sshd; (while [ ! -e /run/no-sshd ]; do /usr/sbin/sshd -D; sleep 0.2; done) >/dev/null 2>&1 &"
+        )
     until(lambda: _can(dial, site.through))
 
 

@@ -26,8 +26,9 @@ def test_the_last_line_of_a_program_that_failed_is_kept() -> None:
     assert link.said() == "no such host"
 
 
-def test_closing_ends_a_program_and_its_children_that_ignore_the_end_of_their_input() -> None:
-    link = ProxyCommand(("sh", "-c", "sleep 600 & echo $!; wait"))
+@pytest.mark.parametrize("before", ["", "trap '' HUP; "], ids=["as usual", "below nohup"])
+def test_closing_ends_a_program_and_its_children_that_ignore_the_end_of_their_input(before: str) -> None:
+    link = ProxyCommand(("sh", "-c", f"{before}sleep 600 & echo $!; wait"))
     child = int(link.socket.makefile("rb").readline())
     link.socket.close()
     deadline = time.monotonic() + PATIENCE_S
