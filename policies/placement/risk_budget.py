@@ -11,7 +11,9 @@ c corrects the prediction by what came true: (time short + PRIOR_WINDOWS w) / (t
 w is the time that a replacement takes. Both times fade within `FADE_S`.
 
 Memory: {"spent": b, "at": instant of b, "rate": its growth per second, "short": seconds short, "due": seconds predicted
-short, "seen": [short now, chance predicted, what the fleet was like]}. It begins when the wanted number is first ready, and is
+short, "seen": [short now, chance predicted, what the fleet was like]}, and for `risk_promise` "began": its first instant,
+"down": seconds short since then, "days": [[start of a day, seconds short in it], ...] of the last month, "outages": how many
+began, "window": w. It begins when the wanted number is first ready, and is
 written when the fleet or the wanted number has changed, else hourly.
 """
 
@@ -34,6 +36,8 @@ MOST_OVERDRAWN = 2.5
 PRIOR_WINDOWS = 4.0
 FADE_S = 90 * 86_400.0
 WRITE_EVERY_S = 3600.0
+DAY_S = 86_400.0
+KEPT_DAYS = 31
 
 _SURELY = 1e-5  # unavailability below which a target is the same as none
 
@@ -69,7 +73,7 @@ def paused(budget: Json | None, now: float) -> Json | None:
     """Return the budget while nothing is wanted: it stands still."""
     if not _is_begun(budget) or budget["seen"] == [False, 0.0]:
         return budget
-    return {**_until(budget, now), "rate": 0.0, "seen": [False, 0.0]}
+    return {**budget, **until(budget, now), "rate": 0.0, "seen": [False, 0.0]}
 
 
 def written(
@@ -89,22 +93,32 @@ def written(
     if not _is_begun(budget):
         if short:
             return budget
-        after: dict[str, float] = {"spent": 0.0, "at": now, "short": 0.0, "due": 0.0}
+        after: Json = {
+            "spent": 0.0,
+            "at": now,
+            "short": 0.0,
+            "due": 0.0,
+            "began": now,
+            "down": 0.0,
+            "days": [],
+            "outages": 0,
+        }
     else:
         was_short, _, *was = budget["seen"]
         if (was_short, was) == (short, list(fleet)) and 0.0 <= now - budget["at"] < WRITE_EVERY_S:
             return budget
-        after = _until(budget, now)
+        after = until(budget, now)
+        after["outages"] += short and not was_short
     rate = (min(1.0, correction(after, window_s) * predicted) / allowed(target) - 1.0) / STEER_S
-    return {**after, "rate": rate, "seen": [short, predicted, *fleet]}
+    return {**after, "rate": rate, "seen": [short, predicted, *fleet], "window": window_s}
 
 
 def _is_begun(budget: Json | None) -> TypeGuard[Json]:
     """Return whether there is a budget; that of an older release, which was steered otherwise, is none."""
-    return budget is not None and "seen" in budget
+    return budget is not None and "began" in budget
 
 
-def _until(budget: Json, now: float) -> dict[str, float]:
+def until(budget: Json, now: float) -> Json:
     """Return the sums of the budget up to now."""
     span_s = max(0.0, now - budget["at"])
     was_short, was_predicted, *_ = budget["seen"]
@@ -114,4 +128,20 @@ def _until(budget: Json, now: float) -> dict[str, float]:
         "at": now,
         "short": budget["short"] * left + span_s * was_short,
         "due": budget["due"] * left + span_s * was_predicted,
+        "began": budget["began"],
+        "down": budget["down"] + span_s * was_short,
+        "days": _by_day(budget["days"], budget["at"], now) if was_short else budget["days"],
+        "outages": budget["outages"],
     }
+
+
+def _by_day(days: list[list[float]], since: float, now: float) -> list[list[float]]:
+    """Return the seconds short of each day of the last month that had any, with those from `since` to `now`."""
+    short = dict(days)
+    at = max(since, now - KEPT_DAYS * DAY_S)
+    while at < now:
+        day = at // DAY_S * DAY_S
+        end = min(now, day + DAY_S)
+        short[day] = short.get(day, 0.0) + end - at
+        at = end
+    return [[day, seconds] for day, seconds in short.items() if day > now - (KEPT_DAYS + 1) * DAY_S]

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.calibration import ratio
 from benchmarks.frontier import table
 from benchmarks.frontier_stats import (
     Family,
@@ -29,10 +28,8 @@ from benchmarks.market_runs import (
     Circumstances,
     Piece,
     blocks_of,
-    measure,
     recorded_cases,
     run_all,
-    sizes_by_hour,
 )
 from skyserve_cli.sim import synthetic
 from skyserve_cli.sim.frontier import Point, cost_at

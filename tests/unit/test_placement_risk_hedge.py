@@ -81,9 +81,20 @@ def empty(for_h: float, asked_h_ago: float = 0.0) -> dict[str, float]:
     return {"since": since, "empty_from": since, "empty_at": NOW - asked_h_ago * HOUR}
 
 
+KEPT: Any = {"began": NOW - 90 * HOUR, "down": 0.0, "days": [], "outages": 0, "window": 213.0}
+
+
 def knowing(*records: dict[str, float] | None, **more: Any) -> dict[str, Any]:
     """A memory of a service that has been complete before, with its budget even."""
-    budget = {"spent": 0.0, "at": NOW, "rate": 0.0, "short": 0.0, "due": 0.0, "seen": [False, 0.005, 4]}
+    budget = {
+        "spent": 0.0,
+        "at": NOW,
+        "rate": 0.0,
+        "short": 0.0,
+        "due": 0.0,
+        "seen": [False, 0.005, 4],
+        **KEPT,
+    }
     zones = {market: record for market, record in zip(MARKETS, records, strict=False) if record is not None}
     return {"zones": zones, "budget": budget, **more}
 
@@ -476,6 +487,7 @@ def test_what_was_predicted_is_corrected_by_what_came_true() -> None:
             "spent": 0.0,
             "at": NOW - 7200.0,
             "rate": 0.0,
+            **KEPT,
             "short": short_s,
             "due": 3600.0,
             "seen": [False, 0.0],
