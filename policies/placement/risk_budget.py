@@ -108,7 +108,7 @@ def written(
         if (was_short, was) == (short, list(fleet)) and 0.0 <= now - budget["at"] < WRITE_EVERY_S:
             return budget
         after = until(budget, now)
-        after["outages"] += short and not was_short
+        after = {**after, "outages": after["outages"] + (short and not was_short)}
     rate = (min(1.0, correction(after, window_s) * predicted) / allowed(target) - 1.0) / STEER_S
     return {**after, "rate": rate, "seen": [short, predicted, *fleet], "window": window_s}
 
@@ -135,7 +135,7 @@ def until(budget: Json, now: float) -> Json:
     }
 
 
-def _by_day(days: list[list[float]], since: float, now: float) -> list[list[float]]:
+def _by_day(days: Sequence[tuple[float, float]], since: float, now: float) -> list[list[float]]:
     """Return the seconds short of each day of the last month that had any, with those from `since` to `now`."""
     short = dict(days)
     at = max(since, now - KEPT_DAYS * DAY_S)
