@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from policies.backoff import delay_s
 from policies.goals import Goal
+from policies.lifecycle import NOTICE_MARGIN_S
 from policies.model import (
     Action,
     BootstrapFailed,
@@ -115,7 +116,11 @@ def decide(
         return AgentDecision() if fleet.is_needed else AgentDecision(_farewells(fleet))
     killed = [agent for agent in fleet.agents if agent.id in goal.killed and agent.state in _COUNTED]
     actions: list[Action] = [_end(agent, EndReason.USER, "asked for by id", now) for agent in killed]
-    counted = [agent for agent in fleet.agents if agent.state in _COUNTED and agent not in killed]
+    leaving = [agent for agent in fleet.agents if agent.state in _COUNTED and agent.preempt_at is not None]
+    actions += [_farewell(agent, now) for agent in leaving if agent not in killed]
+    counted = [
+        agent for agent in fleet.agents if agent.state in _COUNTED and agent not in (*killed, *leaving)
+    ]
     kept = {place: _kept(place, counted, fleet) for place in fleet.places}
     notes: list[str] = []
     for place, agents in kept.items():
@@ -188,6 +193,12 @@ def _farewells(fleet: AgentFleet) -> tuple[Action, ...]:
     return tuple(
         Terminate(agent.id, EndReason.SERVICE_DOWN, why) for agent in fleet.agents if agent.state in ending
     )
+
+
+def _farewell(agent: Replica, now: float) -> Drain:
+    """Return the drain of an agent with a preemption notice: clients are to learn other addresses at once."""
+    end = now + FAREWELL_S if agent.preempt_at is None else agent.preempt_at - NOTICE_MARGIN_S
+    return Drain(agent.id, EndReason.PREEMPTED, agent.message, min(now + FAREWELL_S, end))
 
 
 def _end(agent: Replica, reason: EndReason, why: str, now: float) -> Drain | Terminate:

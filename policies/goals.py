@@ -99,7 +99,7 @@ class Goal:
     touched only the `service` section), so that they are kept. During a rolling update at most `max_surge`
     replicas more than the target live, and at most `max_unavailable` fewer than the target are ready. `down`:
     the service is being taken down. `killed`: replicas the user terminated by id. `max_usd_hour` is what the replicas may cost
-    together; None: no limit.
+    together; None: no limit. A replica with a preemption notice takes requests until `notice_drain_s` before its end.
     """
 
     version: int
@@ -113,6 +113,7 @@ class Goal:
     initial_delay_s: float = 1200.0
     probe_failure_threshold_s: float = 180.0
     drain_timeout_s: float = 120.0
+    notice_drain_s: float = 30.0
     down: bool = False
     killed: frozenset[int] = frozenset()
     max_usd_hour: float | None = None

@@ -105,7 +105,7 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
         ProbePassed: _S.READY,
         ProbeFailed: _S.NOT_READY,
         RunExited: _S.TERMINATING,
-        PreemptionNotice: _S.DRAINING,
+        PreemptionNotice: _S.READY,  # it serves on, and is drained shortly before its end (`notices`)
         RetireNotice: _S.READY,
         Drain: _S.DRAINING,
     },
@@ -216,12 +216,13 @@ def _record(
         case PreemptionNotice(preempt_at=preempt_at):
             if replica.preempt_at == preempt_at:
                 return replica
+            left_s = max(0.0, preempt_at - now)
+            ending = _ending(replica, EndReason.PREEMPTED, f"preemption notice: {left_s:.0f} s left")
+            if replica.state is _S.READY:
+                return replace(ending, preempt_at=preempt_at)
             by = min(now + drain_timeout_s, preempt_at - NOTICE_MARGIN_S)
             if replica.drain_by is not None:
                 by = min(by, replica.drain_by)
-            ending = _ending(
-                replica, EndReason.PREEMPTED, f"preemption notice: {max(0.0, preempt_at - now):.0f} s left"
-            )
             return replace(ending, preempt_at=preempt_at, drain_by=by)
         case RetireNotice(retire_at=retire_at):
             if replica.end_reason is not None:

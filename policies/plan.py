@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from policies import budget, retiring, rollout
+from policies import budget, notices, retiring, rollout
 from policies.goals import UpdateMode
 from policies.model import (
     Action,
@@ -74,8 +74,11 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     killed = [r for r in live.values() if r.id in goal.killed]
     actions: list[Action] = [_end(r, EndReason.USER, "asked for by id", observation) for r in killed]
     staying = [replica for replica in observation.replicas if replica not in killed]
+    doomed, staying = notices.split(staying, [r for r in live.values() if r not in killed])
+    actions += notices.drains(doomed, goal, now)
 
-    wanted, scaling, rescale_at, why_size = policies.scaler.target(observation, memory.scaling)
+    scaled = policies.scaler.target(observation, memory.scaling)
+    wanted, scaling, rescale_at = scaled.wanted, scaled.memory, scaled.wake_at
     size = wanted + goal.placement.num_overprovision if wanted > 0 else 0
     memory, refused = _without_hope(observation, memory)
     new, old = rollout.split(staying, goal, memory.rollout)
@@ -102,6 +105,9 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
         others=tuple(side_by_side),
         offers=observation.offers,
         limit=0 if held_back else rollout.launch_limit(size, new, old, goal),
+        wanted_qps=scaled.qps,
+        least=goal.scaling.min_replicas,
+        leaving=tuple(doomed),
     )
     gone: list[Replica] = []
     if leaving:
@@ -148,9 +154,11 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
             notes = (f"no offer fits version {version}",)
     look_at = now + budget.LOOK_AGAIN_S if len(places) < len(decided.launches) else None
     last_calls = (retiring.drains_at(replica, goal) for replica in announced if replica not in gone)
-    wakes = [at for at in (decided.wake_at, rescale_at, retry_at, look_at, *last_calls) if at is not None]
+    drains = (at for replica in doomed if (at := notices.drains_at(replica, goal)) > now)
+    waits = (decided.wake_at, rescale_at, retry_at, look_at, *last_calls, *drains)
+    wakes = [at for at in waits if at is not None]
     return Plan(
-        (*actions, *launches), memory, notes, decided.target, wanted, min(wakes, default=None), why_size
+        (*actions, *launches), memory, notes, decided.target, wanted, min(wakes, default=None), scaled.why
     )
 
 

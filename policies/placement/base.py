@@ -19,6 +19,12 @@ class View:
     rolling update: a placer neither terminates nor replaces them, but they occupy zones and serve requests. `offers`
     are best first; on-demand ones are among them where the goal has a use for them. At most `limit` launches may
     be made now.
+
+    `wanted_qps` is what the wanted replicas have to carry together, where replicas differ in what they can do; None: as
+    many as `wanted` of the best offer can. At least `least` replicas are wanted whatever each of them can do.
+    `wanted_later[i]` is the chance that i replicas more than `wanted` are wanted when a replica launched now would be
+    ready; None where no scaler forecasts that. `leaving` are replicas with a preemption notice: they still serve, and are
+    lost to everything else.
     """
 
     now: float
@@ -28,6 +34,10 @@ class View:
     others: tuple[Replica, ...]
     offers: tuple[Offer, ...]
     limit: int
+    wanted_qps: float | None = None
+    least: int = 1
+    wanted_later: tuple[float, ...] | None = None
+    leaving: tuple[Replica, ...] = ()
 
 
 class PlannedLaunch(NamedTuple):

@@ -218,8 +218,8 @@ def barred(offer: Offer, blocks: Json, now: float) -> bool:
 
 def market(offer: Offer) -> str:
     """Return a market: a kind of machine in a zone. Sorts as the zone does."""
-    kind = _kind(offer)
-    return f"{offer.zone} {kind}" if kind else str(offer.zone)
+    machine = kind(offer)
+    return f"{offer.zone} {machine}" if machine else str(offer.zone)
 
 
 def _until(offer: Offer, blocks: Json) -> list[float]:
@@ -241,12 +241,13 @@ def _bars(offer: Offer) -> tuple[str, ...]:
     )
 
 
-def _kind(offer: Offer) -> str:
+def kind(offer: Offer) -> str:
+    """Return the kind of machine, as in ``L4:1``; nothing where no accelerator is asked for."""
     return f"{offer.accelerator}:{offer.accelerator_count:g}" if offer.accelerator else ""
 
 
 def _key(offer: Offer) -> str:
-    return "|".join(filter(None, (str(offer.zone), offer.capacity_type.value, _kind(offer))))
+    return "|".join(filter(None, (str(offer.zone), offer.capacity_type.value, kind(offer))))
 
 
 def _quota_key(offer: Offer, scope: Scope | None = None) -> str:

@@ -12,10 +12,12 @@ blocks say when each zone refused, the replicas say when the probe was accepted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from policies.model import Json, Offer, Replica, Zone
+from policies.model import Json, Offer, Replica
 from policies.placement import blocks
+
+_Place = TypeVar("_Place")
 
 ASK_AGAIN_S = 15.0
 PATIENCE_S = 60.0
@@ -29,9 +31,9 @@ class Return(NamedTuple):
     wake_at: float | None = None
 
 
-def ask_again_at(refused_at: Mapping[Zone, float], began: float) -> dict[Zone, float]:
-    """Return when to try each zone again, the probe having been accepted at `began`."""
-    return {zone: began if at <= began else at + ASK_AGAIN_S for zone, at in refused_at.items()}
+def ask_again_at(refused_at: Mapping[_Place, float], began: float) -> dict[_Place, float]:
+    """Return when to try each zone (or market) again, the probe having been accepted at `began`."""
+    return {place: began if at <= began else at + ASK_AGAIN_S for place, at in refused_at.items()}
 
 
 def accepted_at(replicas: Iterable[Replica]) -> float | None:

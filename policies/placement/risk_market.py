@@ -1,4 +1,4 @@
-"""What RiskHedge knows of each zone of the spot market, and what it expects from that.
+"""What RiskHedge knows of each spot market (a kind of machine in a zone), and what it expects from that.
 
 Capacity that has lasted goes on lasting, and an outage that has lasted goes on too. In the three recordings that we
 have (SkyServe's AWS 1, the first half of AWS 3, and 4 zones of V100) the rate at which a zone drops replicas falls
@@ -7,13 +7,16 @@ with the time `age` since it last did, roughly (within a factor of about two) as
     loss(age) = m * s * (1 / (0.7 h + age) + 0.03 per hour)
 
 and the rate at which an empty zone has room again, with the time since it was emptied, as 1 / (0.5 h + age). `s` says
-how the other zones of the region do: 0.75 if they have room, 1.6 if one is known to be empty. (Two of the recordings
-have regions of several zones; in them the rate at one age is mostly two to four times as high with one empty.) `m` is
-learned for each zone: losses seen against losses expected, both with ten prior ones added, so that a zone has to be
-seen to be different. A loss takes all replicas of the zone in a share of the cases that is learned too, over all
-zones; else any smaller number, each as likely. A refused launch is no loss: it says that the zone is full, and when.
+how the other zones of the region do for this kind: 0.75 if they have room, 1.6 if one is known to be empty. (Two of the
+recordings have regions of several zones; in them the rate at one age is mostly two to four times as high with one empty.
+Other kinds in the same zone say nothing: in SkyServe's AWS 2022 recording they lost capacity within ten minutes of each
+other 0.94 times as often as by chance, zones of one kind 1.5 times.) `m` is learned for each market: losses seen against
+losses expected, both with ten prior ones added, so that a market has to be seen to be different. A loss takes all replicas
+of the market in a share of the cases that is learned too, over all markets; else any smaller number, each as likely. A
+refused launch is no loss: it says that the market is full, and when.
 
-Memory: {"zones": {zone: record}, "whole": [losses of all, losses of some], "start_s": start time}, a record being
+Memory: {"zones": {market: record}, "whole": [losses of all, losses of some], "starts": {kind of a cloud: start time}}, a
+market being as in `blocks.market` and a record being
 
     since           when its age began: its last loss, or an estimate of when it had room again
     held_from       since when replicas are held there without a loss; absent when none are
@@ -31,7 +34,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from policies.model import Drained, Event, Json, Launched, Preempted, Replica, ReplicaState, Terminated, Zone
+from policies.model import Drained, Event, Json, Launched, Offer, Preempted, Replica, ReplicaState, Terminated
 from policies.placement import blocks
 from policies.placement.blocks import is_spot
 
@@ -66,12 +69,13 @@ def learn(
     """Return the memory after these events. `replicas` are as they were before them."""
     zones = dict(memory.get("zones", {}))
     whole = memory.get("whole")
-    start_s = memory.get("start_s")
-    before = Counter(str(r.zone) for r in replicas.values() if is_spot(r.offer) and r.state in HELD)
-    lost = Counter(str(r.zone) for r in blocks.losses(events, replicas) if r.state in HELD)
+    starts = dict(memory.get("starts", {}))
+    held = [r for r in replicas.values() if is_spot(r.offer) and r.state in HELD and r.preempt_at is None]
+    before = Counter(blocks.market(replica.offer) for replica in held)
+    lost = Counter(blocks.market(r.offer) for r in blocks.losses(events, replicas) if r.state in HELD)
     for zone, count in sorted(lost.items()):
         left = before[zone] - count
-        zones[zone] = _after_loss(zones.get(zone, {}), left, now)
+        zones[zone] = _after_loss(record_of(zones, zone), left, now)
         if before[zone] > 1:
             whole = _counted(whole or WHOLE_PRIOR, left == 0)
     left_in = before - lost
@@ -79,23 +83,38 @@ def learn(
         replica = replicas.get(event.replica_id)
         if replica is None or not is_spot(replica.offer):
             continue
-        zone = str(replica.zone)
+        zone = blocks.market(replica.offer)
         if isinstance(event, Launched) and replica.state is ReplicaState.REQUESTED:
-            zones[zone] = _after_launch(zones.get(zone, {}), now)
+            zones[zone] = _after_launch(record_of(zones, zone), now)
             left_in[zone] += 1
         elif (
             isinstance(event, (Terminated, Drained, Preempted))
             and left_in[zone] == 0
-            and "held_from" in zones.get(zone, {})
+            and "held_from" in record_of(zones, zone)
         ):
-            zones[zone] = _after_leaving(zones[zone], now)
-    for zone in sorted({str(r.zone) for r in blocks.refusals(events, replicas) if is_spot(r.offer)}):
-        zones[zone] = _after_refusal(zones.get(zone, {}), now)
+            zones[zone] = _after_leaving(record_of(zones, zone), now)
+    for zone in sorted(
+        {blocks.market(r.offer) for r in blocks.refusals(events, replicas) if is_spot(r.offer)}
+    ):
+        zones[zone] = _after_refusal(record_of(zones, zone), now)
     for replica in blocks.arrivals(events, replicas):
         took_s = now - (replica.created_at if replica.launched_at is None else replica.launched_at)
-        start_s = took_s if start_s is None else start_s + _START_WEIGHT * (took_s - start_s)
-    after = {"zones": zones, "whole": whole, "start_s": start_s}
+        kind = _started(replica.offer, is_spot(replica.offer))
+        before_s = starts.get(kind, took_s)
+        starts[kind] = before_s + _START_WEIGHT * (took_s - before_s)
+    after = {"zones": zones, "whole": whole, "starts": starts}
     return {key: value for key, value in after.items() if value}
+
+
+def record_of(records: Json, market: str) -> Json:
+    """Return what is known of a market; where nothing is, what an older release has written of its zone."""
+    found: Json | None = records.get(market)
+    return records.get(market.partition(" ")[0], {}) if found is None else found
+
+
+def _started(offer: Offer, spot: bool) -> str:
+    """Return what start times are learned by: the kind of machine of a cloud, and whether it is spot."""
+    return f"{offer.zone.cloud} {blocks.kind(offer)} {'spot' if spot else 'on_demand'}"
 
 
 def _after_loss(record: Json, left: int, now: float) -> dict[str, float]:
@@ -160,8 +179,13 @@ def _expected(age_h: float, span_h: float) -> float:
     return math.log1p(span_h / (YOUNG_H + age_h)) + FLOOR_PER_HOUR * span_h
 
 
+def group_of(offer: Offer) -> str:
+    """Return the markets that fail together: one kind of machine in a region."""
+    return f"{offer.zone.cloud}/{offer.zone.region} {blocks.kind(offer)}"
+
+
 class Hazard(NamedTuple):
-    """The losses per hour that a zone is expected to have, over the next cold start and over the hours to come."""
+    """The losses per hour that a market is expected to have, over the next cold start and over the hours to come."""
 
     now: float
     later: float
@@ -172,18 +196,29 @@ class MarketModel:
 
     def __init__(self, memory: Json, now: float) -> None:
         self.now = now
-        self.start_s: float = memory.get("start_s", USUAL_START_S)
         of_all, of_some = memory.get("whole", WHOLE_PRIOR)
         self.whole: float = of_all / (of_all + of_some)  # share of losses that take all
         self._records: Json = memory.get("zones", {})
+        self._starts: Json = memory.get("starts", {})
 
-    def _record(self, zone: Zone) -> Json:
-        found: Json = self._records.get(str(zone), {})
-        return found
+    def _record(self, market: str) -> Json:
+        return record_of(self._records, market)
 
-    def retry_at(self, zone: Zone) -> float | None:
-        """Return when a zone that had no room may be tried again; None if it had room when last seen."""
-        record = self._record(zone)
+    def start_s(self, offer: Offer) -> float:
+        """Return how long a replica takes from its acceptance until it is ready.
+
+        As this kind did, else as it does in the other capacity type, else as the slowest that is known.
+        """
+        spot = is_spot(offer)
+        for one in (spot, not spot):
+            learned: float | None = self._starts.get(_started(offer, one))
+            if learned is not None:
+                return learned
+        return float(max(self._starts.values(), default=USUAL_START_S))
+
+    def retry_at(self, market: str) -> float | None:
+        """Return when a market that had no room may be tried again; None if it had room when last seen."""
+        record = self._record(market)
         if "empty_at" not in record:
             return None
         lasted_s = record["empty_at"] - record["empty_from"]
@@ -191,17 +226,17 @@ class MarketModel:
         wait_s = min(patience * LONGEST_RETRY_S, max(patience * FIRST_RETRY_S, RETRY_SHARE * lasted_s))
         return float(record["empty_at"] + wait_s)
 
-    def empty(self, zone: Zone) -> tuple[float, float] | None:
+    def empty(self, market: str) -> tuple[float, float] | None:
         """Return when a zone was first and last known to have no room; None if it had room when last seen."""
-        record = self._record(zone)
+        record = self._record(market)
         return (record["empty_from"], record["empty_at"]) if "empty_at" in record else None
 
-    def refusals(self, zone: Zone) -> float:
+    def refusals(self, market: str) -> float:
         """Return how many a zone that is requested one more replica is expected to give before it takes one.
 
         What was last seen of it becomes less certain with time, down to that of a zone without requests.
         """
-        record = self._record(zone)
+        record = self._record(market)
         if "empty_at" in record:
             room = 1.0 - self._still(RECOVERY_H, record["empty_from"], record["empty_at"])
             room *= 1.0 - UNKNOWN_DOWN
@@ -213,20 +248,23 @@ class MarketModel:
             room = 1.0 - UNKNOWN_DOWN
         return 1.0 / max(_HARDLY, room) - 1.0
 
-    def hazards(self, zones: Sequence[Zone], window_h: float, horizon_h: float) -> list[Hazard]:
-        """For each zone, averaged over the next `window_h` and `horizon_h`."""
-        empty = {zone: self._chance_empty(zone) for zone in zones}
+    def hazards(self, offers: Sequence[Offer], window_h: float, horizon_h: float) -> list[Hazard]:
+        """For each of these markets, averaged over the next `window_h` and `horizon_h`."""
+        markets = [blocks.market(offer) for offer in offers]
+        groups = [group_of(offer) for offer in offers]
+        empty: dict[str, list[float]] = {}
+        for market, group in zip(markets, groups, strict=True):
+            empty.setdefault(group, []).append(self._chance_empty(market))
         found = []
-        for zone in zones:
-            record = self._record(zone)
+        for market, group in zip(markets, groups, strict=True):
+            record = self._record(market)
             if "held_from" in record:
                 age_h = max(0.0, self.now - record["since"]) / HOUR_S
             else:
                 age_h = _entry_age_h(record, self.now)
-            siblings = [
-                p for z, p in empty.items() if z != zone and (z.cloud, z.region) == (zone.cloud, zone.region)
-            ]
             scale = self._multiplier(record)
+            siblings = list(empty[group])
+            siblings.remove(self._chance_empty(market))
             if siblings:
                 scale *= SIBLINGS_UP + (SIBLINGS_DOWN - SIBLINGS_UP) * max(siblings)
             spans = (window_h, horizon_h)
@@ -237,9 +275,9 @@ class MarketModel:
         lost, due = record.get("lost", 0.0), record.get("due", 0.0) + _exposure(record, self.now)
         return float((PRIOR_LOSSES + lost) / (PRIOR_LOSSES + due))
 
-    def _chance_empty(self, zone: Zone) -> float:
+    def _chance_empty(self, market: str) -> float:
         """Return how likely a zone has no room for a single replica: less and less, the longer ago that was last seen."""
-        record = self._record(zone)
+        record = self._record(market)
         if "held_from" in record:
             return 0.0
         if "left_at" in record:

@@ -1,16 +1,20 @@
-"""How many of a fleet survive the next minutes, exactly, and what hedging that costs.
+"""How much of a fleet survives the next minutes, exactly, and what hedging that costs.
 
-Zones fail on their own, and zones of a region also together: with `TOGETHER` times the chance of its safest zone a
-shock strikes every zone of the region that we hold. That share is an assumption; results change little with it.
+A market is a kind of machine in a zone. Markets fail on their own, and those of one kind in a region also together:
+with `TOGETHER` times the chance of the safest of them a shock strikes all of them that we hold. That share is an
+assumption; results change little with it.
 
-A fleet is a tuple, the number of spot replicas in each zone. A distribution is a list: at index i the chance that i
-survive, and at the last index, the wanted number, that at least that number survive.
+A fleet is a tuple, the number of spot replicas in each market. Capacity is counted in units: one for each replica where
+all can do the same, else as `risk_sites` weighs them. A distribution is a list: at index i the chance that i units
+survive, and at the last index, the most that can be wanted, that at least that number survive.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple, TypeAlias
 
 TOGETHER = 0.2
@@ -19,10 +23,17 @@ _MOST_PARTS = 4  # a partial loss leaves one of this number of values, evenly sp
 Fleet: TypeAlias = tuple[int, ...]
 
 
+#: (units, chance): how many more may be wanted when a replica launched now would be ready.
+Growth: TypeAlias = tuple[tuple[int, float], ...]
+NO_GROWTH: Growth = ((0, 1.0),)
+
+
 class Terms(NamedTuple):
     """The trade between a shortfall and its prevention.
 
-    Fewer than `wanted` ready cost `penalty_usd_hour`, an on-demand replica `on_demand_usd_hour`, and between `least` and `most` of these may be kept.
+    Fewer than `wanted` units ready cost `penalty_usd_hour`; so do fewer than what is wanted then, where `growth` says how
+    many more that may be. An on-demand replica of `on_demand_units` costs `on_demand_usd_hour`, and between `least` and
+    `most` of these may be kept.
     """
 
     wanted: int
@@ -30,6 +41,8 @@ class Terms(NamedTuple):
     on_demand_usd_hour: float
     least: int
     most: int
+    on_demand_units: int = 1
+    growth: Growth = NO_GROWTH
 
 
 class Hedge(NamedTuple):
@@ -44,20 +57,32 @@ class Hedge(NamedTuple):
 
 
 class Odds:
-    """The odds of fleets over given zones.
+    """The odds of fleets over given markets.
 
-    `region_of` numbers the region of each zone, `losses` is the chance that it drops replicas in the time considered, and
-    `whole` the share of losses that take all of a zone.
+    `group_of` numbers the group (the kind in its region) of each market, `losses` is the chance that it drops replicas in
+    the time considered, and `whole` the share of losses that take all of a market. `units` is what a replica there counts;
+    None: one.
     """
 
-    def __init__(self, region_of: Sequence[int], losses: Sequence[float], whole: float, terms: Terms) -> None:
+    def __init__(
+        self,
+        group_of: Sequence[int],
+        losses: Sequence[float],
+        whole: float,
+        terms: Terms,
+        units: Sequence[int] | None = None,
+    ) -> None:
         self.terms = terms
         self._losses = losses
         self._whole = whole
-        self._zones_of = [
-            [zone for zone, its in enumerate(region_of) if its == region] for region in sorted(set(region_of))
-        ]
-        self._regions: dict[tuple[int, Fleet], list[float]] = {}
+        self._units = units
+        self._top = terms.wanted + max(more for more, _ in terms.growth)
+        members: dict[int, list[int]] = {}
+        for market, its in enumerate(group_of):
+            members.setdefault(its, []).append(market)
+        self._markets_of = [members[group] for group in sorted(members)]
+        self._group_of = {market: number for number, its in enumerate(self._markets_of) for market in its}
+        self._groups: dict[tuple[int, Fleet], list[float]] = {}
         self._hedges: dict[Fleet, Hedge] = {}
 
     def hedge(self, fleet: Fleet) -> Hedge:
@@ -67,61 +92,78 @@ class Odds:
             found = self._hedges[fleet] = best_hedge(self.survivors(fleet), self.terms)
         return found
 
+    @property
+    def least_units(self) -> int:
+        return 1 if self._units is None else min(self._units, default=1)
+
+    def units_of(self, market: int) -> int:
+        return 1 if self._units is None else self._units[market]
+
+    def total(self, fleet: Fleet) -> int:
+        """Return the units of a fleet in which nothing is lost."""
+        return sum(fleet) if self._units is None else sum(map(mul, fleet, self._units))
+
     def survivors(self, fleet: Fleet) -> list[float]:
         total = [1.0]
-        for number, zones in enumerate(self._zones_of):
-            counts = tuple(fleet[zone] for zone in zones)
-            if any(counts):
-                key = number, counts
-                one = self._regions.get(key)
-                if one is None:
-                    one = self._regions[key] = self._region(zones, counts)
-                total = _sum(total, list(enumerate(one)), self.terms.wanted)
+        for number in sorted({self._group_of[market] for market, count in enumerate(fleet) if count}):
+            markets = self._markets_of[number]
+            key = number, tuple([fleet[market] for market in markets])
+            one = self._groups.get(key)
+            if one is None:
+                one = self._groups[key] = self._group(markets, key[1])
+            total = _sum(total, [(units, p) for units, p in enumerate(one) if p], self._top)
         return total
 
-    def _region(self, zones: Sequence[int], counts: Fleet) -> list[float]:
-        held = [(count, self._losses[zone]) for zone, count in zip(zones, counts, strict=True) if count]
-        shock = TOGETHER * min(loss for _, loss in held) if len(held) > 1 else 0.0
+    def _group(self, markets: Sequence[int], counts: Fleet) -> list[float]:
+        held = [(market, count) for market, count in zip(markets, counts, strict=True) if count]
+        shock = TOGETHER * min(self._losses[market] for market, _ in held) if len(held) > 1 else 0.0
         apart, struck = [1.0], [1.0]
-        for count, loss in held:
-            own = (loss - shock) / (1.0 - shock)
-            apart = _sum(apart, [(count, 1.0 - own), *self._losing(count, own)], self.terms.wanted)
+        for market, count in held:
+            own = (self._losses[market] - shock) / (1.0 - shock)
+            each = self.units_of(market)
+            apart = _sum(apart, [(count * each, 1.0 - own), *self._losing(count, each, own)], self._top)
             if shock:
-                struck = _sum(struck, self._losing(count, 1.0), self.terms.wanted)
+                struck = _sum(struck, self._losing(count, each, 1.0), self._top)
         if not shock:
             return apart
         struck += [0.0] * (len(apart) - len(struck))
         return [(1.0 - shock) * a + shock * s for a, s in zip(apart, struck, strict=True)]
 
-    def _losing(self, count: int, loss: float) -> list[tuple[int, float]]:
-        """(survivors, chance) of a zone that has a loss with the chance `loss`."""
+    def _losing(self, count: int, each: int, loss: float) -> list[tuple[int, float]]:
+        """(surviving units, chance) of a market that has a loss with the chance `loss`."""
         if count == 1:
             return [(0, loss)]
         parts = min(count - 1, _MOST_PARTS)
-        each = loss * (1.0 - self._whole) / parts
-        return [(0, loss * self._whole), *(((i + 1) * count // (parts + 1), each) for i in range(parts))]
+        share = loss * (1.0 - self._whole) / parts
+        some = [(((i + 1) * count // (parts + 1)) * each, share) for i in range(parts)]
+        return [(0, loss * self._whole), *some]
 
 
 def best_hedge(survivors: Sequence[float], terms: Terms) -> Hedge:
     """Return the number of on-demand replicas that costs least together with the shortfall it leaves."""
-    short = sum(survivors[: max(0, terms.wanted - terms.least)])
-    best = Hedge(terms.least, _cost(terms, terms.least, short), short)
-    for number in range(terms.least + 1, terms.most + 1):
-        enough = terms.wanted - number  # survivors that suffice now, and with one on demand less did not
-        short = max(0.0, short - (survivors[enough] if 0 <= enough < len(survivors) else 0.0))
-        usd_hour = _cost(terms, number, short)
+    below = [0.0, *accumulate(survivors)]  # at index i the chance that fewer than i units survive
+    best = Hedge(terms.least, math.inf, 1.0)
+    for number in range(terms.least, max(terms.least, terms.most) + 1):
+        short = _shortfall(below, terms, terms.wanted - number * terms.on_demand_units)
+        usd_hour = number * terms.on_demand_usd_hour + short * terms.penalty_usd_hour
         if usd_hour < best.usd_hour - 1e-9:
             best = Hedge(number, usd_hour, short)
+        if short * terms.penalty_usd_hour <= terms.on_demand_usd_hour:
+            break  # one more costs more than the rest of the shortfall
     return best
+
+
+def _shortfall(below: Sequence[float], terms: Terms, enough: int) -> float:
+    """Return the chance that fewer units survive than are wanted, `enough` without growth."""
+    last = len(below) - 1
+    if terms.growth is NO_GROWTH:
+        return min(1.0, below[min(max(0, enough), last)])
+    return min(1.0, sum(p * below[min(max(0, enough + more), last)] for more, p in terms.growth))
 
 
 def chance(per_hour: float, hours: float) -> float:
     """That something of this rate happens in this time."""
     return -math.expm1(-per_hour * hours)
-
-
-def _cost(terms: Terms, on_demand: int, short: float) -> float:
-    return on_demand * terms.on_demand_usd_hour + short * terms.penalty_usd_hour
 
 
 def _sum(one: Sequence[float], other: Sequence[tuple[int, float]], most: int) -> list[float]:

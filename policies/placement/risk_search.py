@@ -5,8 +5,8 @@ for the first. Every change must be worth a margin, so that a change is not undo
 
 Where a cloud may refuse, a change must also be worth the refusals to be expected, each at a fixed cost: boxes of
 uncertain content that cost something to open are best opened in the order of gain - cost / chance (Weitzman,
-Econometrica 1979). So zones that we are in come before zones that may be empty, and an empty one is tried the sooner,
-the more it would save. A zone accepts or refuses once, however many are to go there.
+Econometrica 1979). So markets that we are in come before markets that may be empty, and an empty one is tried the sooner,
+the more it would save. A market (a kind of machine in a zone) accepts or refuses once, however many are to go there.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ _STEPS = 8  # large services grow in larger steps
 
 
 class Site(NamedTuple):
-    """A zone for the search.
+    """A market for the search.
 
-    It has the price of a spot replica there, whether one can be requested now, and what a request must gain because it may be
-    refused.
+    It has the price of a spot replica there, whether one can be requested now, what a request must gain because it may be
+    refused, and the capacity of a replica as a multiple of a wanted one.
     """
 
     usd_hour: float
     open: bool
     asking_usd_hour: float = 0.0
+    heads: float = 1.0
 
 
 def grown(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: float) -> Fleet | None:
@@ -39,12 +40,13 @@ def grown(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: flo
     None if none is better by `margin` of a replica's price.
     """
     open_sites = [zone for zone, site in enumerate(sites) if site.open]
-    start, cheapest = odds.hedge(have).usd_hour, _cheapest(sites)
-    if start <= cheapest:
+    start = odds.hedge(have).usd_hour
+    if start <= min((sites[zone].usd_hour for zone in open_sites), default=math.inf):
         return None  # the quick way out: all that can be saved is less than one replica costs
-    fleet, best, paid, saved = have, None, 0.0, margin * cheapest
+    fleet, best, paid, saved = have, None, 0.0, margin * _cheapest(sites)
+    longest = odds.terms.wanted // (_STEPS * odds.least_units)
     while room > 0:
-        step = max(1, min(room, odds.terms.wanted // _STEPS))
+        step = max(1, min(room, longest))
         room -= step
         tried = [_with(fleet, zone, step) for zone in open_sites]
         prices = [_asked(sites[zone], step, fleet[zone] > have[zone]) for zone in open_sites]
@@ -92,16 +94,18 @@ def moved(odds: Odds, have: Fleet, sites: Sequence[Site], room: int, margin: flo
 def shrunk(odds: Odds, have: Fleet, sites: Sequence[Site], least: int, margin: float) -> list[Fleet]:
     """Return ever smaller fleets, of which each lacks one more replica that saves less than it costs.
 
-    The least useful goes first; at least `least` stay.
+    The least useful goes first; at least `least` units stay.
     """
     fleet, smaller = have, []
-    while sum(fleet) > least:
+    while (spare := odds.total(fleet) - least) > 0:
         now = odds.hedge(fleet).usd_hour
         gains = [
             (now - odds.hedge(_with(fleet, zone, -1)).usd_hour + sites[zone].usd_hour, zone)
             for zone, count in enumerate(fleet)
-            if count
+            if count and odds.units_of(zone) <= spare
         ]
+        if not gains:
+            break
         gain, zone = max(gains)
         if gain <= margin * sites[zone].usd_hour:
             break
@@ -116,7 +120,8 @@ def _asked(site: Site, count: int, asked_already: bool) -> float:
 
 
 def _cheapest(sites: Sequence[Site]) -> float:
-    return min((site.usd_hour for site in sites if site.open), default=math.inf)
+    """Return the least price of what one wanted replica does."""
+    return min((site.usd_hour / site.heads for site in sites if site.open), default=math.inf)
 
 
 def _with(fleet: Fleet, zone: int, more: int) -> Fleet:

@@ -25,26 +25,31 @@ from policies.scaling.hysteresis import Need, settle
 from policies.scaling.request_rate import ROUNDING, whole
 from policies.throughput import qps_of
 
+_MORE = 0.1  # how much more than remembered a target must carry to be remembered for it
+
 
 class AcceleratorRate:
-    """Memory: that of `hysteresis`, and {"carries": requests per second that the target was set for}."""
+    """Memory: that of `hysteresis`, and {"carries": requests per second that the target was set for, or has carried since}."""
 
     def target(self, observation: Observation, memory: Json) -> Size:
         work, load = observation.goal.scaling.target_qps_by_accelerator, observation.load
         # Old versions count as well: they serve until the new ones do.
-        live = sorted(qps_of(r.offer, work) for r in observation.replicas if r.state in COUNTED)
+        staying = [r for r in observation.replicas if r.state in COUNTED and r.preempt_at is None]
+        live = sorted(qps_of(replica.offer, work) for replica in staying)
         slowest = min(entry.qps for entry in work)
         fresh = qps_of(observation.offers[0], work) if observation.offers else slowest
         carries = memory.get("carries", 0.0)
         owed = _count(carries, live[::-1], fresh)
         if not load.known:
-            return settle(observation, memory, None, owed)
+            return settle(observation, memory, None, owed)._replace(qps=carries or None)
         rate = load.requests / load.window_s
         need = Need(_count(rate, live[::-1], fresh), _count(rate, live, fresh))
         size = settle(observation, memory, need, owed)
         if size.memory["target"] != memory.get("target"):
             carries = min(rate, _carried(size.wanted, live[::-1], fresh))
-        return size._replace(memory={**size.memory, "carries": carries})
+        elif rate > (1.0 + _MORE) * carries:
+            carries = max(carries, min(rate, _carried(size.wanted, live[::-1], fresh)))
+        return size._replace(memory={**size.memory, "carries": carries}, qps=carries)
 
 
 def _count(rate: float, live: Sequence[float], fresh: float) -> int:

@@ -11,13 +11,15 @@ class Size(NamedTuple):
     """How many replicas the load needs, and what to remember.
 
     The third value is the earliest instant at which the result may differ although the load does not (None: never). `why` is a
-    sentence for the event log where the size changes.
+    sentence for the event log where the size changes, and `qps` what the replicas have to carry together, where they differ in
+    what they can do.
     """
 
     wanted: int
     memory: Json
     wake_at: float | None = None
     why: str = ""
+    qps: float | None = None
 
 
 class Scaler(Protocol):

@@ -25,6 +25,7 @@ DEFAULT_AVAILABILITY = 0.99  # without a target, the saving is computed for this
 AIMING = frozenset({"risk_hedge", "omniscient"})
 
 MOST_RUNS = 10_000
+_LONGEST_NOTICE_S = 3600.0
 
 _T = TypeVar("_T")
 
@@ -146,6 +147,16 @@ def windows(trace: Trace, length: str | None, cold_start_s: float) -> tuple[Trac
             f"--cold-start must be shorter than {what}, {span(parts[0].length_s)} (got {span(cold_start_s)})"
         )
     return parts
+
+
+def notice(text: str, tick_s: float) -> float:
+    """Return how long before a loss it is announced. Raises WrongUsage where the simulation could not show it."""
+    notice_s = seconds("--notice", text)
+    if not 0 <= notice_s <= _LONGEST_NOTICE_S:
+        raise WrongUsage(f"--notice takes a duration up to {span(_LONGEST_NOTICE_S)} (got {text!r})")
+    if 0 < notice_s < tick_s:
+        raise WrongUsage(f"--notice {text} is shorter than a tick; set --tick to {text} or less")
+    return notice_s
 
 
 def prices(trace: Trace, text: str) -> tuple[float | None, float]:

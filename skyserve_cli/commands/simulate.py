@@ -15,7 +15,7 @@ from skyserve_cli.commands.options import Env, EnvFile, Format, OutputFormat, Se
 from skyserve_cli.commands.racing import run_all
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put, put_json, say
 from skyserve_cli.report.export import to_json
-from skyserve_cli.report.text import setting, table_cells, verdict
+from skyserve_cli.report.text import promises, setting, table_cells, verdict
 from skyserve_cli.sim.results import Simulation
 from skyserve_cli.sim.scaling import AUTOSCALERS
 from skyserve_cli.sim.settings import POLICIES, Setting
@@ -99,6 +99,14 @@ def simulate(
         typer.Option("--window", metavar="DURATION", help="Cut the trace into windows. Default: the whole."),
     ] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N,…|A..B", help="A run for each.")] = "0",
+    notice: Annotated[
+        str,
+        typer.Option(
+            "--notice",
+            metavar="DURATION",
+            help="How long before a loss the cloud announces it: 120s on AWS, 30s on others, 0 for none.",
+        ),
+    ] = "0s",
     capacity_per_zone: Annotated[
         str | None,
         typer.Option(
@@ -223,6 +231,7 @@ def simulate(
         price_ratio=ratio,
         arrivals=runs.arrivals(requests, market.length_s),
         spec=runs.sized(spec, replicas),
+        notice_s=runs.notice(notice, tick_s),
     )
     if common.spec is not None and common.arrivals is not None:
         runs.insist_on_rates(common.spec)
@@ -285,6 +294,8 @@ def _show(simulation: Simulation, market: Trace, targets: Sequence[float], outpu
     put_table(table(*table_cells(rows, priced=simulation.priced)))
     for target in targets:
         put(verdict(rows, target, priced=simulation.priced))
+    for sentence in promises(rows):
+        put(sentence)
 
 
 def _draw(simulation: Simulation, path: Path, targets: Sequence[float]) -> None:

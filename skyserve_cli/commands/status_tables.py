@@ -16,7 +16,8 @@ from skyserve_cli.commands.sentences import (
     version_given_up,
 )
 from skyserve_cli.commands.slo_line import slo_line
-from skyserve_cli.output import accelerators, date_time, place, printable, span, usd
+from skyserve_cli.output import accelerators, date_time, place, plural, printable, span, usd
+from skyserve_cli.sim.results import percent
 from skyserve_cli.text_tables import Fitted, table
 
 #: The columns that a narrow terminal does not show, the first to go first. Ids, states and messages always stay.
@@ -29,7 +30,11 @@ def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted |
     """Return the services, a line for each thing worth knowing about one, and the replicas."""
     replicas = [(view, replica) for view in services for replica in view["replicas"]]
     shown: list[Fitted | Text] = [_service_table(services, now, wide=wide)]
-    shown += [Text(printable(f"{view['name']}: {note}")) for view in services for note in _notes(view)]
+    shown += [
+        Text(printable(f"{view['name']}: {note}"))
+        for view in services
+        for note in (*_notes(view), *_promise(view, now))
+    ]
     shown += [Text(printable(line)) for line in _reach(services)]
     if replicas:
         shown += [Text(), _replica_table(replicas, now, wide=wide)]
@@ -134,6 +139,20 @@ def _notes(view: View) -> Iterator[str]:
     standing_in = sum(replica["stands_in"] and replica["state"] != "GONE" for replica in view["replicas"])
     if standing_in:
         yield f"{stand_ins(standing_in)}; spot ready: {_ready(view, 'spot')}"
+
+
+def _promise(view: View, now: float) -> Iterator[str]:
+    """Yield what RiskHedge was asked for, and what came of it."""
+    kept = view["availability"]
+    if kept is None:
+        return
+    left = kept["outages_left"]
+    month = f"{left:.1f} more outages allowed" if left >= 0 else f"{-left:.1f} outages more than allowed"
+    yield (
+        f"all replicas ready: target {percent(kept['target'])}; {kept['realised']:.3%} in {span(now - kept['since'])} "
+        f"({plural(kept['outages'], 'outage')}), {kept['realised_month']:.3%} in 30 days ({month}), "
+        f"{kept['predicted']:.3%} predicted now"
+    )
 
 
 def _reach(services: Sequence[View]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from skyserve_cli.report.text import (
     GLOSSARY,
     LEVELS,
     equal_availability,
+    promises,
     setting,
     table_cells,
     verdict,
@@ -123,7 +124,10 @@ def write(simulation: Simulation, path: Path, *, command: str, targets: Sequence
         _Document(
             title=f"What spot would have done: {simulation.trace}",
             setting=setting(simulation),
-            verdicts=[verdict(rows, target, priced=simulation.priced) for target in targets],
+            verdicts=[
+                *(verdict(rows, target, priced=simulation.priced) for target in targets),
+                *promises(rows),
+            ],
             tables=[table_cells(rows, priced=simulation.priced)],
             glossary=GLOSSARY,
             timelines_note=_timelines_note(simulation, runs),

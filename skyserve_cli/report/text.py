@@ -29,6 +29,11 @@ def table_cells(rows: Sequence[SummaryRow], *, priced: bool) -> tuple[list[str],
     add("#EXTRA", extra, unless_empty=True)
     add("#TARGET", target, unless_empty=True)
     add("#AVAILABLE", [_share(row.availability, 2) for row in rows])
+    add("#SHORT/ALLOWED", _spent(rows), unless_empty=True)
+    aims = any(row.availability_target is not None for row in rows)
+    add("#OUTAGES", [_rate(row.outages) if aims else "" for row in rows], unless_empty=True)
+    grown = ["" if row.growth.mean == 0 else _share(row.growth, 2) for row in rows]
+    add("#BY GROWTH", grown, unless_empty=True)
     add("#CAPACITY", [_share(row.capacity_fraction, 2) for row in rows])
     add("#COST", [_share(row.cost_relative, 1) for row in rows])
     if priced:
@@ -51,6 +56,15 @@ GLOSSARY = (
     (
         "available",
         "share of the time in which at least the target was ready, from the end of the first cold start on",
+    ),
+    (
+        "short/allowed",
+        "time below the target over the time that the asked availability allows: 1 keeps the promise exactly",
+    ),
+    ("outages", "how often fewer than the target became ready"),
+    (
+        "by growth",
+        "share of the time below the target only because the target had risen within the last cold start",
     ),
     ("capacity", "mean of the ready replicas, up to the target, over the target"),
     ("cost", "what was paid, cold starts included, over the price of the target on demand"),
@@ -82,6 +96,22 @@ def verdict(rows: Sequence[SummaryRow], availability: float, *, priced: bool) ->
     return f"{said}.{knowing}"
 
 
+def promises(rows: Sequence[SummaryRow]) -> list[str]:
+    """Return what each setting that aims was asked for, and what came of it, as sentences."""
+    said = []
+    for row in rows:
+        if row.availability_target is None or row.policy in BOUNDS:
+            continue
+        allowed, short = 1.0 - row.availability_target, 1.0 - row.availability.mean
+        growth = f", {row.growth.mean:.2%} of it growth" if row.growth.mean > 0 else ""
+        said.append(
+            f"{row.policy} was asked for {percent(row.availability_target)}: short {short:.2%} of the time"
+            f"{growth}, {short / allowed:.2f} of the {percent(allowed)} allowed, in "
+            f"{plural(round(row.outages.mean), 'outage')} of {span(row.runs[0].days * 86400)}."
+        )
+    return said
+
+
 def setting(simulation: Simulation) -> str:
     """Return the circumstances, in one line."""
     seeds = len({run.seed for run in simulation.runs})
@@ -111,6 +141,16 @@ def equal_availability(rows: Sequence[SummaryRow]) -> list[tuple[str, tuple[floa
     return [
         (policy, tuple(cost_at(points, 1 - level) for level in LEVELS)) for policy, points in families.items()
     ]
+
+
+def _spent(rows: Sequence[SummaryRow]) -> list[str]:
+    """Return the time below the target over what the asked availability allows, for settings that aim."""
+    cells = []
+    for row in rows:
+        aims = row.availability_target is not None and row.policy not in BOUNDS
+        allowed = 1.0 - (row.availability_target or 0.0)
+        cells.append(f"{(1.0 - row.availability.mean) / allowed:.2f}" if aims else "")
+    return cells
 
 
 def per_day(rate: float) -> str:

@@ -64,6 +64,7 @@ class SimulatedInstance:
     born: int  # tick
     ended: int = NEVER  # the tick in which it no longer lived
     preempted: bool = False
+    doomed: int = NEVER  # the tick in which it will be taken, once that is announced
 
     @property
     def nodes(self) -> int:
@@ -71,16 +72,27 @@ class SimulatedInstance:
 
 
 class TraceMarket:
-    """A provisioner over a trace. `seed` decides who is preempted, and the order of zones that cost the same."""
+    """A provisioner over a trace. `seed` decides who is preempted, and the order of zones that cost the same.
+
+    With `notice_s` the instances that will be beyond a zone's capacity are chosen and announced that long before.
+    """
 
     name: ClassVar[str] = CLOUD
 
     def __init__(
-        self, trace: Trace, clock: TickClock, *, cold_start_s: float, price_ratio: float | None, seed: int
+        self,
+        trace: Trace,
+        clock: TickClock,
+        *,
+        cold_start_s: float,
+        price_ratio: float | None,
+        seed: int,
+        notice_s: float = 0.0,
     ) -> None:
         self.trace = trace
         self.clock = clock
         self.start_ticks = max(1, round(cold_start_s / trace.tick_s))
+        self._notice_ticks = round(notice_s / trace.tick_s)
         self.alive: dict[str, SimulatedInstance] = {}  # by id, oldest first
         self.preemptions = self.failed_launches = self.launches = 0
         self._rng = random.Random(seed)
@@ -152,22 +164,52 @@ class TraceMarket:
         return spot, self._usual * (self._ratio or DEFAULT_RATIO)
 
     def preempt(self) -> None:
-        """Take instances beyond this tick's capacity."""
+        """Take the instances whose time is over and those beyond this tick's capacity, and announce later losses."""
+        for machine in [one for one in self.alive.values() if one.doomed <= self.clock.tick]:
+            self._take(machine)
         for place in range(len(self.trace.zones)):
             excess = self.held(place) - self._capacity(place)
             while excess > 0:
-                here = [machine for machine in self.alive.values() if machine.place == place]
-                victim = here[self._rng.randrange(len(here))]
-                self._end(victim, preempted=True)
-                self.preemptions += 1
+                victim = self._victim(place, announced=False) or self._victim(place, announced=True)
+                assert victim is not None  # noqa: S101 - more are held than there is room for
+                self._take(victim)
                 excess -= victim.nodes
+            if self._notice_ticks:
+                self._announce(place)
 
     def next_preemption(self) -> int:
-        """Return the next tick in which capacity falls below the fleet, if things stay as they are."""
-        held = [self.held(place) for place in range(len(self.trace.zones))]
-        return min(
-            (self._falls_below(place, count) for place, count in enumerate(held) if count), default=NEVER
-        )
+        """Return the next tick in which an instance is taken, or its loss is announced, if things stay as they are."""
+        ticks = [machine.doomed for machine in self.alive.values()]
+        for place in range(len(self.trace.zones)):
+            count = self._unannounced(place)
+            if count:
+                falls_at = self._falls_below(place, count)
+                ticks.append(max(self.clock.tick + 1, falls_at - self._notice_ticks))
+        return min(ticks, default=NEVER)
+
+    def _announce(self, place: int) -> None:
+        """Choose who goes in the time that notices are given ahead, at every fall of the capacity."""
+        capacity: Steps[int] = self.trace.zones[place].capacity
+        tick = capacity.next_change(self.clock.tick)
+        while tick is not None and tick <= self.clock.tick + self._notice_ticks:
+            staying = sum(m.nodes for m in self.alive.values() if m.place == place and m.doomed > tick)
+            excess = staying - capacity.at(tick)
+            while excess > 0 and (victim := self._victim(place, announced=False)) is not None:
+                victim.doomed = tick
+                self.news = True
+                excess -= victim.nodes
+            tick = capacity.next_change(tick)
+
+    def _victim(self, place: int, *, announced: bool) -> SimulatedInstance | None:
+        here = [m for m in self.alive.values() if m.place == place and (m.doomed < NEVER) == announced]
+        return here[self._rng.randrange(len(here))] if here else None
+
+    def _take(self, machine: SimulatedInstance) -> None:
+        self._end(machine, preempted=True)
+        self.preemptions += 1
+
+    def _unannounced(self, place: int) -> int:
+        return sum(m.nodes for m in self.alive.values() if m.place == place and m.doomed == NEVER)
 
     def next_price(self) -> int:
         """Return the next tick in which some zone's spot price is another."""
@@ -220,4 +262,5 @@ class TraceMarket:
             capacity_type=machine.order.offer.capacity_type,
             state=state,
             endpoint=f"http://{machine.id}:80",
+            preempt_at=EPOCH_S + machine.doomed * self.trace.tick_s if machine.doomed < NEVER else None,
         )

@@ -24,7 +24,8 @@ class Run:
     would have cost on demand (`usd` over `usd_on_demand`). `wanted` is the target over time where it follows the
     load, as (from second, replicas); `n_target` the target where it does not. `zones` names what a baseline that
     stays in one place stayed in. `overprovision` and `availability_target` are None for a policy that has no such
-    knob; `requests` and `requests_short` (the share that arrived while fewer than the target were ready) are None
+    knob. `outages` is how often fewer than the target became ready, and `growth` the part of the time in which fewer were
+    only because the target had risen within the last cold start. `requests` and `requests_short` (the share that arrived while fewer than the target were ready) are None
     without requests. `window` counts the stretches of the trace from 0.
     """
 
@@ -52,6 +53,8 @@ class Run:
     requests_short: float | None = None
     availability_target: float | None = None
     window: int = 0
+    outages: int = 0
+    growth: float = 0.0
 
     @property
     def label(self) -> str:

@@ -44,6 +44,7 @@ SERVICE = "simulated"
 _KEY = b"c2ltdWxhdGVkLXNpbXVsYXRlZC1zaW11bGF0ZWQtLSE="
 _DAY_S = 86_400.0
 _PROGRESS_TICKS = 2_880
+_ORDER_TICKS = 2
 
 
 def simulate(setting: Setting, job: Job, progress: Callable[[float], None] = lambda _: None) -> Run:
@@ -90,6 +91,7 @@ class Replay:
             cold_start_s=setting.cold_start_s,
             price_ratio=setting.price_ratio,
             seed=job.seed,
+            notice_s=setting.notice_s,
         )
         if place is not None:
             self.market.prefer(lambda zone: place in (zone.name, zone.region))
@@ -197,6 +199,8 @@ class _Account:
         self._steps: list[FleetSample] = []
         self._wanted: list[tuple[float, int]] = []
         self._requests = self._short = 0
+        self._outages = self._grown = 0
+        self._is_short = False
 
     def take(self, start: int, until: int, wanted: int, dismissed: frozenset[int]) -> None:
         """From `start` to `until` nothing is launched or lost; replicas may start up in between."""
@@ -231,6 +235,9 @@ class _Account:
         span, hours = end - begin, (end - begin) * tick_s / 3600.0
         self._ticks += span
         self._available += span if ready >= wanted else 0
+        self._outages += ready < wanted and not self._is_short
+        self._is_short = ready < wanted
+        self._grown += span if self._least_wanted(begin) <= ready < wanted else 0
         self._fraction += span * (min(ready, wanted) / wanted if wanted else 1.0)
         self._usd += usd_hour * hours
         self._usd_spot += usd_spot_hour * hours
@@ -241,6 +248,16 @@ class _Account:
             came = self._setting.arrivals.count(begin * tick_s, end * tick_s)
             self._requests += came
             self._short += came if ready < wanted else 0
+
+    def _least_wanted(self, tick: int) -> int:
+        """Return the least that was wanted within the last cold start, and the two ticks in which a launch is ordered."""
+        since_s = (tick - self._market.start_ticks - _ORDER_TICKS) * self._setting.trace.tick_s
+        least = self._wanted[-1][1]
+        for (_, before), (at_s, _) in zip(self._wanted[-2::-1], self._wanted[:0:-1], strict=True):
+            if at_s <= since_s:
+                break
+            least = min(least, before)
+        return least
 
     def run(self, job: Job, *, ticks: int, digest: str) -> Run:
         market, setting = self._market, self._setting
@@ -272,6 +289,8 @@ class _Account:
             if with_requests
             else None,
             availability_target=job.availability_target,
+            outages=self._outages,
+            growth=self._grown / self._ticks,
         )
 
 

@@ -43,7 +43,8 @@ class Setting:
     """What all runs share.
 
     `price_ratio` None takes the on-demand prices of the trace. `spec` gives scaling and nodes; where it follows the load,
-    `n_target` is only what availability is measured by before the first tick.
+    `n_target` is only what availability is measured by before the first tick. `notice_s`: preemptions are announced this
+    long before the recorded loss.
     """
 
     trace: Trace
@@ -52,3 +53,4 @@ class Setting:
     price_ratio: float | None = 3.0
     arrivals: Arrivals | None = None
     spec: ServiceSpec | None = None
+    notice_s: float = 0.0

@@ -37,6 +37,8 @@ class SummaryRow:
     failed_launches_per_day: Estimate
     on_demand_cost_share: Estimate
     requests_short: Estimate | None
+    outages: Estimate
+    growth: Estimate
 
     @property
     def zones(self) -> str:
@@ -106,6 +108,8 @@ def _row(runs: tuple[Run, ...]) -> SummaryRow:
         failed_launches_per_day=over(lambda run: run.failed_launches_per_day),
         on_demand_cost_share=over(lambda run: run.on_demand_cost_share),
         requests_short=over(lambda run: run.requests_short or 0.0) if len(short) == len(runs) else None,
+        outages=over(lambda run: float(run.outages)),
+        growth=over(lambda run: run.growth),
     )
 
 

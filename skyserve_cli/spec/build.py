@@ -57,6 +57,7 @@ def build(
         regional=regional_agents(service.load_balancers),
         update=UpdateSpec(service.update.mode, service.update.max_surge, service.update.max_unavailable),
         drain_timeout_s=service.drain_timeout_seconds,
+        notice_drain_s=service.notice_drain_seconds,
         tls=Tls(service.tls.keyfile, service.tls.certfile) if service.tls else None,
         ports=ports,
         port=service.ports or (ports[0] if ports else None),

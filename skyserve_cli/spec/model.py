@@ -252,6 +252,7 @@ class ServiceSpec:
     regional: RegionalAgents = RegionalAgents()
     update: UpdateSpec = UpdateSpec()
     drain_timeout_s: float = 120.0
+    notice_drain_s: float = 30.0
     tls: Tls | None = None
     ports: tuple[int, ...] = ()
     port: int | None = None

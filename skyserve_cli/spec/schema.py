@@ -196,6 +196,8 @@ class ServiceSection(Section):
     """Certificate of the endpoint: HTTPS from clients to the load balancer."""
     drain_timeout_seconds: Seconds = 120.0
     """How long a draining replica may finish the requests it has."""
+    notice_drain_seconds: Seconds = 30.0
+    """A replica with a preemption notice takes requests until this long before its end, then it drains."""
     update: UpdateSection = UpdateSection()
     """How an update replaces replicas."""
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.frontier import FAMILIES, Case, Piece, blocks_of, recorded_cases, run_all, table
+from benchmarks.frontier import table
 from benchmarks.frontier_stats import (
     Family,
     Outcome,
@@ -21,6 +21,15 @@ from benchmarks.frontier_stats import (
     mixture,
     one_by_one,
     point_difference,
+)
+from benchmarks.market_runs import (
+    FAMILIES,
+    Case,
+    Circumstances,
+    Piece,
+    blocks_of,
+    recorded_cases,
+    run_all,
 )
 from skyserve_cli.sim import synthetic
 from skyserve_cli.sim.frontier import Point, cost_at
@@ -128,7 +137,7 @@ def test_prices_that_move_are_not_cut_into_wrong_blocks() -> None:
 def test_what_is_in_the_cache_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = small_trace(days=0.2)
     case = Case("small", "whole", True, ((0, trace),))
-    pieces = [Piece(case, trace, job, 2, 183.0) for job in FAMILIES["spothedge"][:2]]
+    pieces = [Piece(case, trace, job, Circumstances(2)) for job in FAMILIES["spothedge"][:2]]
     cache = tmp_path / "runs.json"
     first = run_all(pieces[:1], cache, processes=1)
     capsys.readouterr()

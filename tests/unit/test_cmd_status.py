@@ -30,7 +30,7 @@ def service(
     return {
         "name": "chat", "version": 1, "serving_version": 1, "status": "READY", "wanted": wanted, "target": target,
         "ready": sum(each["state"] == "READY" for each in replicas), "created_at": 0.0, "endpoint": "http://127.0.0.1:12345", "endpoint_reach": "network",
-        "notes": notes, "failed_versions": [], "last_failure": None, "replicas": list(replicas), "load_balancers": agents or [], "load": {"requests_per_s": None},
+        "notes": notes, "failed_versions": [], "last_failure": None, "availability": None, "replicas": list(replicas), "load_balancers": agents or [], "load": {"requests_per_s": None},
         "cost": {"usd_per_hour": 1.0, "usd_per_hour_wanted_on_demand": 2.0} | cost,
     }  # fmt: skip
 
@@ -102,6 +102,19 @@ def test_a_service_that_is_not_well_says_why() -> None:
     }
     lines = shown(service(replica(8, "spot", "REQUESTED")) | {"last_failure": why})
     assert lines[2] == "chat: replica 7 in sky/east/east-a ended: QUOTA, no more"
+
+
+def test_what_risk_hedge_was_asked_for_and_what_came_of_it() -> None:
+    kept = {
+        "target": 0.999, "since": -5 * 86_400.0, "realised": 0.9986, "realised_month": 0.9986, "predicted": 0.9992, "outages": 3,
+    }  # fmt: skip
+    view = service(replica(1, "READY"))
+    lines = "\n".join(shown(view | {"availability": kept | {"outages_left": 9.2}}))
+    assert "target 99.9%; 99.860% in 5 d" in lines.replace("5d", "5 d")
+    assert "(3 outages), 99.860% in 30 days (9.2 more outages allowed), 99.920% predicted now" in lines
+    lines = "\n".join(shown(view | {"availability": kept | {"outages_left": -1.5}}))
+    assert "1.5 outages more than allowed" in lines
+    assert "target" not in "\n".join(shown(view))
 
 
 def test_a_replica_that_stands_in_says_so_unless_it_has_more_to_say() -> None:

@@ -78,7 +78,7 @@ ProbeFailed       STARTING>STARTING READY>NOT_READY NOT_READY>NOT_READY DRAINING
 ProbeFailed       TERMINATING>TERMINATING
 GaveUp            REQUESTED>TERMINATING PROVISIONING>TERMINATING STARTING>TERMINATING NOT_READY>TERMINATING
 GaveUp            TERMINATING>TERMINATING
-PreemptionNotice  PROVISIONING>TERMINATING STARTING>TERMINATING READY>DRAINING NOT_READY>DRAINING
+PreemptionNotice  PROVISIONING>TERMINATING STARTING>TERMINATING READY>READY NOT_READY>DRAINING
 PreemptionNotice  DRAINING>DRAINING TERMINATING>TERMINATING
 RetireNotice      PROVISIONING>PROVISIONING STARTING>STARTING READY>READY NOT_READY>NOT_READY
 RetireNotice      DRAINING>DRAINING TERMINATING>TERMINATING
@@ -268,11 +268,17 @@ def test_an_event_that_changes_nothing_gives_the_same_object() -> None:
 def test_a_notice_ends_the_drain_before_the_kill(
     drain_timeout_s: float, notice_s: float, drain_by: float | None, by: float
 ) -> None:
-    state = S.READY if drain_by is None else S.DRAINING
+    state = S.NOT_READY if drain_by is None else S.DRAINING
     after = apply(
         a_replica(state, drain_by=drain_by), PreemptionNotice(7, NOW + notice_s), NOW, drain_timeout_s
     )
     assert (after.state, after.drain_by, after.preempt_at) == (S.DRAINING, by, NOW + notice_s)
+    assert after.end_reason is EndReason.PREEMPTED
+
+
+def test_a_ready_replica_serves_on_after_a_notice() -> None:
+    after = apply(a_replica(S.READY), PreemptionNotice(7, NOW + 120.0), NOW, 60.0)
+    assert (after.state, after.drain_by, after.preempt_at) == (S.READY, None, NOW + 120.0)
     assert after.end_reason is EndReason.PREEMPTED
 
 

@@ -163,7 +163,7 @@ def test_what_goes_carries_nothing(state: ReplicaState) -> None:
 def test_the_memory_of_plain_rates_is_a_start() -> None:
     scaled = Scaled(memory={"target": 3})
     assert scaled.see(0.0, "AAA", 12.0) == 3
-    assert scaled.memory == {"target": 3, "carries": 0.0}
+    assert scaled.memory == {"target": 3, "carries": 12.0}
 
 
 kinds = st.text(st.sampled_from("LA"), max_size=8)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from policies.goals import Goal, PlacementGoal
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Replica, ReplicaState
+from policies.placement.risk_promise import promise
 from policies.service_state import service_state
 from provisioners.port.lease import Lease
 from skyserve_cli.controller.api.slo_view import slo_view
@@ -89,6 +90,7 @@ def service_view(
         "target": row.target,
         "ready": sum(r.state is ReplicaState.READY for r in row.replicas),
         "notes": row.notes,
+        "availability": _availability(row, goal.placement, now),
         "created_at": row.created_at,
         "update_mode": row.update_mode.value,
         "failed_versions": list(row.memory.rollout.get("failed", ())),
@@ -129,6 +131,12 @@ def service_view(
         "slo": slo_view(spec.slo, row.memory.scaling, day),
         "last_failure": None if failure is None else failure_view(failure),
     }
+
+
+def _availability(row: ServiceRow, goal: PlacementGoal, now: float) -> dict[str, Any] | None:
+    """Return what RiskHedge was asked for and what came of it; None for other policies and until first complete."""
+    found = promise(row.memory.placement.get("budget"), goal.availability_target, now)
+    return None if found is None else found._asdict()
 
 
 def serving_version(row: ServiceRow) -> int | None:

@@ -43,6 +43,7 @@ def goal_of(row: ServiceRow, spec: ServiceSpec, now: float | None = None) -> Goa
         initial_delay_s=spec.probe.initial_delay_s,
         probe_failure_threshold_s=spec.probe.failure_threshold_s,
         drain_timeout_s=0.0 if row.purge else spec.drain_timeout_s,
+        notice_drain_s=spec.notice_drain_s,
         down=row.down,
         killed=row.killed,
         max_usd_hour=spec.max_usd_hour,

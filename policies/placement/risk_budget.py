@@ -1,0 +1,147 @@
+"""What an hour below the wanted number is worth to RiskHedge, steered so that the target is met.
+
+    mu = PENALTY_SHARE * price of the wanted number on demand / 1 % * (1 % / (1 - target)) ^ EXPONENT * e^b
+
+and at least `LEAST_PENALTY` times that price. The cheapest way to a given mean availability has one constant mu, so b is
+moved slowly, and by what the policy predicts at every decision rather than by the rare outages:
+
+    db/dt = (c * predicted chance of a shortfall / (1 - target) - 1) / STEER_S,    within +-MOST_OVERDRAWN
+
+c corrects the prediction by what came true: (time short + PRIOR_WINDOWS w) / (time predicted short + PRIOR_WINDOWS w), where
+w is the time that a replacement takes. Both times fade within `FADE_S`.
+
+Memory: {"spent": b, "at": instant of b, "rate": its growth per second, "short": seconds short, "due": seconds predicted
+short, "seen": [short now, chance predicted, what the fleet was like]}, and for `risk_promise` "began": its first instant,
+"down": seconds short since then, "days": [[start of a day, seconds short in it], ...] of the last month, "outages": how many
+began, "window": w. It begins when the wanted number is first ready, and is
+written when the fleet or the wanted number has changed, else hourly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeGuard
+
+from policies.model import Json
+
+AVAILABILITY_TARGET = 0.995
+#: A shortfall costs this share of the fleet on demand at a target of 99 %.
+PENALTY_SHARE = 0.1
+EXPONENT = 1.25
+#: Being short is always worse than paying for the fleet on demand, by this factor.
+LEAST_PENALTY = 2.0
+STEER_S = 14 * 86_400.0
+MOST_OVERDRAWN = 2.5
+PRIOR_WINDOWS = 4.0
+FADE_S = 90 * 86_400.0
+WRITE_EVERY_S = 3600.0
+DAY_S = 86_400.0
+KEPT_DAYS = 31
+
+_SURELY = 1e-5  # unavailability below which a target is the same as none
+
+
+def allowed(target: float | None) -> float:
+    """Return the share of the time in which fewer replicas than wanted may be ready."""
+    return max(_SURELY, 1.0 - (AVAILABILITY_TARGET if target is None else target))
+
+
+def penalty_share(budget: Json | None, target: float | None, now: float) -> float:
+    """Return mu as a multiple of what the wanted number costs on demand."""
+    share = PENALTY_SHARE / 0.01 * math.pow(0.01 / allowed(target), EXPONENT)
+    return max(LEAST_PENALTY, share * math.exp(overdrawn(budget, now)))
+
+
+def overdrawn(budget: Json | None, now: float) -> float:
+    """Return b."""
+    if budget is None:
+        return 0.0
+    spent: float = budget["spent"] + budget["rate"] * max(0.0, now - budget["at"])
+    return max(-MOST_OVERDRAWN, min(MOST_OVERDRAWN, spent))
+
+
+def correction(budget: Json | None, window_s: float) -> float:
+    """Return c, by which predictions are multiplied."""
+    if budget is None or "due" not in budget:
+        return 1.0
+    prior = PRIOR_WINDOWS * window_s
+    return float((budget["short"] + prior) / (budget["due"] + prior))
+
+
+def paused(budget: Json | None, now: float) -> Json | None:
+    """Return the budget while nothing is wanted: it stands still."""
+    if not _is_begun(budget) or budget["seen"] == [False, 0.0]:
+        return budget
+    return {**budget, **until(budget, now), "rate": 0.0, "seen": [False, 0.0]}
+
+
+def written(
+    budget: Json | None,
+    *,
+    now: float,
+    short: bool,
+    predicted: float,
+    fleet: Sequence[int],
+    target: float | None,
+    window_s: float,
+) -> Json | None:
+    """Return the budget after a decision; the same object if there is nothing to write down.
+
+    `fleet` are numbers that change only with events, such as how many replicas are ready.
+    """
+    if not _is_begun(budget):
+        if short:
+            return budget
+        after: Json = {
+            "spent": 0.0,
+            "at": now,
+            "short": 0.0,
+            "due": 0.0,
+            "began": now,
+            "down": 0.0,
+            "days": [],
+            "outages": 0,
+        }
+    else:
+        was_short, _, *was = budget["seen"]
+        if (was_short, was) == (short, list(fleet)) and 0.0 <= now - budget["at"] < WRITE_EVERY_S:
+            return budget
+        after = until(budget, now)
+        after = {**after, "outages": after["outages"] + (short and not was_short)}
+    rate = (min(1.0, correction(after, window_s) * predicted) / allowed(target) - 1.0) / STEER_S
+    return {**after, "rate": rate, "seen": [short, predicted, *fleet], "window": window_s}
+
+
+def _is_begun(budget: Json | None) -> TypeGuard[Json]:
+    """Return whether there is a budget; that of an older release, which was steered otherwise, is none."""
+    return budget is not None and "began" in budget
+
+
+def until(budget: Json, now: float) -> Json:
+    """Return the sums of the budget up to now."""
+    span_s = max(0.0, now - budget["at"])
+    was_short, was_predicted, *_ = budget["seen"]
+    left = math.exp(-span_s / FADE_S)
+    return {
+        "spent": overdrawn(budget, now),
+        "at": now,
+        "short": budget["short"] * left + span_s * was_short,
+        "due": budget["due"] * left + span_s * was_predicted,
+        "began": budget["began"],
+        "down": budget["down"] + span_s * was_short,
+        "days": _by_day(budget["days"], budget["at"], now) if was_short else budget["days"],
+        "outages": budget["outages"],
+    }
+
+
+def _by_day(days: Sequence[tuple[float, float]], since: float, now: float) -> list[list[float]]:
+    """Return the seconds short of each day of the last month that had any, with those from `since` to `now`."""
+    short = dict(days)
+    at = max(since, now - KEPT_DAYS * DAY_S)
+    while at < now:
+        day = at // DAY_S * DAY_S
+        end = min(now, day + DAY_S)
+        short[day] = short.get(day, 0.0) + end - at
+        at = end
+    return [[day, seconds] for day, seconds in short.items() if day > now - (KEPT_DAYS + 1) * DAY_S]
