@@ -77,12 +77,13 @@ class LengthLearner:
             self._records.popitem(last=False)
         median, words = self._median(request), self._words(request)
         by_words = self._by_words(words) if words else median
-        if len(self._all) >= ENOUGH:  # before, the median is a constant
+        scope = self._scopes.of(request.scope)
+        if len(scope) >= ENOUGH:  # before, the median is that of other tenants
             record.settle(tokens, median, by_words)
         if words:
             self._teach(words, tokens)
         self._all.add(tokens)
-        self._scopes.of(request.scope).add(tokens)
+        scope.add(tokens)
         self._sizes.of(_size(request)).add(tokens)
 
     def _guess(self, request: RequestView) -> int:
