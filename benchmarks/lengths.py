@@ -71,12 +71,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     rng = random.Random(given.seed)
-    told: list[tuple[str, Pair]] = []
+    drawn: list[tuple[str, Pair]] = []
     for path in given.files:
         found = [pair for pair in pairs(path) if pair[1] > 0]
         rng.shuffle(found)
-        told += [(path.name, pair) for pair in found[: given.each]]
-    rng.shuffle(told)
+        drawn += [(path.name, pair) for pair in found[: given.each]]
+    rng.shuffle(drawn)
 
     def asked(*, tenants: bool, prompts: bool) -> list[tuple[RequestView, int]]:
         return [
@@ -87,7 +87,7 @@ def main() -> None:
                 ),
                 tokens,
             )
-            for number, (tenant, (prompt, tokens)) in enumerate(told)
+            for number, (tenant, (prompt, tokens)) in enumerate(drawn)
         ]  # fmt: skip
 
     print(f"{'':38} {'MAE':>6}  {'25/50/100':>9}  {'sums':>11}  predict mean, p99")

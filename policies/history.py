@@ -30,13 +30,15 @@ class History:
         ready: Iterable[float] | None = None,
     ) -> History:
         """Return a history of series of the same length. Raises ValueError if they differ in length."""
-        told = [memoryview(array("d", series)).toreadonly() for series in (requests, within_slo, ready or ())]
-        lengths = [len(series) for series in told]
+        views = [
+            memoryview(array("d", series)).toreadonly() for series in (requests, within_slo, ready or ())
+        ]
+        lengths = [len(series) for series in views]
         if lengths[0] != lengths[1] or (ready is not None and lengths[0] != lengths[2]):
             raise ValueError(
                 f"{lengths[0]} minutes of requests, {lengths[1]} of requests within the SLO and {lengths[2]} of ready replicas"
             )
-        return cls(first, told[0], told[1], None if ready is None else told[2])
+        return cls(first, views[0], views[1], None if ready is None else views[2])
 
     @property
     def end(self) -> int:

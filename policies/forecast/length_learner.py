@@ -3,10 +3,10 @@
 Two guesses are learned side by side, and each scope (model and tenant) is given the one that has been closer to its responses:
 
 - *Similar requests.* The median of the last lengths of the same scope and size of prompt (powers of two); of the scope while too few
-  are known; of all requests while that is new. Who asks says more about the length of a response than what is asked.
+  are known; of all requests while that is new. Who sends a request predicts the length of the response better than its text does.
 - *Words.* A linear model of the logarithm of the length over hashed words of the prompt, each counted once, its size and its scope,
   in a table of fixed size. It learns by AdaGrad from clipped errors, so a long response teaches little, and a word that is seen
-  often settles. Only policies that read prompts pass them. Without tenants it tells them apart by what they write.
+  often settles. Only policies that read prompts pass them. Without tenants it distinguishes them by what they write.
 
 *Mean.* Lengths are long-tailed, so typical ones add up to too little. `mean` is the guess times the ratio of what responses of the
 scope have summed up to over what was guessed of them; for sums of load.

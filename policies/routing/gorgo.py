@@ -68,8 +68,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from policies.forecast.length_learner import LengthLearner
-from policies.forecast.response_length import ResponseLength
+from policies.forecast.response_length import ResponseLength, RunningMedian
 from policies.routing.backlog import DEFAULT_S_PER_BYTE, USUAL_SHARE, Backlog, FleetMeans
 from policies.routing.base import LONGEST_PUT_OFF_S, Choice, RequestView, TargetView
 from policies.routing.prefix_policy import PrefixPolicy
@@ -116,7 +115,7 @@ class Gorgo(PrefixPolicy):
     ) -> None:
         super().__init__(max_tree_bytes)
         self._burden = prefill_weight - 1.0
-        self._lengths = lengths or LengthLearner()
+        self._lengths = lengths or RunningMedian()
         self._decode_bytes = decode_weight * BYTES_PER_TOKEN
         self._fleet = FleetMeans()
         self._backlogs: dict[str, Backlog] = {}

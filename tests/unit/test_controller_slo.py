@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from lb.config.demand import Demand
+from policies.goals import ScalingGoal
 from policies.history import Load
 from skyserve_cli.controller.reconcile.mappers import scaling_of
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.sim.scaling import STEPS, ScalingTrial, decisions, first_fleet
-from skyserve_cli.spec.model import ReplicaPolicy, ScheduledSize, ServiceSpec, SloSpec
+from skyserve_cli.spec.model import ScheduledSize, ServiceSpec, SloSpec
 from tests.unit.test_controller_reconciler import World
 
 SLO = SloSpec(ttft_ms=2000.0, attainment=0.995, capacity_qps=2.0)
-SPEC = ServiceSpec("chat", "run", replica_policy=ReplicaPolicy(1, 60, slo=SLO, autoscaler="predictive"))
+SPEC = ServiceSpec("chat", "run", scaling=ScalingGoal(1, 60), slo=SLO)
 KNOWN_MIN = 700
 
 
@@ -54,7 +55,7 @@ def a_trial(minutes: int) -> ScalingTrial:
 )
 def test_the_daemon_decides_as_the_simulator_does(autoscaler: str, killed_every: int) -> None:
     trial = a_trial(60)
-    spec = replace(SPEC, replica_policy=replace(SPEC.replica_policy, autoscaler=autoscaler))
+    spec = replace(SPEC, slo=replace(SLO, autoscaler=autoscaler))
     world = slo_world(spec)
     goal = replace(scaling_of(spec), slo=replace(scaling_of(spec).slo, learns_cold_start=False))  # type: ignore[type-var]
     per_minute = np.reshape(trial.counts, (-1, STEPS)).sum(axis=1).tolist()
@@ -116,7 +117,7 @@ def test_an_hour_without_a_report_changes_no_size_and_the_missed_minutes_are_rea
 
 def test_the_event_log_says_why(world: World) -> None:
     tick(world, world.reconciler(), 6000.5, [600] * 100)
-    (line,) = [line.story.message for line in world.store.events("chat") if line.story.kind == "scale"]
+    (line,) = [line.records.message for line in world.store.events("chat") if line.records.kind == "scale"]
     assert "600 requests in the last minute" in line
     assert "headroom 1.06" in line
 
@@ -130,14 +131,13 @@ def test_an_agent_is_told_the_slo_and_read_by_the_minute(world: World) -> None:
 
 
 def test_forecast_only_acts_as_reactive_and_says_what_it_would_do() -> None:
-    policy = replace(SPEC.replica_policy, autoscaler="forecast_only")
     minutes = np.arange(3 * 1440 + 500)
     rate = 600.0 * np.interp(minutes % 1440, (0, 400, 480, 540, 1439), (1, 1, 1, 4, 4))
     asked = np.random.RandomState(3).poisson(rate).tolist()
     now = 3 * 1440 + 478
     wanted, would = [], []
     for name in ("reactive", "predictive", "forecast_only"):
-        world = slo_world(replace(SPEC, replica_policy=replace(policy, autoscaler=name)))
+        world = slo_world(replace(SPEC, slo=replace(SLO, autoscaler=name)))
         wanted.append(tick(world, world.reconciler(), 60.0 * now + 0.5, asked[:now]))
         would.append(world.row().memory.scaling["seen"].get("would_want"))
         world.store.close()
@@ -147,7 +147,7 @@ def test_forecast_only_acts_as_reactive_and_says_what_it_would_do() -> None:
 
 def test_a_schedule_changes_the_size_at_its_instants_and_back() -> None:
     entry = ScheduledSize("0 8 * * *", "Europe/Berlin", 2 * 3600.0, min_replicas=5)
-    world = slo_world(ServiceSpec("chat", "run", replica_policy=ReplicaPolicy(2, 2, schedule=(entry,))))
+    world = slo_world(ServiceSpec("chat", "run", scaling=ScalingGoal(2, 2), schedule=(entry,)))
     reconciler = world.reconciler()
     seven = 7 * 3600.0  # 08:00 in Berlin, on the first day of 1970
     sizes = []

@@ -11,7 +11,7 @@ from policies.model import FailureKind, LaunchFailed, Offer, Preempted, Replica
 from policies.placement import blocks
 from policies.placement.base import Decision, View
 from policies.placement.risk_hedge import RiskHedge
-from policies.placement.risk_market import Market
+from policies.placement.risk_market import MarketModel
 from tests.unit.placement_world import ON_DEMAND, SPOT, S, an_offer
 
 HOUR = 3600.0
@@ -83,9 +83,9 @@ def test_a_kind_that_the_user_prefers_is_requested_first() -> None:
 def test_a_loss_of_one_kind_does_not_make_the_other_younger() -> None:
     live = {1: replica(1, L4[0], since=NOW - 40 * HOUR), 2: replica(2, A100[0], since=NOW - 40 * HOUR)}
     memory = POLICY.learn({}, [], live, NOW - 39 * HOUR)
-    before = Market(memory, NOW).hazards([L4[0]], 0.05, 2.0)
+    before = MarketModel(memory, NOW).hazards([L4[0]], 0.05, 2.0)
     after = POLICY.learn(memory, [Preempted(2)], live, NOW)
-    assert Market(after, NOW).hazards([L4[0]], 0.05, 2.0) == before
+    assert MarketModel(after, NOW).hazards([L4[0]], 0.05, 2.0) == before
     assert blocks.market(A100[0]) in after["zones"]
 
 

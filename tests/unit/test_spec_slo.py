@@ -9,36 +9,37 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from policies.goals import ScalingGoal
 from skyserve_cli.spec import load_text
 from skyserve_cli.spec.codec import spec_from_json, spec_to_json
-from skyserve_cli.spec.model import ReplicaPolicy, ScheduledSize, SloSpec
+from skyserve_cli.spec.model import ScheduledSize, ServiceSpec, SloSpec
 from skyserve_cli.spec.schedule import limits_at
 from tests.unit.test_spec_wrong import problems_of
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
-def policy(text: str) -> ReplicaPolicy:
+def spec_of(text: str) -> ServiceSpec:
     spec = load_text(f"run: x\nresources: {{infra: local}}\nservice:\n  replica_policy: {text}\n").spec
     assert spec_from_json(spec_to_json(spec)) == spec
-    return spec.replica_policy
+    return spec
 
 
 def test_an_slo_alone_turns_the_forecast_on() -> None:
-    found = policy(
+    found = spec_of(
         "{min_replicas: 1, max_replicas: 4, slo: {ttft_ms: 2000, tpot_ms: 100, attainment: 99.5%}}"
     )
-    assert found.slo == SloSpec(2000.0, 100.0, 0.995, None)
-    assert found.autoscaler == "predictive"
-    assert policy("{max_replicas: 4, slo: {ttft_ms: 1}, autoscaler: Reactive}").autoscaler == "reactive"
-    assert policy("{min_replicas: 2}").autoscaler is None
+    assert found.slo == SloSpec(2000.0, 100.0, 0.995, None, "predictive")
+    other = spec_of("{max_replicas: 4, slo: {ttft_ms: 1}, autoscaler: Reactive}")
+    assert other.slo == SloSpec(1.0, None, 0.99, None, "reactive")
+    assert spec_of("{min_replicas: 2}").slo is None
 
 
 @pytest.mark.parametrize(
     ("text", "share"), [("99.5%", 0.995), ("99.5", 0.995), ("0.995", 0.995), ("'99 %'", 0.99)]
 )
 def test_a_share_may_be_written_in_percent(text: str, share: float) -> None:
-    slo = policy(f"{{max_replicas: 4, slo: {{ttft_ms: 9, attainment: {text}}}}}").slo
+    slo = spec_of(f"{{max_replicas: 4, slo: {{ttft_ms: 9, attainment: {text}}}}}").slo
     assert slo is not None
     assert slo.attainment == share
 
@@ -72,6 +73,10 @@ def at(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=BERLIN).timestamp()
 
 
+def sized(least: int, most: int, *schedule: ScheduledSize) -> ServiceSpec:
+    return ServiceSpec("chat", "run", scaling=ScalingGoal(least, most), schedule=schedule)
+
+
 OFFICE = ScheduledSize("0 8 * * 1-5", "Europe/Berlin", 10 * 3600.0, min_replicas=4)
 
 
@@ -86,12 +91,12 @@ OFFICE = ScheduledSize("0 8 * * 1-5", "Europe/Berlin", 10 * 3600.0, min_replicas
     ],
 )
 def test_an_entry_lasts_from_its_cron_for_its_duration(now: str, least: int, until: str) -> None:
-    found = limits_at(ReplicaPolicy(1, 6, schedule=(OFFICE,)), at(now))
+    found = limits_at(sized(1, 6, OFFICE), at(now))
     assert (found.least, found.most, found.until) == (least, 6, at(until))
 
 
 def test_of_entries_that_overlap_the_later_counts_key_by_key() -> None:
     lunch: Any = ScheduledSize("0 12 * * *", "Europe/Berlin", 3600.0, min_replicas=8, max_replicas=9)
-    found = limits_at(ReplicaPolicy(1, 6, schedule=(OFFICE, lunch)), at("2026-03-27 12:30"))
+    found = limits_at(sized(1, 6, OFFICE, lunch), at("2026-03-27 12:30"))
     assert (found.least, found.most, found.until) == (8, 9, at("2026-03-27 13:00"))
-    assert limits_at(ReplicaPolicy(2, 3), 0.0) == (2, 3, math.inf)
+    assert limits_at(sized(2, 3), 0.0) == (2, 3, math.inf)
