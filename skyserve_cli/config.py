@@ -52,6 +52,13 @@ class ControllerConfig(Strict):
         le=1440,
         description="how often the clouds are searched for orphaned resources",
     )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=1024,
+        le=65535,
+        description="port of 127.0.0.1 with the controller's Prometheus metrics at /metrics; the token is in metrics.token "
+        "in the home. null: none",
+    )
     max_usd_hour: float | None = Field(
         default=None,
         gt=0,

@@ -184,6 +184,14 @@ class Home:
     def token_file(self) -> Path:
         return self.root / "controller.token"
 
+    def metrics_token(self) -> str:
+        """Return the secret that reads the controller's metrics and nothing else; made on first use."""
+        return _secret_file(self.metrics_token_file, new_token).decode()
+
+    @property
+    def metrics_token_file(self) -> Path:
+        return self.root / "metrics.token"
+
     @property
     def sealing_key_file(self) -> Path:
         return self.root / "sealing.key"

@@ -12,6 +12,7 @@ from lb.core.targets import TargetTable
 from lb.observe.families import AGENT_HELP, OF_AGENT, OF_KEY, OF_TARGET
 from lb.observe.metrics import Metrics
 from scripts.reference.text import NOTE, code, table
+from skyserve_cli.controller.metrics.families import OF_CONTROLLER, OF_SERVICE
 from skyserve_cli.engine.metrics import Telemetry
 from skyserve_cli.engine.model import EngineModel
 from skyserve_cli.engine.profiles import L4_8B
@@ -31,6 +32,10 @@ def page() -> str:
         "With `service.load_balancer.metrics.target_label: true`, metrics of targets have a label `target` as well.\n",
         "## Load balancer\n",
         _rows(own),
+        "## Controller\n",
+        "The controller exposes these at `GET /metrics` of `controller.metrics_port` on 127.0.0.1, with the token in `metrics.token` in "
+        "the home ([Operate services](../howto/operations.md#metrics-of-the-controller)).\n",
+        _of_controller(),
         "## Simulated engine\n",
         "`serve engine` exposes the names of vLLM at `GET /metrics`.\n",
         _rows(engine()),
@@ -53,6 +58,14 @@ def engine() -> list[Metric]:
     """Returns the families of a simulated engine that has served nothing."""
     text = Telemetry(EngineModel(L4_8B, Language()), "model").exposition()
     return list(text_string_to_metric_families(text.decode()))
+
+
+def _of_controller() -> str:
+    rows = [
+        (code(one.name + _SUFFIX.get(one.type, "")), one.type, ", ".join(one.labels), one.help)
+        for one in sorted((*OF_CONTROLLER, *OF_SERVICE), key=lambda one: one.name)
+    ]
+    return table(["metric", "type", "labels", "meaning"], rows)
 
 
 def _rows(families: Iterable[Metric]) -> str:

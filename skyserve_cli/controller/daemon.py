@@ -47,6 +47,7 @@ from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
 from skyserve_cli.controller.clouds.log_archive import LogArchive
 from skyserve_cli.controller.clouds.operation_runner import ThreadOperationRunner
 from skyserve_cli.controller.gc_pauses import GcPauses
+from skyserve_cli.controller.metrics.endpoint import MetricsEndpoint
 from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
 from skyserve_cli.controller.persistence.housekeeping import Housekeeper
 from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysError
@@ -360,12 +361,15 @@ async def run(home: Home) -> None:
     lease_keeper.start()
     api = Api(controller_service, home.token(), home.controller_log, stopping.set)
     site = await _listen(api.app(), home)
+    metrics = _serve_metrics(controller_service, home, config.controller.metrics_port)
     log.info("controller is up pid=%d owner=%s database=%s", os.getpid(), owner, _without_password(store))
     await stopping.wait()
     log.info("controller stops; replicas and load balancers go on")
     home.controller_address.unlink(missing_ok=True)
     home.controller_socket.unlink(missing_ok=True)
     await site.cleanup()
+    if metrics is not None:
+        await metrics.close()
     callbacks.stop()
     await asyncio.to_thread(ticker.stop)
     await asyncio.to_thread(housekeeper.stop)
@@ -393,6 +397,20 @@ async def _listen(app: web.Application, home: Home) -> web.AppRunner:
     await web.SockSite(site, listener, backlog=BACKLOG).start()
     write_json(home.controller_address, {"pid": os.getpid()})
     return site
+
+
+def _serve_metrics(
+    controller_service: ControllerService, home: Home, port: int | None
+) -> MetricsEndpoint | None:
+    if port is None:
+        return None
+    metrics = MetricsEndpoint(
+        home.metrics_token(),
+        controller_service.health,
+        lambda: controller_service.services(down=False, ended=False),
+    )
+    metrics.start(port)
+    return metrics
 
 
 def _without_password(store: Store) -> str:

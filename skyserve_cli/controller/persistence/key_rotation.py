@@ -54,6 +54,8 @@ def rotate(home: Home, store: Store) -> Rotated:
     write_private(home.sealing_key_file, new)
     fingerprints.record(store, home)
     write_private(home.token_file, new_token())
+    if home.metrics_token_file.exists():
+        write_private(home.metrics_token_file, new_token())
     return Rotated(resealed, unopened, machines)
 
 

@@ -1,0 +1,144 @@
+"""A real Prometheus scrapes a live service: every expression of the Grafana board and of the alerts must return data.
+
+    python -m benchmarks.prometheus_scrape [--seconds 120]
+
+Needs `prometheus` (Debian's package). It brings up a service on the local cloud in a home of its own, with load from one client,
+prints a line per expression, and exits with 1 if one has no data. Alerts compare, so their left side is what is queried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import yaml
+
+from scripts.boards import PANELS
+
+ROOT = Path(__file__).parents[1]
+SERVICE = """
+name: scraped
+service: {readiness_probe: /health, replicas: 2}
+resources: {infra: local}
+run: serve engine --speed 20 --port $SKYSERVE_REPLICA_PORT
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def expressions() -> list[str]:
+    """Those of the board with all services, then the left sides of the alerts."""
+    board = [expression.replace("$service", ".+") for panel in PANELS for expression, _ in panel.lines]
+    groups = yaml.safe_load((ROOT / "packaging/prometheus/alerts.yml").read_text())["groups"]
+    alerts = [rule["expr"] for group in groups for rule in group["rules"]]
+    sides = [re.split(r" (?:==|<|>) ", re.sub(r"^absent\((.*)\)$", r"\1", alert))[0] for alert in alerts]
+    return list(dict.fromkeys([*board, *sides]))
+
+
+def points(port: int, expression: str) -> int:
+    """Return how many series the expression has now."""
+    query = urllib.parse.urlencode({"query": expression})
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{query}", timeout=10) as response:
+        return len(json.load(response)["data"]["result"])
+
+
+def serve(home: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "skyserve_cli", *arguments]
+    environment = {**os.environ, "SKYSERVE_HOME": str(home)}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False, text=True, timeout=300)
+    if done.returncode:
+        raise SystemExit(f"serve {' '.join(arguments)}: {done.stderr}")
+    return done.stdout.strip()
+
+
+def start_prometheus(folder: Path, home: Path, target: int, port: int) -> subprocess.Popen[bytes]:
+    config = {
+        "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
+        "rule_files": [str(ROOT / "packaging/prometheus/alerts.yml")],
+        "scrape_configs": [
+            {
+                "job_name": "skyserve",
+                "authorization": {"credentials_file": str(home / "metrics.token")},
+                "static_configs": [{"targets": [f"127.0.0.1:{target}"]}],
+            }
+        ],
+    }
+    file = folder / "prometheus.yml"
+    file.write_text(yaml.safe_dump(config))
+    return subprocess.Popen(
+        [
+            "prometheus",
+            f"--config.file={file}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=(folder / "prometheus.log").open("wb"),
+    )
+
+
+def put_load(endpoint: str, seconds: float) -> int:
+    """One request after the other; returns how many were responded to with 200."""
+    body = json.dumps({"prompt": "hello", "max_tokens": 8}).encode()
+    end, good = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        request = urllib.request.Request(
+            f"{endpoint}/v1/completions", data=body, headers={"Content-Type": "application/json"}
+        )
+        with suppress(urllib.error.URLError), urllib.request.urlopen(request, timeout=10) as response:
+            good += response.status == 200
+        time.sleep(0.2)
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    options = parser.parse_args()
+    if shutil.which("prometheus") is None:
+        raise SystemExit("prometheus is not installed: apt-get install prometheus")
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        home, target, port = folder / "home", free_port(), free_port()
+        home.mkdir()
+        (home / "config.yaml").write_text(f"controller: {{metrics_port: {target}}}\n")
+        (folder / "service.yaml").write_text(SERVICE)
+        prometheus = None
+        try:
+            endpoint = serve(home, "up", str(folder / "service.yaml"), "-y").splitlines()[-1]
+            prometheus = start_prometheus(folder, home, target, port)
+            good = put_load(endpoint, options.seconds)
+            found = {expression: points(port, expression) for expression in expressions()}
+        finally:
+            if prometheus is not None:
+                prometheus.terminate()
+                prometheus.wait(timeout=30)
+            serve(home, "down", "--all", "--purge", "-y")
+            serve(home, "controller", "stop")
+    for expression, series in found.items():
+        print(f"{series:4} series  {expression}")
+    empty = [expression for expression, series in found.items() if not series]
+    print(f"{good} requests; {len(found) - len(empty)} of {len(found)} expressions have data")
+    return 1 if empty else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

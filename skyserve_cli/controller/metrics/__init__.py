@@ -1,0 +1,1 @@
+"""Prometheus metrics of the controller: the table of families, their exposition, and the port that serves them."""
