@@ -3,7 +3,7 @@
 A port with three small forecasters. PreServe (section 4.2) uses a fine-tuned DistilBERT, which reads the prompt
 and costs 36 ms a request; that may stand behind the same port. Ours knows only whose requests they are:
 
-- `LengthLearner` (`length_learner.py`), the default: the median of similar requests, corrected by the words of the prompt.
+- `LengthLearner` (`length_learner.py`), for policies that sum up loads: the median of similar requests, corrected by the words of the prompt.
 - `RunningMedian`: the median of the last lengths of the same scope (model and tenant), else of the last of
   all. Lengths are long-tailed (PreServe, figure 2c), and a mean would follow the tail.
 - `Constant`: a number, for comparisons and tests.

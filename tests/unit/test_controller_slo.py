@@ -75,7 +75,7 @@ def test_the_daemon_decides_as_the_simulator_does(autoscaler: str, killed_every:
         reconciler.tick()
         assert world.row().wanted == minute.wanted, f"minute {minute.number}"
         sizes.append(minute.wanted)
-        asked, met = [*asked, minute.asked], [*met, minute.met]
+        asked, met = [*asked, minute.requests], [*met, minute.met]
     assert max(sizes) > 1.3 * min(sizes)
     world.store.close()
 
@@ -117,7 +117,7 @@ def test_an_hour_without_a_report_changes_no_size_and_the_missed_minutes_are_rea
 
 def test_the_event_log_says_why(world: World) -> None:
     tick(world, world.reconciler(), 6000.5, [600] * 100)
-    (line,) = [line.records.message for line in world.store.events("chat") if line.records.kind == "scale"]
+    (line,) = [line.record.message for line in world.store.events("chat") if line.record.kind == "scale"]
     assert "600 requests in the last minute" in line
     assert "headroom 1.06" in line
 
