@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from benchmarks.frontier_stats import Sample
+from policies.goals import ScalingGoal
 from skyserve_cli.sim import trace as traces
 from skyserve_cli.sim import workers
 from skyserve_cli.sim.arrivals import Arrivals
@@ -29,7 +30,7 @@ from skyserve_cli.sim.results import ON_DEMAND, Run
 from skyserve_cli.sim.run import simulate
 from skyserve_cli.sim.settings import Job, Setting
 from skyserve_cli.sim.trace import TICK_S, Trace
-from skyserve_cli.spec.model import ReplicaPolicy, ServiceSpec
+from skyserve_cli.spec.model import ServiceSpec
 
 SPOTHEDGE, RISK_HEDGE = "spothedge", "risk_hedge"
 OVERPROVISIONS = (0, 1, 2, 3, 4)
@@ -119,17 +120,16 @@ def sizes_by_hour() -> list[int]:
 def service_by_hour() -> tuple[ServiceSpec, Arrivals]:
     """A service that follows its requests without delay, and a day of requests that are just enough for each size."""
     sizes = sizes_by_hour()
-    policy = ReplicaPolicy(
+    scaling = ScalingGoal(
         min_replicas=min(sizes),
         max_replicas=max(sizes),
         target_qps_per_replica=1.0,
-        load_window_s=TICK_S,
         upscale_delay_s=0.0,
         downscale_delay_s=0.0,
     )
     counts = [sum(sizes[:hour]) * HOUR_S for hour in range(25)]
     arrivals = Arrivals("by the hour", tuple(hour * HOUR_S for hour in range(25)), tuple(counts))
-    return ServiceSpec(name="by-hour", run="serve", replica_policy=policy), arrivals
+    return ServiceSpec(name="by-hour", run="serve", scaling=scaling, load_window_s=TICK_S), arrivals
 
 
 class Blocks(NamedTuple):

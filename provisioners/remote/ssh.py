@@ -50,6 +50,16 @@ UNREADABLE_KEY = (
 )
 
 
+def wait_readable(channel: paramiko.Channel, timeout_s: float) -> None:
+    """Wait until there is something to read, at most `timeout_s`.
+
+    By poll: select refuses descriptors from 1024 on, which a controller with many connections has.
+    """
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    poll.poll(1000.0 * timeout_s)
+
+
 class Shell(HostConnection):
     """A connection with paramiko, which has a thread of its own. Each command has a channel of its own."""
 
@@ -194,7 +204,7 @@ class Shell(HostConnection):
             if channel.eof_received:
                 channel.status_event.wait(left_s)
             else:
-                select.select([channel], [], [], left_s)
+                wait_readable(channel, left_s)
         code = channel.recv_exit_status() if channel.exit_status_ready() else -1
         if code == -1 and not self.is_open:
             raise EOFError("it hung up")

@@ -7,10 +7,11 @@ hung up on.
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 import threading
 from contextlib import suppress
+from typing import cast
 
 import paramiko
 
@@ -66,16 +67,18 @@ class PortForward:
 
 def _join(client: socket.socket, channel: paramiko.Channel) -> None:
     """Until both sides have said all they had to, or one of them is gone."""
-    open_ends: set[socket.socket | paramiko.Channel] = {client, channel}
-    while open_ends:
-        ready, _, _ = select.select(list(open_ends), [], [])
-        for source in ready:
-            sink = channel if source is client else client
-            data = source.recv(_CHUNK)
-            if data:
-                sink.sendall(data)
-                continue
-            open_ends.discard(source)
-            if source is channel:
-                return  # HTTP: the server sends last
-            channel.shutdown_write()
+    with selectors.PollSelector() as open_ends:
+        for end in (client, channel):
+            open_ends.register(end, selectors.EVENT_READ)
+        while open_ends.get_map():
+            for key, _ in open_ends.select():
+                source = cast("socket.socket | paramiko.Channel", key.fileobj)
+                sink = channel if source is client else client
+                data = source.recv(_CHUNK)
+                if data:
+                    sink.sendall(data)
+                    continue
+                open_ends.unregister(source)
+                if source is channel:
+                    return  # HTTP: the server sends last
+                channel.shutdown_write()

@@ -6,7 +6,6 @@ ends, and the agent terminates the command.
 
 from __future__ import annotations
 
-import select
 import shlex
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from provisioners.clock import unix_now
 from provisioners.port.commands import Commands, HostConnection, ShellError, lost
 from provisioners.remote.host import AGENT, agent_command
 from provisioners.remote.host_agent.bundle import agent_bundle
+from provisioners.remote.ssh import wait_readable
 
 _POLL_S = 0.2
 _QUIET_S = 0.5  # without output, a program that has exited has written everything
@@ -93,6 +93,6 @@ def _pump(channel: paramiko.Channel, out: Write, err: Write, stopped: Callable[[
         if channel.eof_received:
             channel.status_event.wait(_POLL_S)
         else:
-            select.select([channel], [], [], _POLL_S)
+            wait_readable(channel, _POLL_S)
     code = channel.recv_exit_status() if channel.exit_status_ready() else -1
     return None if code == -1 else code

@@ -17,7 +17,6 @@ from skyserve_cli.commands.sentences import (
 )
 from skyserve_cli.commands.slo_line import slo_line
 from skyserve_cli.output import accelerators, date_time, place, plural, printable, span, usd
-from skyserve_cli.sim.results import percent
 from skyserve_cli.text_tables import Fitted, table
 
 #: The columns that a narrow terminal does not show, the first to go first. Ids, states and messages always stay.
@@ -149,7 +148,7 @@ def _promise(view: View, now: float) -> Iterator[str]:
     left = kept["outages_left"]
     month = f"{left:.1f} more outages allowed" if left >= 0 else f"{-left:.1f} outages more than allowed"
     yield (
-        f"all replicas ready: target {percent(kept['target'])}; {kept['realised']:.3%} in {span(now - kept['since'])} "
+        f"all replicas ready: target {round(100 * kept['target'], 3):g}%; {kept['realised']:.3%} in {span(now - kept['since'])} "
         f"({plural(kept['outages'], 'outage')}), {kept['realised_month']:.3%} in 30 days ({month}), "
         f"{kept['predicted']:.3%} predicted now"
     )

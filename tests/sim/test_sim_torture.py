@@ -133,8 +133,11 @@ class TestPreemption:
         life.cloud.preempt(victim.instance_id, notice_s=120.0)
         life.run_for(10.0, 1.0)
         states = {replica.id: replica.state for replica in life.row("chat").replicas}
-        assert states.get(victim.id) in (ReplicaState.DRAINING, ReplicaState.TERMINATING, None)
+        assert states[victim.id] is ReplicaState.READY, "it serves on"
         assert max(states) == 3
+        life.run_for(85.0, 1.0)
+        states = {replica.id: replica.state for replica in life.row("chat").replicas}
+        assert states.get(victim.id) in (ReplicaState.DRAINING, ReplicaState.TERMINATING, None)
         settle(life, 2)
 
     def test_the_replacement_avoids_the_zone_that_was_lost(self) -> None:

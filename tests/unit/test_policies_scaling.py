@@ -130,7 +130,7 @@ def test_it_says_when_it_may_move() -> None:
     assert scaled.size(10.0, eight).wake_at == 1039.0
     assert scaled.size(5.0, Load(60.0, 120, known=True)).wake_at is None, "the wait is paused"
     assert scaled.size(5.0, eight).wake_at == 1044.0
-    assert scaled.size(24.0, eight) == (4, {"target": 4}, None)
+    assert scaled.size(24.0, eight) == Size(4, {"target": 4}, None)
 
 
 def test_it_moves_to_the_mildest_level_of_the_wait() -> None:
