@@ -38,7 +38,7 @@ from policies.model import (
 )
 from provisioners.assembly import Rent, order_of, within
 from provisioners.aws.machines import AwsMachines, AwsSettings
-from provisioners.contract.hosts import MemoryHosts
+from provisioners.contract.memory_hosts import MemoryHosts
 from provisioners.gcp.machines import GcpMachines
 from provisioners.offers.catalog import packaged
 from provisioners.offers.matching import offers_of

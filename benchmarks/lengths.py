@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from policies.forecast.length_learner import LengthLearner
-from policies.forecast.response_length import Constant, ResponseLength, RunningMedian
 from policies.routing.base import RequestView
+from policies.routing.length_learner import LengthLearner
+from policies.routing.response_length import Constant, ResponseLength, RunningMedian
 
 Pair = tuple[bytes, int]
 

@@ -2,7 +2,7 @@
 
 `count` agents are kept in each wanted region: small on-demand machines, each an attempt in one zone like a replica
 (`lifecycle`), in another zone than its fellows where there is one. A region that refuses is tried again as a zone is for
-replicas (`placement.blocks`), and an agent that fails soon after its launch is followed by the next one ever later.
+replicas (`placement.zone_backoff`), and an agent that fails soon after its launch is followed by the next one ever later.
 
 Agents serve clients, so nothing that serves ends before what takes its place: an agent in a region that is no longer
 wanted, or of another shape than is wanted now, ends when every wanted one is ready, and drains first, which is the time
@@ -38,7 +38,7 @@ from policies.model import (
     RunExited,
     Terminate,
 )
-from policies.placement import blocks
+from policies.placement import zone_backoff
 
 FAREWELL_S = 60.0
 """How long an agent that serves goes on when its end is decided: two lives of a DNS record."""
@@ -81,17 +81,17 @@ class AgentDecision(NamedTuple):
 
 
 def learn(memory: Json, events: Sequence[Event], before: Mapping[int, Replica], now: float) -> Json:
-    """Return the memory after this tick's events: {"blocks": see `placement.blocks`, "pauses": {place: {"until", "failures"}}}.
+    """Return the memory after this tick's events: {"blocks": see `placement.zone_backoff`, "pauses": {place: {"until", "failures"}}}.
 
     `before` are the agents as they were when the events came.
     """
     if not events:
         return memory
-    closed = blocks.learn(memory.get("blocks", {}), events, before, now)
+    closed = zone_backoff.learn(memory.get("blocks", {}), events, before, now)
     pauses: dict[str, dict[str, float]] = {
         place: pause
         for place, pause in memory.get("pauses", {}).items()
-        if pause["until"] + blocks.FORGET_AFTER_S > now
+        if pause["until"] + zone_backoff.FORGET_AFTER_S > now
     }
     for event in events:
         agent = before.get(event.replica_id)
@@ -100,7 +100,7 @@ def learn(memory: Json, events: Sequence[Event], before: Mapping[int, Replica], 
         place = str(place_of(agent))
         if isinstance(event, ProbePassed):
             pauses.pop(place, None)
-        elif _is_failure(event) or blocks.is_early_loss(event, agent):
+        elif _is_failure(event) or zone_backoff.is_early_loss(event, agent):
             failures = int(pauses.get(place, {"failures": 0})["failures"]) + 1
             wait_s = delay_s(failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
             pauses[place] = {"until": now + wait_s, "failures": failures}
@@ -166,7 +166,7 @@ def _launches(
     if memory.get("pauses", {}).get(str(place), {"until": now})["until"] > now:
         return []
     here = [offer for offer in offers if (offer.zone.cloud, offer.zone.region) == place]
-    usable = blocks.open_offers(here, memory.get("blocks", {}), now)
+    usable = zone_backoff.open_offers(here, memory.get("blocks", {}), now)
     taken = Counter(agent.zone for agent in counted)
     launches = []
     for number in range(missing if usable else 0):
@@ -208,7 +208,7 @@ def _end(agent: Replica, reason: EndReason, why: str, now: float) -> Drain | Ter
 
 
 def _is_failure(event: Event) -> bool:
-    """Return whether the next one may well fare no better. What a full zone says is `blocks`' business."""
+    """Return whether the next one may well fare no better. What a full zone says is `zone_backoff`' business."""
     if isinstance(event, LaunchFailed):
         return event.kind is FailureKind.CONFIG
     return isinstance(event, (BootstrapFailed, RunExited, GaveUp))

@@ -189,7 +189,7 @@ class Launched:
 class LaunchFailed:
     """The cloud refused the launch, or accepted it and terminated the instance before it was of use.
 
-    `scope` None is the usual one of the kind (`placement.blocks`).
+    `scope` None is the usual one of the kind (`placement.zone_backoff`).
     """
 
     replica_id: int

@@ -25,7 +25,7 @@ from policies.model import (
     ReplicaState,
     Terminate,
 )
-from policies.placement import blocks
+from policies.placement import zone_backoff
 from policies.placement.base import View
 from policies.registry import Policies
 from policies.scaling import cold_start
@@ -165,12 +165,12 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
 def _without_hope(observation: Observation, memory: Memory) -> tuple[Memory, str]:
     """Return the memory, and a sentence if the wanted version is given up now because every offer has refused it."""
     goal, closed = observation.goal, memory.placement.get("blocks", {})
-    if not blocks.all_rejected(observation.offers, closed):
+    if not zone_backoff.all_rejected(observation.offers, closed):
         return memory, ""
     version, after = rollout.wanted_version(goal, memory.rollout), rollout.give_up(goal, memory.rollout)
     if after == memory.rollout:
         return memory, ""
-    placement = {**memory.placement, "blocks": blocks.without_refusals(closed)}
+    placement = {**memory.placement, "blocks": zone_backoff.without_refusals(closed)}
     return (
         replace(memory, rollout=after, placement=placement),
         f"version {version} has failed: every machine on offer was refused",

@@ -36,7 +36,7 @@ from policies.model import (
     ReplicaState,
     RunExited,
 )
-from policies.placement import blocks
+from policies.placement import zone_backoff
 
 FAILURES_UNTIL_FAILED = 3
 FIRST_RETRY_S = 2.0
@@ -75,7 +75,7 @@ def learn(
             if after.get("failing") == version:
                 for key in ("failures", "failing", "retry_at"):
                     after.pop(key, None)
-        elif _is_failure(event) or blocks.is_early_loss(event, replica):
+        elif _is_failure(event) or zone_backoff.is_early_loss(event, replica):
             failures = after.get("failures", 0) + 1 if after.get("failing") == version else 1
             after["failing"], after["failures"] = version, failures
             after["retry_at"] = now + delay_s(failures, FIRST_RETRY_S, LONGEST_RETRY_S)

@@ -1,1 +1,1 @@
-"""Forecasts: how long responses will be, and how full an engine's memory will get."""
+"""Forecasts: how full the memory of an engine will get, what replicas can serve, and how much demand will come."""

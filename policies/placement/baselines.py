@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from policies.model import CapacityType, Event, Json, Launched, Offer, Replica
-from policies.placement import blocks, fleet
+from policies.placement import fleet, zone_backoff
 from policies.placement.base import Decision, PlannedLaunch, View
-from policies.placement.blocks import is_spot
+from policies.placement.zone_backoff import is_spot
 
 _SPOT, _ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 
@@ -26,13 +26,13 @@ _SPOT, _ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 class OnDemand:
     """On-demand replicas only, where they are cheapest, and none beyond the wanted number.
 
-    Memory: {"blocks": see `blocks`}. For want of a market to compare with, it does wait after a refusal.
+    Memory: {"blocks": see `zone_backoff`}. For want of a market to compare with, it does wait after a refusal.
     """
 
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
     ) -> Json:
-        closed = blocks.learn(memory.get("blocks", {}), events, replicas, now)
+        closed = zone_backoff.learn(memory.get("blocks", {}), events, replicas, now)
         return {"blocks": closed} if closed else {}
 
     def decide(self, view: View, memory: Json) -> Decision:
@@ -58,7 +58,7 @@ class _SpotPool(ABC):
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
     ) -> Json:
-        closed = blocks.learn(memory.get("blocks", {}), events, replicas, now, longest_s=0.0)
+        closed = zone_backoff.learn(memory.get("blocks", {}), events, replicas, now, longest_s=0.0)
         after = {**memory, "blocks": closed}
         return {key: value for key, value in after.items() if value}
 
@@ -77,7 +77,7 @@ class _SpotPool(ABC):
             chosen, after = self._choose(room, spot, view, memory)
             memory = after if chosen else memory
         waits = spot.missing > len(chosen)  # perhaps for one zone only, while others are open
-        opens_at = blocks.next_opening(spot.offers, closed, view.now) if waits else None
+        opens_at = zone_backoff.next_opening(spot.offers, closed, view.now) if waits else None
         keep = pool or max(0, view.wanted - ready)
         return Decision(
             target=target,
@@ -162,7 +162,7 @@ class SingleRegion(_SpotPool):
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
     ) -> Json:
-        lost = (*blocks.losses(events, replicas), *blocks.refusals(events, replicas))
+        lost = (*zone_backoff.losses(events, replicas), *zone_backoff.refusals(events, replicas))
         failed = {*memory.get("failed", ()), *(str(r.zone) for r in lost if is_spot(r.offer))}
         failed -= set(_launched_zones(events, replicas))
         return super().learn({**memory, "failed": sorted(failed)}, events, replicas, now)

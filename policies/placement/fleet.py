@@ -1,4 +1,4 @@
-"""What placers count, and whom they let go first."""
+"""A service's fleet as placers see it: counts per capacity type, the shortfall, the cheapest offers and the order of termination."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from policies.goals import AcceleratorQps
 from policies.model import CapacityType, Json, Offer, Replica, ReplicaState, Zone
-from policies.placement import blocks, thrift
+from policies.placement import thrift, zone_backoff
 from policies.placement.base import PlannedLaunch, PlannedTermination, View
-from policies.placement.blocks import is_spot
+from policies.placement.zone_backoff import is_spot
 from policies.throughput import usd_of_work
 
 FLAP_GRACE_S = 30.0
@@ -102,10 +102,10 @@ class Share(NamedTuple):
             return Share(kind, wanted, replicas, own=own)
         offers = [offer for offer in view.offers if offer.capacity_type is kind]
         roomy = thrift.with_room(offers, (*view.replicas, *view.others))
-        usable = preferred(blocks.open_offers(roomy, closed, view.now))
+        usable = preferred(zone_backoff.open_offers(roomy, closed, view.now))
         waits = not usable and wanted > len(replicas)
-        opens_at = blocks.next_opening(roomy, closed, view.now) if waits else None
-        refused = blocks.all_refused(offers, closed)
+        opens_at = zone_backoff.next_opening(roomy, closed, view.now) if waits else None
+        refused = zone_backoff.all_refused(offers, closed)
         full = bool(offers) and not roomy
         return Share(kind, wanted, replicas, offers, usable, opens_at, refused, full, own)
 

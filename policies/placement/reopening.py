@@ -1,6 +1,6 @@
 """How a fleet returns to its zones after an outage in which all of them were shut.
 
-Every zone that refused is left alone for a while (`blocks`), and the waits end at different instants. The first zone
+Every zone that refused is left alone for a while (`zone_backoff`), and the waits end at different instants. The first zone
 whose wait is over would take the whole fleet, and its next preemption would be an outage again. So the first zone
 takes one replica, the probe. Once the probe is accepted the market is open: the other zones are tried at once, and
 again every `ASK_AGAIN_S`, although their waits are not over. After `PATIENCE_S` the rest goes where there is room.
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from policies.model import Json, Offer, Replica
-from policies.placement import blocks
+from policies.placement import zone_backoff
 
 _Place = TypeVar("_Place")
 
@@ -53,7 +53,7 @@ def after_outage(
     asked = {replica.zone for replica in replicas if replica.launched_at is None}
     held = {replica.zone for replica in accepted}
     others = [offer for offer in offers if offer.zone not in held]
-    refused = {offer.zone: blocks.refusal(offer, closed) for offer in others}
+    refused = {offer.zone: zone_backoff.refusal(offer, closed) for offer in others}
     if len({offer.zone for offer in offers}) < 2 or len(held) > 1 or not others:
         return None
     if any(refusal is None or refusal.times < 2 for refusal in refused.values()):
@@ -65,6 +65,6 @@ def after_outage(
         return None
     again = ask_again_at({zone: each.at for zone, each in refused.items() if each is not None}, began)
     lifted = [offer for offer in others if again[offer.zone] <= now and offer.zone not in asked]
-    allowed = [offer for offer in lifted if not blocks.barred(offer, closed, now)]
+    allowed = [offer for offer in lifted if not zone_backoff.barred(offer, closed, now)]
     waits = [at for zone, at in again.items() if at > now and zone not in asked]
     return Return(allowed, len({offer.zone for offer in allowed}), min([*waits, began + PATIENCE_S]))

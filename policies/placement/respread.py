@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from policies.model import Json, Offer, Replica, ReplicaState, Zone
-from policies.placement import blocks, fleet, thrift
+from policies.placement import fleet, thrift, zone_backoff
 from policies.placement.base import PlannedLaunch, View
-from policies.placement.blocks import is_spot
+from policies.placement.zone_backoff import is_spot
 
 ATTEMPT_AT = "spread_again_at"
 _SERVING = (ReplicaState.READY, ReplicaState.NOT_READY)
@@ -52,7 +52,7 @@ def surge(view: View, target: int, closed: Json) -> PlannedLaunch | None:
     `closed` are the blocks, `view` is within the limits of `thrift`.
     """
     crowded = crowded_zone(view.replicas, target)
-    opened = blocks.open_offers(view.offers, closed, view.now)
+    opened = zone_backoff.open_offers(view.offers, closed, view.now)
     rented = [offer for offer in thrift.rented(fleet.preferred(opened)) if is_spot(offer)]
     spread = fleet.Spread(view.replicas)
     others = [offer for offer in rented if _is_emptier(offer, crowded, spread)]

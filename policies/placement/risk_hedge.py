@@ -27,7 +27,7 @@ be known beforehand (a quota) or the extra ones are wanted for their throughput,
 about which nothing is learned in time, and where a cloud takes minutes to refuse: RiskHedge gets the results of the
 zones it tried before it tries others.
 
-Memory: that of `risk_market`, "blocks" (see `blocks`; here none for lack of capacity), "budget" (see `risk_budget`) and
+Memory: that of `risk_market`, "blocks" (see `zone_backoff`; here none for lack of capacity), "budget" (see `risk_budget`) and
 "growth" (see `risk_growth`).
 """
 
@@ -39,13 +39,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from policies.model import CapacityType, Event, Json, Offer, Replica, ReplicaState
-from policies.placement import blocks, fleet, risk_budget, risk_growth, risk_market, risk_search, thrift
+from policies.placement import fleet, risk_budget, risk_growth, risk_market, risk_search, thrift, zone_backoff
 from policies.placement.base import Decision, PlannedLaunch, PlannedTermination, View
-from policies.placement.blocks import is_spot
 from policies.placement.risk_market import HELD, HOUR_S, MarketModel, group_of
 from policies.placement.risk_odds import NO_GROWTH, Fleet, Growth, Hedge, Odds, Terms, best_hedge, chance
 from policies.placement.risk_search import Site
 from policies.placement.risk_sites import Units, sites_of, units_of
+from policies.placement.zone_backoff import is_spot
 
 HORIZON_H = 2.0
 DETECTION_S = 30.0
@@ -65,7 +65,7 @@ class RiskHedge:
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
     ) -> Json:
-        closed = blocks.learn(memory.get("blocks", {}), events, replicas, now, longest_s=0.0)
+        closed = zone_backoff.learn(memory.get("blocks", {}), events, replicas, now, longest_s=0.0)
         after = {**memory, **risk_market.learn(memory, events, replicas, now), "blocks": closed}
         return {key: value for key, value in after.items() if value}
 
@@ -201,7 +201,7 @@ class _MarketView:
         return found if found is NO_GROWTH or head == 1 else tuple((more * head, p) for more, p in found)
 
     def _count(self, offers: Sequence[Offer]) -> Fleet:
-        count = Counter(self.index[blocks.market(offer)] for offer in offers)
+        count = Counter(self.index[zone_backoff.market(offer)] for offer in offers)
         return tuple([count[number] for number in range(len(self.index))])
 
     # --- on demand
@@ -289,7 +289,7 @@ class _MarketView:
         ends: list[PlannedTermination] = []
         spare = self.serving - self.units.wanted
         for market, keep in zip(self.known.markets, plan, strict=True):
-            here = [replica for replica in self.spot if blocks.market(replica.offer) == market]
+            here = [replica for replica in self.spot if zone_backoff.market(replica.offer) == market]
             for end in fleet.ends(here, keep, why):
                 serves = self.units.ready([r for r in here if r.id == end.replica_id], self.view.now)
                 if serves <= spare:

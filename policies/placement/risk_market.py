@@ -16,7 +16,7 @@ of the market in a share of the cases that is learned too, over all markets; els
 refused launch is no loss: it says that the market is full, and when.
 
 Memory: {"zones": {market: record}, "whole": [losses of all, losses of some], "starts": {kind of a cloud: start time}}, a
-market being as in `blocks.market` and a record being
+market being as in `zone_backoff.market` and a record being
 
     since           when its age began: its last loss, or an estimate of when it had room again
     held_from       since when replicas are held there without a loss; absent when none are
@@ -35,8 +35,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from policies.model import Drained, Event, Json, Launched, Offer, Preempted, Replica, ReplicaState, Terminated
-from policies.placement import blocks
-from policies.placement.blocks import is_spot
+from policies.placement import zone_backoff
+from policies.placement.zone_backoff import is_spot
 
 HOUR_S = 3600.0
 
@@ -71,8 +71,10 @@ def learn(
     whole = memory.get("whole")
     starts = dict(memory.get("starts", {}))
     held = [r for r in replicas.values() if is_spot(r.offer) and r.state in HELD and r.preempt_at is None]
-    before = Counter(blocks.market(replica.offer) for replica in held)
-    lost = Counter(blocks.market(r.offer) for r in blocks.losses(events, replicas) if r.state in HELD)
+    before = Counter(zone_backoff.market(replica.offer) for replica in held)
+    lost = Counter(
+        zone_backoff.market(r.offer) for r in zone_backoff.losses(events, replicas) if r.state in HELD
+    )
     for zone, count in sorted(lost.items()):
         left = before[zone] - count
         zones[zone] = _after_loss(record_of(zones, zone), left, now)
@@ -83,7 +85,7 @@ def learn(
         replica = replicas.get(event.replica_id)
         if replica is None or not is_spot(replica.offer):
             continue
-        zone = blocks.market(replica.offer)
+        zone = zone_backoff.market(replica.offer)
         if isinstance(event, Launched) and replica.state is ReplicaState.REQUESTED:
             zones[zone] = _after_launch(record_of(zones, zone), now)
             left_in[zone] += 1
@@ -94,10 +96,10 @@ def learn(
         ):
             zones[zone] = _after_leaving(record_of(zones, zone), now)
     for zone in sorted(
-        {blocks.market(r.offer) for r in blocks.refusals(events, replicas) if is_spot(r.offer)}
+        {zone_backoff.market(r.offer) for r in zone_backoff.refusals(events, replicas) if is_spot(r.offer)}
     ):
         zones[zone] = _after_refusal(record_of(zones, zone), now)
-    for replica in blocks.arrivals(events, replicas):
+    for replica in zone_backoff.arrivals(events, replicas):
         took_s = now - (replica.created_at if replica.launched_at is None else replica.launched_at)
         kind = _started(replica.offer, is_spot(replica.offer))
         before_s = starts.get(kind, took_s)
@@ -114,7 +116,7 @@ def record_of(records: Json, market: str) -> Json:
 
 def _started(offer: Offer, spot: bool) -> str:
     """Return what start times are learned by: the kind of machine of a cloud, and whether it is spot."""
-    return f"{offer.zone.cloud} {blocks.kind(offer)} {'spot' if spot else 'on_demand'}"
+    return f"{offer.zone.cloud} {zone_backoff.kind(offer)} {'spot' if spot else 'on_demand'}"
 
 
 def _after_loss(record: Json, left: int, now: float) -> dict[str, float]:
@@ -181,7 +183,7 @@ def _expected(age_h: float, span_h: float) -> float:
 
 def group_of(offer: Offer) -> str:
     """Return the markets that fail together: one kind of machine in a region."""
-    return f"{offer.zone.cloud}/{offer.zone.region} {blocks.kind(offer)}"
+    return f"{offer.zone.cloud}/{offer.zone.region} {zone_backoff.kind(offer)}"
 
 
 class Hazard(NamedTuple):
@@ -250,7 +252,7 @@ class MarketModel:
 
     def hazards(self, offers: Sequence[Offer], window_h: float, horizon_h: float) -> list[Hazard]:
         """For each of these markets, averaged over the next `window_h` and `horizon_h`."""
-        markets = [blocks.market(offer) for offer in offers]
+        markets = [zone_backoff.market(offer) for offer in offers]
         groups = [group_of(offer) for offer in offers]
         empty: dict[str, list[float]] = {}
         for market, group in zip(markets, groups, strict=True):

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.model import Json, Offer, Replica
-from policies.placement import blocks, fleet, reopening, thrift
+from policies.placement import fleet, reopening, thrift, zone_backoff
 from policies.placement.base import View
-from policies.placement.blocks import is_spot
 from policies.placement.risk_market import MarketModel
+from policies.placement.zone_backoff import is_spot
 from policies.throughput import qps_of
 
 MOST_MARKETS = 50  # that are searched: those in use, and the cheapest of those that may be requested
@@ -90,7 +90,7 @@ def sites_of(view: View, market: MarketModel, spot: Sequence[Replica], closed: J
     """Return the markets of the view's offers and of the `spot` replicas. `closed` are the blocks."""
     now = view.now
     offers = [offer for offer in view.offers if is_spot(offer)]
-    usable = _by_market(blocks.open_offers(offers, closed, now))
+    usable = _by_market(zone_backoff.open_offers(offers, closed, now))
     known = _by_market([*offers, *(replica.offer for replica in spot)])
     retry_at = _retry_at(view, market, spot, known)
     waits = [at for at in retry_at.values() if at is not None and at > now]
@@ -99,13 +99,13 @@ def sites_of(view: View, market: MarketModel, spot: Sequence[Replica], closed: J
     open_now = {key: offer for key, offer in open_now.items() if offer.preference == best}
     all_asked = None not in retry_at.values()
     if len(known) > MOST_MARKETS:
-        known = _few(view, known, open_now, {blocks.market(replica.offer) for replica in spot})
+        known = _few(view, known, open_now, {zone_backoff.market(replica.offer) for replica in spot})
     return Sites(
         tuple(known),
         tuple(known.values()),
         tuple(open_now.get(key) for key in known),
         tuple(retry_at[key] for key in known),
-        fleet.earliest(blocks.next_opening(offers, closed, now), *waits),
+        fleet.earliest(zone_backoff.next_opening(offers, closed, now), *waits),
         all_asked,
     )
 
@@ -135,13 +135,13 @@ def _retry_at(
     retry_at = {key: market.retry_at(key) for key in known}
     hosts = thrift.own_zones(view.offers)
     live = [r for r in (*spot, *fleet.spot(view.others)) if r.zone not in hosts]
-    held = {blocks.market(replica.offer) for replica in live if replica.launched_at is not None}
+    held = {zone_backoff.market(replica.offer) for replica in live if replica.launched_at is not None}
     began = reopening.accepted_at(live)
     if began is None or len(held) != 1 or view.now >= began + reopening.PATIENCE_S:
         return retry_at
     others = [key for key, offer in known.items() if key not in held and offer.zone not in hosts]
     empty = {key: span for key in others if (span := market.empty(key)) is not None}
-    asked_at = min(replica.created_at for replica in live if blocks.market(replica.offer) in held)
+    asked_at = min(replica.created_at for replica in live if zone_backoff.market(replica.offer) in held)
     # Markets that were requested together with this one, as at the first launch of a service, show no outage.
     if not others or len(empty) < len(others) or any(since >= asked_at for since, _ in empty.values()):
         return retry_at
@@ -155,7 +155,7 @@ def _by_market(offers: Iterable[Offer]) -> dict[str, Offer]:
     """Return the best offer of each market, in their order."""
     best: dict[str, Offer] = {}
     for offer in offers:
-        best.setdefault(blocks.market(offer), offer)
+        best.setdefault(zone_backoff.market(offer), offer)
     return best
 
 

@@ -21,7 +21,7 @@ Three things are repaired, because on real markets the algorithm as printed does
 fewer than two zones are left in Z_A: with three zones of which one has room it tries the two others in turn for
 ever, and never the good one for its last replica. Here Z_P is emptied only when Z_A is empty (the authors' own
 simulator does so for three zones). And it tries again at every tick, which is thousands of refused launches a day;
-here a zone that refused is left alone for a while (`blocks`). Nothing waits while any zone is open: if those of
+here a zone that refused is left alone for a while (`zone_backoff`). Nothing waits while any zone is open: if those of
 Z_A are all in their back-off, the others are tried. After an outage of all zones one replica is a probe, and the
 rest is spread over the zones that have opened (`reopening`): else the first to open would take them all, and its next
 preemption would be an outage again.
@@ -38,9 +38,9 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from policies.model import CapacityType, Event, Json, Offer, Replica
-from policies.placement import blocks, fleet, reopening, thrift
+from policies.placement import fleet, reopening, thrift, zone_backoff
 from policies.placement.base import Decision, PlannedLaunch, View
-from policies.placement.blocks import is_spot
+from policies.placement.zone_backoff import is_spot
 
 LEAST_ZONES = 2
 
@@ -49,7 +49,7 @@ _SPOT, _ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 
 @dataclass(frozen=True, slots=True)
 class SpotHedge:
-    """Memory: {"preempting": [`blocks.market`s of Z_P], "blocks": see `blocks`}.
+    """Memory: {"preempting": [`zone_backoff.market`s of Z_P], "blocks": see `zone_backoff`}.
 
     Z_P is emptied when Z_A has fewer than `refill_below` zones. A zone that refused is left alone for at most
     `longest_block_s` (0: not at all). Prices within the fraction `equal_cost` of the least are the same price;
@@ -59,7 +59,7 @@ class SpotHedge:
     """
 
     refill_below: int = 1
-    longest_block_s: float = blocks.LONGEST_BLOCK_S
+    longest_block_s: float = zone_backoff.LONGEST_BLOCK_S
     equal_cost: float = fleet.EQUAL_COST
     by_region: bool = True
     shuffled: bool = False
@@ -74,11 +74,17 @@ class SpotHedge:
         offer, which `decide` knows.
         """
         preempting = list(memory.get("preempting", ()))
-        refused = (replica for replica in blocks.refusals(events, replicas) if is_spot(replica.offer))
-        preempting += [blocks.market(r.offer) for r in (*blocks.losses(events, replicas), *refused)]
-        launched = {blocks.market(r.offer) for r in blocks.arrivals(events, replicas) if is_spot(r.offer)}
+        refused = (replica for replica in zone_backoff.refusals(events, replicas) if is_spot(replica.offer))
+        preempting += [
+            zone_backoff.market(r.offer) for r in (*zone_backoff.losses(events, replicas), *refused)
+        ]
+        launched = {
+            zone_backoff.market(r.offer) for r in zone_backoff.arrivals(events, replicas) if is_spot(r.offer)
+        }
         preempting = [zone for zone in preempting if zone not in launched]
-        closed = blocks.learn(memory.get("blocks", {}), events, replicas, now, longest_s=self.longest_block_s)
+        closed = zone_backoff.learn(
+            memory.get("blocks", {}), events, replicas, now, longest_s=self.longest_block_s
+        )
         return _memory(preempting, closed)
 
     def decide(self, view: View, memory: Json) -> Decision:
@@ -126,13 +132,13 @@ class SpotHedge:
             view,
             memory.get("blocks", {}),
             least_spot_zones=LEAST_ZONES,
-            avoids=lambda offer: blocks.market(offer) in noted,
+            avoids=lambda offer: zone_backoff.market(offer) in noted,
         )
 
     def _refilled(self, memory: Json, offers: Sequence[Offer]) -> Json:
         """The memory once Z_P was emptied each time that too few zones were left in Z_A."""
         noted = memory.get("preempting", [])
-        zones = {blocks.market(offer) for offer in offers if is_spot(offer)} if noted else None
+        zones = {zone_backoff.market(offer) for offer in offers if is_spot(offer)} if noted else None
         if not zones:
             return memory
         preempting: set[str] = set()
@@ -171,7 +177,7 @@ class SpotHedge:
         preempting = memory.get("preempting", ()) if again is None else ()
         usable = spot.usable if again is None else again.usable
         usable = thrift.rented(usable) if self.thrifty else usable
-        available = [offer for offer in usable if blocks.market(offer) not in preempting] or usable
+        available = [offer for offer in usable if zone_backoff.market(offer) not in preempting] or usable
         if self.shuffled:
             available = sorted(available, key=lambda o: crc32(f"{view.now:.0f} {o.zone}".encode()))
         spread = fleet.Spread(fleet.spot((*view.replicas, *view.others)), by_region=self.by_region)

@@ -5,7 +5,7 @@ over the zones that cost at most twice the cheapest (`thrift`). Each new replica
 replicas of the service, then to the region with the fewest, then to the better offer (the order in which offers come:
 by price, or by the user's preference). SkyPilot's placer sends everything beyond one per zone to the cheapest zone (10
 replicas over 4 zones become 7/1/1/1), so that one zone's bad minute takes most of the service. Zones that had no room
-are left alone for a while (`blocks`); when all are, one replica tries the first of them that opens (`reopening`).
+are left alone for a while (`zone_backoff`); when all are, one replica tries the first of them that opens (`reopening`).
 A fleet that has gathered in one zone is spread again later (`respread`).
 """
 
@@ -14,20 +14,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from policies.model import Event, Json, Offer, Replica, ReplicaState
-from policies.placement import blocks, fleet, reopening, respread, thrift
+from policies.placement import fleet, reopening, respread, thrift, zone_backoff
 from policies.placement.base import Decision, PlannedLaunch, View
-from policies.placement.blocks import is_spot
+from policies.placement.zone_backoff import is_spot
 
 ALL_BLOCKED = "{} more wanted, but every zone refused when last asked; trying again soon"
 
 
 class Static:
-    """Memory: {"blocks": see `blocks`, "spread_again_at": the last attempt, see `respread`}."""
+    """Memory: {"blocks": see `zone_backoff`, "spread_again_at": the last attempt, see `respread`}."""
 
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
     ) -> Json:
-        found = blocks.learn(memory.get("blocks", {}), events, replicas, now)
+        found = zone_backoff.learn(memory.get("blocks", {}), events, replicas, now)
         after = {**memory, "blocks": found}
         return {key: value for key, value in after.items() if value}
 
@@ -42,7 +42,7 @@ class Static:
         due_at = respread.due_at(view, target, memory)
         if due_at is not None and due_at <= view.now:
             place = respread.surge(thrift.thrifty(view, closed).view, target, closed)
-            due_at = None if place else blocks.next_opening(view.offers, closed, view.now)
+            due_at = None if place else zone_backoff.next_opening(view.offers, closed, view.now)
             if place is not None:
                 launches, keep = [place], target + 1
                 memory = {**memory, respread.ATTEMPT_AT: view.now}
@@ -65,7 +65,7 @@ def _launches(
     view: View, live: Sequence[Replica], closed: Json, missing: int
 ) -> tuple[list[PlannedLaunch], float | None]:
     """Return where the missing replicas go, and when to look again if not all of them can be placed now."""
-    usable = fleet.preferred(thrift.with_room(blocks.open_offers(view.offers, closed, view.now), live))
+    usable = fleet.preferred(thrift.with_room(zone_backoff.open_offers(view.offers, closed, view.now), live))
     spread = fleet.Spread(live)
     own = thrift.own_places(usable, live, missing)
     launches = [spread.put(offer, fleet.OWN_HOST) for offer in own]
@@ -79,7 +79,7 @@ def _launches(
     launches += [spread.take(band) for _ in range(count if band else 0)]
     if len(launches) == missing:
         return launches, None
-    opens_at = blocks.next_opening(thrift.with_room(view.offers, live), closed, view.now)
+    opens_at = zone_backoff.next_opening(thrift.with_room(view.offers, live), closed, view.now)
     return launches, fleet.earliest(opens_at, again.wake_at if again else None)
 
 
@@ -92,7 +92,7 @@ def _within_band(view: View, offers: Sequence[Offer]) -> Sequence[Offer]:
 def _notes(view: View, target: int, closed: Json) -> tuple[str, ...]:
     """The note stands until a zone takes a replica; it does not come and go with every attempt."""
     short = target - sum(replica.state is not ReplicaState.REQUESTED for replica in view.replicas)
-    dry = short > 0 and view.offers and blocks.all_refused(view.offers, closed)
+    dry = short > 0 and view.offers and zone_backoff.all_refused(view.offers, closed)
     if dry:
         return (ALL_BLOCKED.format(short),)
     full = short > 0 and view.offers and not thrift.with_room(view.offers, (*view.replicas, *view.others))

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from policies.goals import PlacementGoal
 from policies.model import CapacityType, Json, Offer, Replica, Zone
-from policies.placement import blocks
+from policies.placement import zone_backoff
 from policies.placement.base import View
-from policies.placement.blocks import is_spot
 from policies.placement.continents import continent_of
+from policies.placement.zone_backoff import is_spot
 from policies.throughput import usd_of_work
 
 BEYOND = "no zone in {} takes more {} replicas now; those of other continents are asked"
@@ -59,7 +59,9 @@ def thrifty(
                 min(rented, key=lambda o: (o.preference, usd_of_work(o, view.goal.work))).zone
             )
             near = [o for o in rented if home is None or continent_of(o.zone) in (home, None)]
-            if blocks.open_offers(near, closed, view.now) or not blocks.open_offers(rented, closed, view.now):
+            if zone_backoff.open_offers(near, closed, view.now) or not zone_backoff.open_offers(
+                rented, closed, view.now
+            ):
                 rented = near
             else:
                 notes.append(BEYOND.format(home, kind.value.replace("_", "-")))
@@ -82,7 +84,7 @@ def _within_cap(
         best = _capped(ranked, view)
         kinds = {_kind(offer) for offer in best}
         others = [offer for offer in ranked if _kind(offer) not in kinds]
-        while others and all(avoids(offer) for offer in blocks.open_offers(best, closed, view.now)):
+        while others and all(avoids(offer) for offer in zone_backoff.open_offers(best, closed, view.now)):
             cheapest = _kind(min(others, key=lambda offer: usd_of_work(offer, work)))
             best += _capped([offer for offer in others if _kind(offer) == cheapest], view)
             others = [offer for offer in others if _kind(offer) != cheapest]
@@ -179,6 +181,6 @@ def _on_own_hosts(view: View, closed: Json) -> int:
         return 0
     held = sum(replica.zone in own and not is_spot(replica.offer) for replica in view.replicas)
     places = [offer for offer in view.offers if not is_spot(offer)]
-    opened = blocks.open_offers(places, closed, view.now)
+    opened = zone_backoff.open_offers(places, closed, view.now)
     missing = max(0, view.wanted - held)
     return held + len(own_places(opened, (*view.replicas, *view.others), missing))

@@ -68,12 +68,12 @@ from collections.abc import Sequence
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from policies.forecast.response_length import ResponseLength, RunningMedian
 from policies.routing.backlog import DEFAULT_S_PER_BYTE, USUAL_SHARE, Backlog, FleetMeans
 from policies.routing.base import LONGEST_PUT_OFF_S, Choice, RequestView, TargetView
 from policies.routing.prefix_policy import PrefixPolicy
 from policies.routing.radix_tree import Match
 from policies.routing.request_work import BYTES_PER_TOKEN, prompt_bytes, streamed
+from policies.routing.response_length import ResponseLength, RunningMedian
 
 __all__ = ["DEFAULT_S_PER_BYTE", "Gorgo"]
 

@@ -10,7 +10,7 @@ map per target, to which the request is added for the sake of the question only.
 
 Source: PreServe, section 4.3.3, with its T_mem = 0.8 and beta = 1. Different here:
 
-- *The guess* is learned from the requests that pass (`forecast.length_learner`), behind the port the paper's DistilBERT would
+- *The guess* is learned from the requests that pass (`routing.length_learner`), behind the port the paper's DistilBERT would
   fit. A request is compared by its typical length, and adds its mean to the load, since typical ones sum up to too little.
 - *The capacity* of a cache is not known to a load balancer, so it is inferred: tokens in the map over the
   usage the engine reports, mixed with a tenth of an assumed `kv_tokens`. Reported usage also corrects the map's
@@ -29,11 +29,11 @@ from operator import itemgetter
 from random import Random
 from typing import ClassVar
 
-from policies.forecast.length_learner import LengthLearner
 from policies.forecast.lookahead import Expected, LookAhead
-from policies.forecast.response_length import ResponseLength
 from policies.routing.base import Choice, RequestView, TargetView
+from policies.routing.length_learner import LengthLearner
 from policies.routing.request_work import BYTES_PER_TOKEN, prompt_bytes, streamed
+from policies.routing.response_length import ResponseLength
 from policies.routing.sampling import SamplingPolicy
 
 IDEAL_USAGE = 0.8

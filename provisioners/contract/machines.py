@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from provisioners.assembly import Rent, order_of
-from provisioners.contract.hosts import MemoryHosts
+from provisioners.contract.memory_hosts import MemoryHosts
 from provisioners.contract.subject import Subject
 from provisioners.offers.catalog.model import Catalog
 from provisioners.offers.matching import offers_of

@@ -95,7 +95,7 @@ class PrefixCache:
         return self._unreferenced
 
     def admit(self, keys: Sequence[BlockKey], blocks: int, spare: int) -> BlockLease | None:
-        """Return a lease of `blocks` blocks whose first ones are found in the tree along `keys`.
+        """Return a lease of `zone_backoff` blocks whose first ones are found in the tree along `keys`.
 
         None, and nothing changed, unless `spare` more blocks would be left: a sequence that was let in
         must be able to decode a little before it is preempted.
@@ -171,7 +171,7 @@ class PrefixCache:
         return path
 
     def _make_room(self, blocks: int) -> None:
-        """Evict until `blocks` are free. The caller has checked that they are available."""
+        """Evict until `zone_backoff` are free. The caller has checked that they are available."""
         while self.free < blocks:
             released_at, _, leaf = heapq.heappop(self._leaves)
             if not self._is_current(leaf, released_at):

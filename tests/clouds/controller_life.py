@@ -8,7 +8,7 @@ from random import Random
 
 from policies.goals import ScalingGoal
 from policies.model import ProbePassed, ReplicaState
-from policies.placement.blocks import market
+from policies.placement.zone_backoff import market
 from policies.rollout import has_failed
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.clouds.execute import perform

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from provisioners.contract.hosts import MemoryHosts
+from provisioners.contract.memory_hosts import MemoryHosts
 from provisioners.port.vm import Machines
 from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.controller.clouds.garbage_collector import Collected, GarbageCollector

@@ -13,7 +13,7 @@ from time import sleep
 import pytest
 
 from policies.model import CapacityType, FailureKind, Offer, Zone
-from provisioners.contract.hosts import MemoryHosts
+from provisioners.contract.memory_hosts import MemoryHosts
 from provisioners.contract.subject import SPOT, Subject
 from provisioners.fake import DEFAULT_PRICES, FakeProvisioner
 from provisioners.local import controls as local_controls

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from policies.placement.blocks import FIRST_AUTH_BLOCK_S
+from policies.placement.zone_backoff import FIRST_AUTH_BLOCK_S
 from provisioners.port.vm import SERVICE_TAG
 from tests.clouds.aws.aws_account import Launched
 from tests.clouds.aws.aws_world import AwsWorld

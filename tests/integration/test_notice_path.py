@@ -13,7 +13,7 @@ from lb.config.schema import Readiness
 from policies.goals import ScalingGoal
 from policies.history import Load
 from policies.model import CapacityType, Event, Memory, Offer, Replica, ReplicaState
-from provisioners.contract.hosts import MemoryHosts
+from provisioners.contract.memory_hosts import MemoryHosts
 from provisioners.port.base import Instance, InstanceState, Requirements
 from provisioners.port.host_port import HostReport
 from provisioners.port.vm import Machine, Silent

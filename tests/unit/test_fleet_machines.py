@@ -11,7 +11,7 @@ import pytest
 
 from policies.model import CapacityType, Offer, Zone
 from provisioners.cloud_clock import CloudClock
-from provisioners.contract.hosts import MemoryHosts
+from provisioners.contract.memory_hosts import MemoryHosts
 from provisioners.node_states import state_of
 from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.port.errors import (

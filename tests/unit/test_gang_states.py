@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.model import CapacityType, NodeLost, Offer, Preempted, Replica, ReplicaState, Zone
-from policies.placement import blocks
+from policies.placement import zone_backoff
 from provisioners.multi_node import instance_of_nodes, state_of_nodes
 from provisioners.offers.zone_offers import ZonePrices, offers_for
 from provisioners.port.base import Candidate, Instance, InstanceState, Requirements
@@ -165,7 +165,7 @@ def test_a_lost_node_teaches_what_a_preemption_teaches(
 ) -> None:
     replica = Replica(1, 1, offer, ReplicaState.READY, 0.0, 0.0, preempt_at=preempt_at, ready_at=0.0)
     learned = [
-        blocks.learn({}, [event], {1: replica}, 100.0)
+        zone_backoff.learn({}, [event], {1: replica}, 100.0)
         for event in (NodeLost(1), Preempted(1, message="taken"))
     ]
     assert learned[0] == learned[1]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from policies.model import CapacityType, Offer
-from provisioners.contract.hosts import MemoryHosts
+from provisioners.contract.memory_hosts import MemoryHosts
 from provisioners.port.base import InstanceState
 from provisioners.port.errors import AuthError, TransientError
 from provisioners.port.host_port import HostReport

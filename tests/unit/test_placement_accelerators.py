@@ -18,7 +18,7 @@ from policies.model import (
     ReplicaState,
     Zone,
 )
-from policies.placement import blocks, fleet
+from policies.placement import fleet, zone_backoff
 from policies.placement.base import View
 from policies.placement.spothedge import SpotHedge
 from policies.placement.static import Static
@@ -74,7 +74,7 @@ def test_the_cheapest_is_so_for_its_work(
 
 def learned(event: Event, offer: Offer = L4) -> dict[str, dict[str, float]]:
     replica = Replica(1, 1, offer, ReplicaState.REQUESTED, 0.0, 0.0)
-    return blocks.learn({}, [event], {1: replica}, NOW)
+    return zone_backoff.learn({}, [event], {1: replica}, NOW)
 
 
 MORE = an_offer("L4", 1.1, accelerator_count=4.0)
@@ -98,7 +98,7 @@ ALL = [L4, A100, MORE, ELSEWHERE, SOLID, an_offer(None, 0.1)]
     ],
 )
 def test_an_error_blocks_as_little_as_it_says(event: Event, closed: list[Offer]) -> None:
-    opened = blocks.open_offers(ALL, learned(event), NOW)
+    opened = zone_backoff.open_offers(ALL, learned(event), NOW)
     assert [offer for offer in ALL if offer not in opened] == closed
 
 

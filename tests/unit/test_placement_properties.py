@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policies.goals import Goal, ScalingGoal
 from policies.model import CapacityType, Replica, Zone
 from policies.placement.base import Decision, View
-from policies.placement.blocks import open_offers
+from policies.placement.zone_backoff import open_offers
 from policies.registry import PLACERS
 from tests.unit.placement_world import ON_DEMAND, PLENTY, SPOT, S, World, a_goal, both, of_kind
 

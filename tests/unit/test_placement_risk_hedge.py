@@ -33,7 +33,7 @@ from policies.model import (
     Terminated,
     Zone,
 )
-from policies.placement import blocks, risk_market, risk_search
+from policies.placement import risk_market, risk_search, zone_backoff
 from policies.placement.base import Decision, View
 from policies.placement.risk_budget import MOST_OVERDRAWN, STEER_S
 from policies.placement.risk_hedge import LOOK_AGAIN_S, MOST_EXTRA, RiskHedge
@@ -54,7 +54,7 @@ NOW = 300 * HOUR
 ZONES = ("c/a/a1", "c/b/b1", "x/u/u1")
 OFFERS = both(*ZONES)
 A1, B1, U1, A1_OD = OFFERS[:4]
-MARKETS = [blocks.market(offer) for offer in OFFERS[:3]]
+MARKETS = [zone_backoff.market(offer) for offer in OFFERS[:3]]
 MARKET_A1 = MARKETS[0]
 READY, STARTING, ASKED, ACCEPTED = S.READY, S.STARTING, S.REQUESTED, S.PROVISIONING
 POLICY = RiskHedge()
@@ -258,7 +258,7 @@ def test_an_empty_neighbour_makes_a_zone_riskier() -> None:
     rates = []
     for a2 in (held(5.0), empty(5.0)):
         market = MarketModel(
-            {"zones": dict(zip(map(blocks.market, neighbours), (held(5.0), a2), strict=True))}, NOW
+            {"zones": dict(zip(map(zone_backoff.market, neighbours), (held(5.0), a2), strict=True))}, NOW
         )
         rates.append(market.hazards(neighbours, 0.05, 2.0)[0].now)
     assert rates[1] > 1.5 * rates[0]

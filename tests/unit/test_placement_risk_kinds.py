@@ -8,7 +8,7 @@ from typing import Any
 
 from policies.goals import AcceleratorQps, PlacementGoal
 from policies.model import FailureKind, LaunchFailed, Offer, Preempted, Replica
-from policies.placement import blocks
+from policies.placement import zone_backoff
 from policies.placement.base import Decision, View
 from policies.placement.risk_hedge import RiskHedge
 from policies.placement.risk_market import MarketModel
@@ -86,7 +86,7 @@ def test_a_loss_of_one_kind_does_not_make_the_other_younger() -> None:
     before = MarketModel(memory, NOW).hazards([L4[0]], 0.05, 2.0)
     after = POLICY.learn(memory, [Preempted(2)], live, NOW)
     assert MarketModel(after, NOW).hazards([L4[0]], 0.05, 2.0) == before
-    assert blocks.market(A100[0]) in after["zones"]
+    assert zone_backoff.market(A100[0]) in after["zones"]
 
 
 def test_of_a_hundred_zones_and_twenty_kinds_the_cheaper_are_requested() -> None:

@@ -30,10 +30,10 @@ from policies.model import (
     Scope,
     Zone,
 )
-from policies.placement import blocks, fleet
+from policies.placement import fleet, zone_backoff
 from policies.placement.base import Decision, View
-from policies.placement.blocks import FORGET_AFTER_S
 from policies.placement.static import Static
+from policies.placement.zone_backoff import FORGET_AFTER_S
 
 S = ReplicaState
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
@@ -78,7 +78,7 @@ def place(more: int, memory: Any = None, *, live: tuple[Replica, ...] = (), **vi
 
 
 def next_opening(offers: tuple[Offer, ...], memory: Any, now: float) -> float | None:
-    return blocks.next_opening(offers, memory.get("blocks", {}), now)
+    return zone_backoff.next_opening(offers, memory.get("blocks", {}), now)
 
 
 def learn(*events: Event, memory: Any = None, now: float = 0.0, before: Replica | None = None) -> Any:
@@ -242,7 +242,7 @@ def test_a_refusal_closes_what_it_is_about_for_an_hour(scope: Scope | None, stil
     closed = memory["blocks"]
 
     def open_at(now: float) -> list[str]:
-        found = blocks.open_offers(list(offers.values()), closed, now)
+        found = zone_backoff.open_offers(list(offers.values()), closed, now)
         return [name for name, one in offers.items() if one in found]
 
     assert open_at(3599.0) == still_open
@@ -250,7 +250,7 @@ def test_a_refusal_closes_what_it_is_about_for_an_hour(scope: Scope | None, stil
     again = learn(
         LaunchFailed(1, FailureKind.REFUSED, scope=scope), memory=memory, before=replica(1, a1), now=3600.0
     )
-    assert blocks.next_opening((a1,), again["blocks"], 3600.0) == 3600.0 + 7200.0
+    assert zone_backoff.next_opening((a1,), again["blocks"], 3600.0) == 3600.0 + 7200.0
     arrived = learn(ProbePassed(1), memory=again, before=replica(1, a1, S.STARTING), now=4000.0)
     assert arrived == {}
 
@@ -258,7 +258,7 @@ def test_a_refusal_closes_what_it_is_about_for_an_hour(scope: Scope | None, stil
 def test_a_denied_region_leaves_the_others_open() -> None:
     a1, b1 = offer("c/a/a1", 1.0), offer("c/b/b1", 1.0)
     memory = learn(LaunchFailed(1, FailureKind.AUTH, scope=Scope.REGION), before=replica(1, a1), now=0.0)
-    assert blocks.open_offers((a1, b1), memory["blocks"], 0.0) == [b1]
+    assert zone_backoff.open_offers((a1, b1), memory["blocks"], 0.0) == [b1]
     assert learn(Launched(1, "i-1"), memory=memory, before=replica(1, a1), now=1.0) == {}
 
 
@@ -267,7 +267,7 @@ def test_a_quota_of_the_cloud_closes_all_its_regions() -> None:
     memory = learn(
         LaunchFailed(1, FailureKind.QUOTA, retry_at=90.0, scope=Scope.CLOUD), before=replica(1, a1)
     )
-    assert blocks.open_offers((a1, b1), memory["blocks"], 89.0) == []
+    assert zone_backoff.open_offers((a1, b1), memory["blocks"], 89.0) == []
 
 
 def test_a_preemption_that_was_announced_counts_once() -> None:
@@ -418,4 +418,4 @@ def test_who_is_let_go(live: list[tuple[Offer, S]], keep: int, ended: list[int])
 
 def test_a_replica_that_is_lost_twice_in_one_moment_is_one_loss() -> None:
     events = [PreemptionNotice(1, 30.0), Preempted(1), NodeLost(1)]
-    assert [lost.id for lost in blocks.losses(events, {1: replica(1, A1)})] == [1]
+    assert [lost.id for lost in zone_backoff.losses(events, {1: replica(1, A1)})] == [1]

@@ -16,7 +16,7 @@ from google.cloud import compute_v1
 
 from policies.goals import PlacementGoal
 from policies.model import CapacityType, FailureKind, LaunchFailed, Replica, ReplicaState, Scope, Zone
-from policies.placement import blocks
+from policies.placement import zone_backoff
 from policies.placement.base import View
 from policies.placement.spothedge import SpotHedge
 from policies.placement.static import Static
@@ -267,8 +267,8 @@ def _after(kind: FailureKind, reserved: bool, catalog: Catalog) -> dict[str, boo
     pool, market = offers["use1-az4+pool"], offers["use1-az4"]
     refused = Replica(1, 1, pool if reserved else market, ReplicaState.PROVISIONING, 0.0, 0.0)
     event = LaunchFailed(1, kind, scope=Scope.OFFER)
-    closed = blocks.learn({}, [event], {1: refused}, 0.0)
-    opened = blocks.open_offers([pool, market], closed, 1.0)
+    closed = zone_backoff.learn({}, [event], {1: refused}, 0.0)
+    opened = zone_backoff.open_offers([pool, market], closed, 1.0)
     return {"reserved": pool in opened, "market": market in opened}
 
 

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from policies.forecast.response_length import Constant
 from policies.routing.base import Choice, RequestView, TargetView
 from policies.routing.gorgo import DEFAULT_S_PER_BYTE, Gorgo, put_off_s
+from policies.routing.response_length import Constant
 
 PROMPT = b"0123456789abcdef" * 500  # 8000 bytes: 188 ms at the paper's rate
 OTHER = b"fedcba9876543210" * 500

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from policies.forecast.response_length import Constant
 from policies.routing.base import Choice, RequestView, TargetView
 from policies.routing.preserve import PreServe
+from policies.routing.response_length import Constant
 
 A, B = TargetView("a"), TargetView("b")
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.forecast.response_length import DEFAULT_TOKENS, Constant, ResponseLength, RunningMedian
 from policies.routing.base import RequestView
+from policies.routing.response_length import DEFAULT_TOKENS, Constant, ResponseLength, RunningMedian
 
 
 def asked(scope: str = "m", max_tokens: int = 0) -> RequestView:

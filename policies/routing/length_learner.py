@@ -22,7 +22,8 @@ from collections import OrderedDict
 from math import exp, log, sqrt
 from zlib import crc32
 
-from policies.forecast.response_length import (
+from policies.routing.base import RequestView
+from policies.routing.response_length import (
     DEFAULT_TOKENS,
     ENOUGH,
     MAX_SCOPES,
@@ -30,7 +31,6 @@ from policies.forecast.response_length import (
     Window,
     capped,
 )
-from policies.routing.base import RequestView
 
 BUCKETS = 1 << 15
 RATE = 0.1
