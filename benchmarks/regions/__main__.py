@@ -68,10 +68,11 @@ def table(args: argparse.Namespace) -> None:
     with ProcessPoolExecutor(args.jobs) as pool:
         for scenario in scenarios:
             runs = [Run(scenario, rule, seed) for rule in args.rules for seed in seeds]
-            found = dict(zip(runs, pool.map(figures, runs), strict=True))
+            by_rule: dict[str, list[Figures]] = {}
+            for run, value in zip(runs, pool.map(figures, runs), strict=True):
+                by_rule.setdefault(run.rule, []).append(value)
             lines = []
-            for rule in args.rules:
-                values = [found[run] for run in runs if run.rule == rule]
+            for rule, values in by_rule.items():
                 lines.append([rule, *(column.cell(values) for column in COLUMNS)])
                 rows += [
                     {"scenario": scenario.name, "rule": rule, "seed": seed, **asdict(value)}

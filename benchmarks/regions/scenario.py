@@ -1,6 +1,7 @@
 """What a run is made of: regions with replicas, round trips between them, clients, and what goes wrong when.
 
-A scenario is a value, and a YAML file of the same keys (see `examples` in `benchmarks/regions/scenarios`).
+A scenario is a value, and a YAML file of the same keys: `benchmarks/regions/scenarios/uneven.yaml` is an example,
+docs/benchmarks.md lists the keys.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class ScenarioError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """`replicas` engines, and an agent unless `agent` is false."""
+    """`replicas` engines and an agent."""
 
     name: str
     replicas: int

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.regions.__main__ import main
 from benchmarks.regions.measure import Figures, measure
 from benchmarks.regions.reference import death, idle, one_way, trees
 from benchmarks.regions.rules import RULES
@@ -131,3 +132,44 @@ def test_a_wrong_file_is_refused_in_one_sentence(
     path.write_text(FILE.replace(*change))
     with pytest.raises(ScenarioError, match=message):
         load(path)
+
+
+def test_the_command_prints_a_table_of_a_scenario_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        "regions: {a: {replicas: 1}, b: {replicas: 1}}\n"
+        "rtt_ms: {a-b: 80}\n"
+        "clients: {kind: day, load: 0.1, length_s: 20}\n"
+    )
+    words = [
+        "regions",
+        "table",
+        "--scenario",
+        str(path),
+        "--rules",
+        "local,one_cost",
+        "--seeds",
+        "2",
+        "--jobs",
+        "1",
+    ]
+    monkeypatch.setattr("sys.argv", words)
+    assert main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "two: 2 seeds" in lines
+    assert [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:] == [
+        "local",
+        "one_cost",
+    ]
+
+
+def test_the_example_of_a_scenario_file_plays() -> None:
+    path = Path(__file__).parents[2] / "benchmarks/regions/scenarios/uneven.yaml"
+    scenario = load(path)
+    short = replace(scenario.clients, options={**scenario.clients.options, "load": 0.2})
+    found = play(replace(scenario, clients=short), "one_cost")
+    pinned = [one for one in found.responses if one.region == "eu"]
+    assert pinned
+    assert all(one.engine_region == "eu" for one in pinned)
