@@ -18,7 +18,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection
 
-from skyserve_cli.state.store import migrations
+from skyserve_cli.state.database import migrations
 
 #: Rows that belong to the database in which they are: its revision, and which controller is running on it.
 _NOT_EXPORTED = frozenset({"alembic_version", "lease"})

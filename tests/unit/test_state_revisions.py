@@ -15,7 +15,8 @@ from policies.goals import UpdateMode
 from policies.model import CapacityType, EndReason, Offer, ReplicaState, Role, Zone
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
-from skyserve_cli.state.store import Store, migrations
+from skyserve_cli.state.database import migrations
+from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import EventRecord
 from tests.unit.databases import KINDS, empty_database
 

@@ -1,0 +1,32 @@
+"""What services have cost: of the replicas in the table, and the sums of those that were archived."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from skyserve_cli.state import tables as t
+from skyserve_cli.state.values import Spent
+
+
+def read_spent(c: Connection, now: float) -> dict[str, Spent]:
+    """Return what each service has cost until `now`."""
+    query = sa.select(t.replicas.c.service, *spent_columns(now)).group_by(t.replicas.c.service)
+    sums = {row[0]: (row[1] or 0.0, row[2] or 0.0) for row in c.execute(query)}
+    s = t.services.c
+    nothing = (0.0, 0.0)
+    return {
+        name: Spent(usd + sums.get(name, nothing)[0], on_demand + sums.get(name, nothing)[1])
+        for name, usd, on_demand in c.execute(sa.select(s.name, s.folded_usd, s.folded_on_demand_usd))
+    }
+
+
+def spent_columns(now: float) -> tuple[sa.ColumnElement[float], sa.ColumnElement[float]]:
+    """Return the columns that sum the cost of replicas until `now`, and the cost of on-demand ones in their place, in USD."""
+    r = t.replicas.c
+    seconds = sa.func.coalesce(r.ended_at, now) - r.launched_at
+    hours = (
+        sa.case((seconds < 0.0, 0.0), else_=seconds) / 3600.0
+    )  # no cost is negative, also if the clock was set back
+    on_demand = sa.func.coalesce(r.on_demand_usd_hour, r.price_usd_hour)
+    return sa.func.sum(r.price_usd_hour * hours), sa.func.sum(on_demand * hours)

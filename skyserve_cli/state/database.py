@@ -1,0 +1,165 @@
+"""The database behind the store: its connections and its schema, and which controller may write to it.
+
+SQLite runs in WAL mode with full synchronisation: an intent that was committed is on the disk before the cloud
+is requested the machine, so not even a power cut can separate the two.
+"""
+
+from __future__ import annotations
+
+import secrets as random_source
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy.engine import URL, Connection, make_url
+
+from skyserve_cli.state import statements as q
+from skyserve_cli.state import tables as t
+from skyserve_cli.state.connect import connected
+from skyserve_cli.state.lease import ControllerLease, LeaseTable, verify
+from skyserve_cli.state.opening import check_file, check_revision, sqlite_file
+
+
+class Database:
+    """The database behind a SQLAlchemy URL. Thread-safe: every verb takes its own connection.
+
+    Once it is fenced (`fence`) every verb that writes raises LeaseLostError, and writes nothing, unless the lease has that
+    epoch.
+    """
+
+    def __init__(
+        self,
+        url: str | URL,
+        *,
+        migrate: bool = True,
+        draw: Callable[[int], str] = random_source.token_hex,
+        database_clock: Callable[[], float] | None = None,
+        beside: Database | None = None,
+    ) -> None:
+        """Raise DatabaseUnusableError.
+
+        `migrate` False makes the tables as they are now, without Alembic. `draw` returns unique names: a number
+        of random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in virtual time. `beside` is
+        another store, whose database in memory this one is to share.
+        """
+        self._draw = draw
+        self._epoch: int | None = None
+        url = make_url(url)
+        file = sqlite_file(url)
+        if file is not None and migrate:
+            check_file(file)
+        in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+        self._engine: sa.Engine = connected(url, in_memory=in_memory) if beside is None else beside._engine
+        self._is_exclusive = in_memory and beside is None  # no other process can write to it
+        if beside is not None:
+            beside._is_exclusive = False
+        self._leases = LeaseTable(url.get_backend_name(), database_clock)
+        one_photograph = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "REPEATABLE READ"}
+        self._reader = self._engine.execution_options(**one_photograph)
+        self._writer = self._engine.execution_options(writes=True)
+        # A renewal waits for no other query of this process, and none for the disk: a power cut ends all terms here. Reads
+        # lock nothing there that writes would, so one kind of transaction does for both.
+        renewing = self._engine if in_memory else connected(url, in_memory=False, durable=False)
+        self._renewer = renewing.execution_options(writes=True)
+        if in_memory or not migrate:
+            self._create_tables()
+        else:
+            self._migrate()
+
+    @property
+    def url(self) -> URL:
+        return self._engine.url
+
+    def close(self) -> None:
+        self._engine.dispose()
+        self._renewer.dispose()
+
+    def fence(self, epoch: int) -> None:
+        """From now on write only in the term of this epoch; NO_TERM (of `lease`): not at all."""
+        self._epoch = epoch
+
+    def lease(self) -> ControllerLease:
+        with self._renewer.connect() as c:
+            return self._leases.read(c)
+
+    def take_lease(
+        self, holder: str, about: str, *, ttl_s: float, unrenewed: ControllerLease | None = None
+    ) -> ControllerLease | None:
+        """Begin a term, and fence this store with it; None if another controller leads.
+
+        `unrenewed`: the lease as it has been for a whole time to live by the caller's own clock.
+        """
+        with self._renewer.begin() as c:
+            lease = self._leases.take(c, holder, about, ttl_s, unrenewed)
+        if lease is not None:
+            self.fence(lease.epoch)
+        return lease
+
+    def renew_lease(self, epoch: int, *, ttl_s: float) -> ControllerLease | None:
+        """Return None if that term is over."""
+        with self._renewer.begin() as c:
+            return self._leases.renew(c, epoch, ttl_s)
+
+    def release_lease(self, epoch: int) -> None:
+        with self._renewer.begin() as c:
+            self._leases.release(c, epoch)
+
+    def reconnect_lease(self) -> None:
+        """Read the lease over a new connection from now on."""
+        self._renewer.dispose()
+
+    def fingerprints(self) -> dict[str, str]:
+        """Of the keys that this database was written with, by the key's name."""
+        with self._reader.connect() as c:
+            return {row.key: row.value for row in c.execute(sa.select(t.fingerprints))}
+
+    def put_fingerprints(self, values: Mapping[str, str]) -> None:
+        """In place of those that are there."""
+        with self._writing() as c:
+            c.execute(t.fingerprints.delete())
+            c.execute(
+                t.fingerprints.insert(), [{"key": key, "value": value} for key, value in values.items()]
+            )
+
+    def owner(self) -> str:
+        """Return the tag of everything this controller launches; drawn once per database."""
+        with self._writer.begin() as c:  # needs no lease: of two that come at once, one draws
+            found = c.execute(q.OWNER).scalar()
+            if found is None:
+                c.execute(q.DRAW_OWNER[c.dialect.name], {"id": 1, "owner": self._draw(4)})
+                found = c.execute(q.OWNER).scalar_one()
+            return str(found)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A transaction of the controller that leads."""
+        with self._writer.begin() as c:
+            if self._epoch is not None:
+                verify(c, self._epoch)
+            yield c
+
+    def _create_tables(self) -> None:
+        t.metadata.create_all(self._writer)
+        with self._writer.begin() as c:
+            if c.execute(q.COUNT).first() is None:
+                c.execute(t.changes.insert().values(id=1, count=0))
+                term = {"holder": "", "about": "", "epoch": 0, "renewals": 0, "expires_at": 0.0}
+                c.execute(t.lease.insert().values(id=1, **term))
+
+    def _migrate(self) -> None:
+        config = migrations()
+        with self._writer.begin() as connection:
+            check_revision(connection, ScriptDirectory.from_config(config))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+
+def migrations() -> Config:
+    """Return what Alembic needs to know to bring a database to the shape of this release."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config

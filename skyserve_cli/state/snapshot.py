@@ -1,0 +1,76 @@
+"""What is read of services and their replicas. Every function runs in a transaction of its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from policies.goals import UpdateMode
+from policies.model import Replica, ReplicaState, Role
+from skyserve_cli.state import statements as q
+from skyserve_cli.state import tables as t
+from skyserve_cli.state.codec import memory_from_json, replica_from_row
+from skyserve_cli.state.values import ServiceRow, VersionRow
+
+
+def read_services(c: Connection, *, down: bool) -> list[ServiceRow]:
+    """See `Store.services`."""
+    rows = c.execute(q.SERVICES).all()
+    live: dict[str, list[Replica]] = {}
+    for row in c.execute(q.LIVE):
+        live.setdefault(row.service, []).append(replica_from_row(row))
+    kills: dict[str, set[int]] = {}
+    for row in c.execute(q.KILLS):
+        kills.setdefault(row.service, set()).add(row.replica_id)
+    shown = [row for row in rows if down or not row.down or row.name in live]
+    same: dict[str, set[int]] = {row.name: set() for row in shown}
+    for service, version in c.execute(q.SAME_REPLICAS):
+        same.setdefault(service, set()).add(version)
+    return [
+        ServiceRow(
+            name=row.name,
+            incarnation=row.incarnation,
+            created_at=row.created_at,
+            version=row.version,
+            same_replicas=frozenset(same[row.name] - {row.version}),
+            update_mode=UpdateMode(row.update_mode),
+            down=row.down,
+            purge=row.purge,
+            wanted=row.wanted,
+            target=row.target,
+            notes=row.notes,
+            memory=memory_from_json(row.memory, row.next_replica_id),
+            lb_port=row.lb_port,
+            killed=frozenset(kills.get(row.name, ())),
+            replicas=_of_role(live.get(row.name, ()), Role.REPLICA),
+            balancers=_of_role(live.get(row.name, ()), Role.LOAD_BALANCER),
+        )
+        for row in shown
+    ]
+
+
+def live_replicas(c: Connection, service: str) -> list[Replica]:
+    alive = sa.and_(t.replicas.c.service == service, t.replicas.c.state != ReplicaState.GONE.value)
+    return [replica_from_row(row) for row in c.execute(sa.select(t.replicas).where(alive))]
+
+
+def newest_replicas(c: Connection, service: str, limit: int) -> list[Replica]:
+    """See `Store.replicas`."""
+    query = sa.select(t.replicas).where(t.replicas.c.service == service)
+    rows = c.execute(query.order_by(t.replicas.c.id.desc()).limit(limit)).all()
+    return [replica_from_row(row) for row in reversed(rows)]
+
+
+def read_version(c: Connection, service: str, version: int) -> VersionRow:
+    """Raise KeyError for a version that never was."""
+    where = sa.and_(t.versions.c.service == service, t.versions.c.version == version)
+    row = c.execute(sa.select(t.versions).where(where)).first()
+    if row is None:
+        raise KeyError((service, version))
+    return VersionRow(row.service, row.version, row.replica_hash, row.spec, row.sealed_secrets)
+
+
+def _of_role(attempts: Iterable[Replica], role: Role) -> tuple[Replica, ...]:
+    return tuple(one for one in attempts if one.role is role)
