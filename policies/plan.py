@@ -78,7 +78,7 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     actions += notices.drains(doomed, goal, now)
 
     scaled = policies.scaler.target(observation, memory.scaling)
-    wanted, scaling, rescale_at = scaled.wanted, scaled.memory, scaled.wake_at
+    wanted, scaling, rescale_at, outlook = scaled.wanted, scaled.memory, scaled.wake_at, scaled.outlook
     size = wanted + goal.placement.num_overprovision if wanted > 0 else 0
     memory, refused = _without_hope(observation, memory)
     new, old = rollout.split(staying, goal, memory.rollout)
@@ -108,6 +108,9 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
         wanted_qps=scaled.qps,
         least=goal.scaling.min_replicas,
         leaving=tuple(doomed),
+        wanted_later=None if outlook is None else outlook.later,
+        wanted_then=None if outlook is None else outlook.then,
+        needed_now=None if outlook is None else outlook.now,
     )
     gone: list[Replica] = []
     if leaving:

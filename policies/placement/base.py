@@ -22,8 +22,9 @@ class View:
 
     `wanted_qps` is what the wanted replicas have to carry together, where replicas differ in what they can do; None: as
     many as `wanted` of the best offer can. At least `least` replicas are wanted whatever each of them can do.
-    `wanted_later[i]` is the chance that i replicas more than `wanted` are wanted when a replica launched now would be
-    ready; None where no scaler forecasts that. `leaving` are replicas with a preemption notice: they still serve, and are
+    What a scaler forecasts, each None where it does not: `wanted_later[i]` is the chance that i replicas more than `wanted` are
+    needed when a replica launched now would be ready; `wanted_then` of those wanted are still wanted at that time; and
+    `needed_now` are enough for the present demand, the others are there ahead of it. `leaving` are replicas with a preemption notice: they still serve, and are
     lost to everything else.
     """
 
@@ -38,6 +39,18 @@ class View:
     least: int = 1
     wanted_later: tuple[float, ...] | None = None
     leaving: tuple[Replica, ...] = ()
+    wanted_then: int | None = None
+    needed_now: int | None = None
+
+    @property
+    def passing(self) -> int:
+        """How many of the wanted replicas will not be wanted any more when one launched now would be ready."""
+        return 0 if self.wanted_then is None else max(0, self.wanted - self.wanted_then)
+
+    @property
+    def ahead(self) -> int:
+        """How many of the wanted replicas are for demand that has yet to come, or for headroom."""
+        return 0 if self.needed_now is None else max(0, self.wanted - self.needed_now)
 
 
 class PlannedLaunch(NamedTuple):

@@ -89,7 +89,7 @@ class RiskHedge:
         why = (
             f"chance of fewer than {view.wanted} ready in {look.window_h * 60:.0f} min: {hedge.shortfall:.1%}"
         )
-        count = look.on_demand_count(hedge.on_demand)
+        count = look.on_demand_count(look.lasting(hedge, asked).on_demand)
         stand_ins = fleet.Share.of(view, CapacityType.ON_DEMAND, count, memory.get("blocks", {}))
         bought = fleet.on_demand_places(stand_ins, view, why)
         launches = [*bought, *asked] if look.short else [*asked, *bought]  # the surer first, or the cheaper
@@ -130,7 +130,10 @@ class _MarketView:
         self.on_demand = fleet.on_demand(view.replicas)
         self.serving = units.ready((*view.replicas, *view.others), now)
         self.memory = memory
-        self.incomplete = self.serving + units.ready(view.leaving, now) < units.wanted
+        # What is wanted ahead of demand, or as headroom, is not missed yet; the scaler's budget steers how much that is.
+        self.incomplete = (
+            self.serving + units.ready(view.leaving, now) < units.wanted - view.ahead * units.head
+        )
         self.short = self.incomplete and "budget" in memory  # not before it was first complete
         self.as_of = now // LOOK_AGAIN_S * LOOK_AGAIN_S
         self.market = market = MarketModel(memory, self.as_of)
@@ -229,6 +232,17 @@ class _MarketView:
         spare = serving + self.units.ready((*spot, *self.view.others), now) - self.units.wanted
         least = min(-(-(serving - max(0, spare)) // each), self.terms.most)
         return best if best.on_demand >= least else best._replace(on_demand=least)
+
+    def lasting(self, hedge: Hedge, asked: Sequence[PlannedLaunch]) -> Hedge:
+        """Return the hedge without on-demand replicas to launch that would be ready when they are not wanted any more."""
+        passing = self.view.passing * self.units.head
+        have = self.units.total(self.on_demand) // self.terms.on_demand_units
+        if not passing or hedge.on_demand <= have:
+            return hedge
+        terms = self.terms._replace(wanted=max(0, self.terms.wanted - passing), growth=NO_GROWTH)
+        spot = [replica.offer for replica in self.spot] + [place.offer for place in asked]
+        then = best_hedge(self.odds_now.survivors(self._count(spot)), terms)
+        return hedge._replace(on_demand=min(hedge.on_demand, max(have, then.on_demand)))
 
     def on_demand_count(self, hedge: int) -> int:
         """Return how many on-demand replicas to have for a hedge of that number of the kind that is bought."""

@@ -102,6 +102,9 @@ class SpotHedge:
             # In a dry market an update must not wait for the spot replicas that the old version still has.
             ready += fleet.ready(fleet.spot(view.others), now)
         stand_ins = min(hedged, max(0, spot.wanted - ready)) if goal.dynamic_ondemand_fallback else 0
+        have = max(0, len(fleet.on_demand(view.replicas)) - base)
+        # One launched for a replica that is passing would be ready when it is not wanted any more.
+        stand_ins = max(min(stand_ins, have), stand_ins - view.passing)
         on_demand = fleet.Share.of(view, _ON_DEMAND, base + stand_ins, closed)
         state = f"{ready} of {spot.wanted} spot replicas are ready"
 

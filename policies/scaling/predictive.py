@@ -21,11 +21,18 @@ function of the history: after a restart it is the same. Fits are cached by the 
 
 *Capacity and cold start* are those of the goal, or learned (`forecast.capacity`, `scaling.cold_start`).
 
-*Zero.* A service without requests in the last 15 minutes sleeps, if it may and the forecast sees rather none than one; and wakes
-one cold start before the forecast sees one.
+*Zero.* A service without requests in the last 15 minutes sleeps, if it may and the forecast sees rather none than one. It wakes
+one cold start before demand began on earlier days (`forecast.waking`).
+
+*Spot* capacity that is let go may not be there again, so where the service may use it, replicas are kept that are wanted back
+within two cold starts, if that is longer.
+
+*Outlook.* Placers get what the forecast says of the time when a replica launched now would be ready: how many of the wanted
+replicas will still be wanted then (at the 90 % quantile), and how likely the demand as such, without headroom, exceeds them.
+Headroom is for the noise of demand and has its budget here; it is not hedged again there.
 
 Memory: {"target": n, "minute": the first that is not counted yet, "spent": b, "capacity": as in `forecast.capacity`, "starts": as
-in `scaling.cold_start`, "seen": what the last minute was judged by}.
+in `scaling.cold_start`, "seen": what the last minute was judged by, "outlook": [now, then, [chances]]}.
 
 The idea (forecast one cold start ahead, top up by measured load) is that of PreServe's scaler; the quantile of the busiest minute,
 the headroom and its budget are not in the paper.
@@ -39,6 +46,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies.forecast import waking
 from policies.forecast.capacity import UNKNOWN_QPS, capacity, kind_of, prior, ready_kinds, taught
 from policies.forecast.demand import DAY_MIN, Floats, Horizon, Model, fit
 from policies.goals import SloGoal
@@ -46,12 +54,16 @@ from policies.history import History
 from policies.model import CapacityType, Json, Observation
 from policies.rollout import COUNTED
 from policies.scaling import cold_start
-from policies.scaling.base import Size
+from policies.scaling.base import Outlook, Size
 
 QUANTILE = 0.55
 ADD_MIN = 2  # minutes from the end of a cold start that a launch is for
 KEEP_MIN = 10
 UNFORECAST_KEEP_MIN = 15
+SURE_QUANTILE = 0.9  # below it demand is surely gone
+CHANCES = 100  # of demand, that the outlook counts
+OUTLOOK_MIN = 5  # without a report, after which it is stale
+MOST_MORE = 8  # replicas that the outlook distinguishes
 
 HEADROOM = 1.06
 GAIN = 0.045
@@ -82,12 +94,14 @@ class Predictive:
         floor = min(max(current, busy), goal.max_replicas)
         counted = memory.get("minute", 0)
         if history is None or not len(history.requests) or history.end == counted:
-            return Size(floor, {**memory, "target": floor})
+            outlook, until = _remembered(memory, floor, observation.now)
+            return Size(floor, {**memory, "target": floor}, wake_at=until, outlook=outlook)
         if history.end < counted:  # the clock was set back
             memory = {**memory, "minute": history.end - 1}
         requests = np.frombuffer(history.requests, dtype=np.float64)
         spent = _spent(history, requests, memory, slo)
-        after = {**memory, "minute": history.end, "spent": round(spent, 6)}
+        kept = {name: value for name, value in memory.items() if name != "outlook"}
+        after = {**kept, "minute": history.end, "spent": round(spent, 6)}
         last = float(requests[-1])
         if math.isnan(last):
             return Size(floor, {**after, "target": floor})
@@ -99,17 +113,21 @@ class Predictive:
             headroom=headroom_of(spent),
             last=last,
         )
-        add, keep = _behind(requests)
+        add, keep, then = _behind(requests)
         if slo.looks:
-            add, keep = _ahead(history, requests, ahead.cold_start_s)
+            add, keep, then = _ahead(history, requests, ahead.cold_start_s, _may_use_spot(observation))
         wanted = _size(ahead, add, keep, requests, current, observation)
         why, seen = ahead.sentence(add, load.queued), ahead.seen(add, keep)
         if not slo.forecast:
             if slo.looks:
                 seen["would_want"] = wanted
-            wanted = _size(ahead, *_behind(requests), requests, current, observation)
+            wanted = _size(ahead, *_behind(requests)[:2], requests, current, observation)
             why = ahead.sentence(last, load.queued)
-        return Size(wanted, {**after, "target": wanted, "seen": seen}, why=why)
+        after = {**after, "target": wanted, "seen": seen}
+        if slo.forecast:
+            after["outlook"] = _outlook(ahead, then, wanted, observation)
+        outlook, until = _remembered(after, wanted, observation.now)
+        return Size(wanted, after, wake_at=until, why=why, outlook=outlook)
 
 
 class _Ahead(NamedTuple):
@@ -160,6 +178,35 @@ def _size(
     size = max(current, _whole(needed)) if _whole(needed) > current else min(current, _whole(kept))
     busy = 1 if load.in_flight + load.queued > 0 else 0
     return min(max(size, busy, goal.min_replicas), goal.max_replicas)
+
+
+def _outlook(ahead: _Ahead, then: Floats, wanted: int, observation: Observation) -> list[Json | int]:
+    """Return the outlook of `wanted` replicas, as JSON; `then` are equally likely demands of the time of a launch."""
+    goal, load = observation.goal.scaling, observation.load
+    backlog = load.queued / (ahead.capacity_qps * DRAINED_IN_S)
+    now = _whole(ahead.last / (60.0 * ahead.capacity_qps) + backlog)
+    sure = _whole(_awake(float(np.quantile(then, SURE_QUANTILE))) / ahead.carried)
+    needed = np.ceil(then / (60.0 * ahead.capacity_qps) - _ROUNDING)
+    more = np.clip(np.minimum(needed, goal.max_replicas) - wanted, 0, MOST_MORE).astype(int)
+    chances = np.bincount(more) / len(then)
+    least = min(wanted, goal.min_replicas)
+    return [min(wanted, max(now, least)), min(wanted, max(sure, least)), chances.round(4).tolist()]
+
+
+def _remembered(memory: Json, wanted: int, now: float) -> tuple[Outlook | None, float | None]:
+    """Return the outlook of the last minute that was decided by, and until when it holds.
+
+    There is none for another size, and none where no minute has been reported for long.
+    """
+    known = memory.get("outlook")
+    until = 60.0 * (memory.get("minute", 0) + OUTLOOK_MIN)
+    if known is None or memory.get("target") != wanted or now >= until:
+        return None, None
+    return Outlook(known[0], known[1], tuple(known[2])), until
+
+
+def _may_use_spot(observation: Observation) -> bool:
+    return any(offer.capacity_type is CapacityType.SPOT for offer in observation.offers)
 
 
 def _awake(requests: float) -> float:
@@ -233,16 +280,30 @@ def _spent(history: History, requests: Floats, memory: Json, slo: SloGoal) -> fl
     return spent
 
 
-def _ahead(history: History, requests: Floats, cold_start_s: float) -> tuple[float, float]:
-    """Return the forecast of what replicas have to be added for, and of what has to be kept for; requests per minute."""
+def _ahead(
+    history: History, requests: Floats, cold_start_s: float, keeps_spot: bool
+) -> tuple[float, float, Floats]:
+    """Return the forecast of what replicas have to be added for, and of what has to be kept for; requests per minute.
+
+    The third value are `CHANCES` equally likely values of the first.
+    """
     lead = max(1, math.ceil(cold_start_s / 60.0))
-    every = FIT_EVERY_MIN if len(requests) >= 2 * DAY_MIN else FIRST_FITS_EVERY_MIN
-    fitted_at = history.end // every * every - history.first
-    taught = requests[max(0, fitted_at - FIT_MIN) : max(0, fitted_at)].tobytes()
-    horizons = (Horizon(lead, ADD_MIN), Horizon(1, lead + KEEP_MIN))
+    if waking.is_silent(requests) and (begins := waking.begins(requests, lead + ADD_MIN)) is not None:
+        return begins, begins, np.full(CHANCES, begins)
+    until = max(lead + KEEP_MIN, 2 * lead) if keeps_spot else lead + KEEP_MIN
     recent = requests[-READ_MIN:]
-    add, keep = (float(_fitted(taught, each).quantiles(recent, (QUANTILE,))[0]) for each in horizons)
-    return add, keep
+    shares = (QUANTILE, *((index + 0.5) / CHANCES for index in range(CHANCES)))
+    adds = _model(history, requests, Horizon(lead, ADD_MIN), 0).quantiles(recent, shares)
+    # Its fit is due a minute after the other one, so that no minute bears both.
+    keep = _model(history, requests, Horizon(1, until), 1).quantiles(recent, (QUANTILE,))
+    return float(adds[0]), float(keep[0]), adds[1:]
+
+
+def _model(history: History, requests: Floats, horizon: Horizon, late: int) -> Model:
+    """Return what the minutes before the last time for a fit teach; that is `late` minutes after a multiple of hours."""
+    every = FIT_EVERY_MIN if len(requests) >= 2 * DAY_MIN else FIRST_FITS_EVERY_MIN
+    fitted_at = (history.end - late) // every * every - history.first
+    return _fitted(requests[max(0, fitted_at - FIT_MIN) : max(0, fitted_at)].tobytes(), horizon)
 
 
 @lru_cache(maxsize=256)
@@ -250,9 +311,9 @@ def _fitted(taught: bytes, horizon: Horizon) -> Model:
     return fit(np.frombuffer(taught, dtype=np.float64), horizon)
 
 
-def _behind(requests: Floats) -> tuple[float, float]:
+def _behind(requests: Floats) -> tuple[float, float, Floats]:
     """Return the same without a forecast."""
-    return float(requests[-1]), float(np.nanmax(requests[-UNFORECAST_KEEP_MIN:]))
+    return float(requests[-1]), float(np.nanmax(requests[-UNFORECAST_KEEP_MIN:])), requests[-1:]
 
 
 def _whole(replicas: float) -> int:

@@ -25,7 +25,7 @@ from policies.goals import Goal, ScalingGoal, SloGoal
 from policies.history import History, Load
 from policies.model import Json, Observation
 from policies.registry import scaler_for
-from policies.scaling.base import Scaler
+from policies.scaling.base import Outlook, Scaler
 from skyserve_cli.sim.slo_queue import STEP_S, SloQueue
 
 MINUTE_S = 60.0
@@ -152,13 +152,14 @@ def run(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Judged:
 
 
 class Minute(NamedTuple):
-    """What a scaler saw when it decided in minute `number`, what it wanted, and how many requests were in time then."""
+    """What a scaler saw when it decided in minute `number`, what it wanted and expected, and how many requests were in time then."""
 
     number: int
     queued: int
     wanted: int
     requests: int
     met: int
+    outlook: Outlook | None = None
 
 
 def judge(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Judged:
@@ -198,7 +199,7 @@ def decisions(
         memory = size.memory
         count, in_time = fleet.minute(number, size.wanted)
         met[number] = count - round(count - in_time)  # a load balancer counts whole requests
-        yield Minute(number, queued, size.wanted, count, round(met[number]))
+        yield Minute(number, queued, size.wanted, count, round(met[number]), size.outlook)
 
 
 def oracle(trial: ScalingTrial, goal: ScalingGoal) -> Judged:

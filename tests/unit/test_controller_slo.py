@@ -74,6 +74,9 @@ def test_the_daemon_decides_as_the_simulator_does(autoscaler: str, killed_every:
         world.lists()
         reconciler.tick()
         assert world.row().wanted == minute.wanted, f"minute {minute.number}"
+        known = world.row().memory.scaling.get("outlook")
+        expected = None if minute.outlook is None else [*minute.outlook[:2], list(minute.outlook.later)]
+        assert known == expected, f"minute {minute.number}"
         sizes.append(minute.wanted)
         asked, met = [*asked, minute.requests], [*met, minute.met]
     assert max(sizes) > 1.3 * min(sizes)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from policies.forecast.demand import DAY_MIN, Floats
 from policies.goals import Goal, ScalingGoal, SloGoal
 from policies.history import History, Load
-from policies.model import Json, Observation
+from policies.model import CapacityType, Json, Observation, Offer, Zone
 from policies.registry import reads_load, scaler_for
-from policies.scaling.base import Size
+from policies.scaling.base import Outlook, Size
 from policies.scaling.predictive import HEADROOM, LEAST_HEADROOM, Predictive, headroom_of
 
 SLO = SloGoal(attainment=0.995, capacity_qps=2.0, cold_start_s=300.0)
@@ -147,6 +147,94 @@ def test_a_strict_slo_spends_its_budget_faster() -> None:
     told, before = history(series, 0.99 * series), {"target": 8, "minute": 0, "spent": 0.0}
     strict = replace(GOAL, slo=replace(SLO, attainment=0.999))
     assert decide(told, before, strict).memory["spent"] > decide(told, before).memory["spent"]
+
+
+# --- what placers are told ----------------------------------------------------------------------------------
+
+
+def outlook(series: Floats, memory: Json | None = None, goal: ScalingGoal = GOAL) -> Outlook:
+    found = decide(history(series), memory, goal).outlook
+    assert found is not None
+    return found
+
+
+def test_a_steady_load_needs_all_then_and_hardly_more() -> None:
+    size = decide(history(steady(3 * DAY_MIN)))
+    assert size.outlook is not None
+    assert size.outlook.then >= size.wanted - 1
+    assert size.outlook.now in (8, 9)
+    assert sum(size.outlook.later) == pytest.approx(1.0)
+    assert size.outlook.later[0] > 0.9
+
+
+def test_what_falls_every_evening_is_not_wanted_then() -> None:
+    minutes = np.arange(3 * DAY_MIN)
+    series = np.where(minutes % DAY_MIN < 1080, 1920.0, 240.0)  # 16 replicas, and 2 from 18 h on
+    falling = series[: 2 * DAY_MIN + 1078]
+    assert outlook(falling, {"target": 18}).then < outlook(series[: 2 * DAY_MIN + 900], {"target": 18}).then
+
+
+def test_a_jump_that_headroom_does_not_carry_is_likely_when_it_came_before() -> None:
+    minutes = np.arange(3 * DAY_MIN)
+    series = np.where(minutes % DAY_MIN < 480, 480.0, 600.0)
+    small = replace(GOAL, max_replicas=4)
+    found = outlook(series[: 2 * DAY_MIN + 478], {"target": 4}, small)
+    assert found.later == (1.0,)  # more are not allowed, so more are not wanted
+    assert (found.now, found.then) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("late_s", "goal", "expected"),
+    [
+        pytest.param(0.0, GOAL, True, id="the same minute again"),
+        pytest.param(0.0, replace(GOAL, max_replicas=3), False, id="for another size"),
+        pytest.param(241.0, GOAL, True, id="four minutes without a report"),
+        pytest.param(300.0, GOAL, False, id="five minutes without a report"),
+    ],
+)
+def test_an_outlook_is_remembered_until_it_is_stale(late_s: float, goal: ScalingGoal, expected: bool) -> None:
+    told = history(steady(300))
+    memory = decide(told).memory
+    now = 60.0 * told.end + late_s
+    found = Predictive().target(Observation(now, Goal(1, goal), (), (), KNOWN, history=told), memory)
+    assert (found.outlook is not None) == expected
+    assert found.wake_at == (60.0 * told.end + 300.0 if expected else None)
+
+
+def test_a_minute_that_was_not_reported_has_no_outlook() -> None:
+    series = steady(300)
+    before = decide(history(series)).memory
+    found = decide(history(np.append(series, math.nan)), before)
+    assert found.outlook is None
+    assert "outlook" not in found.memory
+
+
+def test_only_a_forecast_that_acts_is_told() -> None:
+    for slo in (replace(SLO, forecast=False), replace(SLO, forecast=False, looks=True)):
+        assert decide(history(steady(300)), goal=replace(GOAL, slo=slo)).outlook is None
+
+
+def test_spot_replicas_wanted_back_within_two_cold_starts_are_kept() -> None:
+    minutes = np.arange(3 * DAY_MIN)
+    series = np.where(minutes % 240 < 40, 240.0, 1920.0)  # 40 minutes of calm every 4 hours
+    goal = replace(GOAL, slo=replace(SLO, cold_start_s=1500.0))
+    calm = history(series[: 2 * DAY_MIN + 3])  # 37 minutes before it is over; two cold starts are 50
+    at = 60.0 * calm.end
+    kept = []
+    for kind in CapacityType:
+        offers = (Offer(Zone("c", "a", "a1"), "m", "L4", 1.0, kind, 1.0),)
+        seen = Observation(at, Goal(1, goal), (), offers, KNOWN, history=calm)
+        kept.append(Predictive().target(seen, {"target": 17}).wanted)
+    assert kept[0] > kept[1]
+
+
+def test_a_service_that_sleeps_wakes_one_cold_start_before_demand_begins() -> None:
+    minutes = np.arange(2 * DAY_MIN)
+    series = np.where((minutes % DAY_MIN >= 480) & (minutes % DAY_MIN < 1080), 300.0, 0.0)
+    found = sizes(series[: DAY_MIN + 480], DAY_MIN + 440, replace(GOAL, min_replicas=0))
+    asleep = [size for size in found if size == 0]
+    assert len(asleep) == 34  # until 07:53
+    assert found[34:] == [3] * 7  # in the 7 minutes before 8 h: a cold start and the two that are planned for
 
 
 # --- movement -----------------------------------------------------------------------------------------------
