@@ -25,6 +25,7 @@ from lb.config.options import (
     Session,
     Slo,
 )
+from lb.config.regions import Regions
 
 __all__ = [
     "Limits",
@@ -123,7 +124,8 @@ class Table:
     `revision` is the controller's, compared for equality only. `epoch` grows with every controller that takes over, and an
     agent refuses a table of an earlier one. From `trusted_proxies`, networks of IP, what a proxy says of its clients
     (`X-Forwarded-*` and the like) is passed on. `listen` is the address of the data port; None: that of the agent's
-    arguments. `targets_ca` is the certificate (DER in base64) by which targets with a `tls_name` are known.
+    arguments. `targets_ca` is the certificate (DER in base64) by which targets with a `tls_name` are known. `regions` is None where the
+    agent has no peers.
     """
 
     service: str
@@ -144,6 +146,7 @@ class Table:
     epoch: int = 0
     targets_ca: str = ""
     slo: Slo = field(default_factory=Slo)
+    regions: Regions | None = None
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -157,6 +160,8 @@ class Table:
         extra: dict[str, Any] = {"targets_ca": self.targets_ca} if self.targets_ca else {}
         if self.slo != Slo():
             extra["slo"] = self.slo.to_json()
+        if self.regions is not None:
+            extra["regions"] = self.regions.to_json()
         return extra | {
             "service": self.service,
             "revision": self.revision,
@@ -179,7 +184,7 @@ class Table:
     @classmethod
     def from_json(cls, value: object, path: str = "") -> Table:
         fields = Fields(value, path)
-        listen = fields.take("listen", None)
+        listen, regions = fields.take("listen", None), fields.take("regions", None)
         table = cls(
             service=fields.name("service"),
             revision=fields.name("revision"),
@@ -199,6 +204,7 @@ class Table:
             epoch=fields.count("epoch", 0),
             targets_ca=fields.certificate("targets_ca"),
             slo=Slo.from_json(fields.take("slo", {}), fields.at("slo")),
+            regions=None if regions is None else Regions.from_json(regions, fields.at("regions")),
         )
         fields.done()
         return table

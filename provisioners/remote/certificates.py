@@ -3,12 +3,15 @@
 Each owner has a certificate authority that signs nothing but the certificates of the owner's machines. A certificate is for one
 name, the machine's token: a client checks that name, and not the address or the host name, which say nothing about
 who is there. Ed25519 signatures are deterministic, so the same machine always has the same certificate, to the byte.
+
+The load balancer agents of a service have an authority of their own, and certificates that end: what they prove with them opens
+the way to the service's prompts. All controllers of a home make the same one for the same agent within RENEWED_EVERY.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
 from cryptography import x509
@@ -20,14 +23,18 @@ from provisioners.remote.ssh_keys import derived_seed
 
 # Clocks of machines may be far off, and keys do not change for as long as a home has its secret.
 _FROM, _UNTIL = datetime(2020, 1, 1, tzinfo=UTC), datetime(2120, 1, 1, tzinfo=UTC)
+RENEWED_EVERY = timedelta(days=10)
+VALID_FOR = timedelta(days=30)  # so an agent serves for 20 days at least without a controller
+_CLOCKS_OFF = timedelta(days=1)
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Of one owner. `secret` are the 32 bytes of the home."""
+    """Of one owner, or of the agents of one of its services. `secret` are the 32 bytes of the home."""
 
     secret: bytes = field(repr=False)
     owner: str
+    service: str = ""
 
     @cached_property
     def certificate(self) -> bytes:
@@ -43,10 +50,27 @@ class Authority:
 
     def of_machine(self, token: str) -> bytes:
         """Return the private key and the certificate of the machine of that token, in PEM."""
-        key = Ed25519PrivateKey.from_private_bytes(derived_seed(self.secret, f"tls\0{self.owner}\0{token}"))
+        return self._issued(token, f"tls\0{self.owner}\0{token}", _FROM, _UNTIL)
+
+    def of_agent(self, name: str, now: datetime) -> bytes:
+        """Return the private key and the certificate of the agent of that name, in PEM.
+
+        The certificate is valid for VALID_FOR from the last multiple of RENEWED_EVERY before `now`, and so is its key. Raises
+        ValueError for an authority of machines.
+        """
+        if not self.service:
+            raise ValueError("agents have certificates by the authority of their service")
+        period = (now - _FROM) // RENEWED_EVERY
+        start = _FROM + period * RENEWED_EVERY
+        seed = f"tls agent\0{self.owner}\0{self.service}\0{name}\0{period}"
+        return self._issued(name, seed, start - _CLOCKS_OFF, start + VALID_FOR)
+
+    def _issued(self, name: str, seed: str, start: datetime, end: datetime) -> bytes:
+        key = Ed25519PrivateKey.from_private_bytes(derived_seed(self.secret, seed))
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
         certificate = (
-            self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, token)]), key)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(token)]), critical=False)
+            self._builder(subject, key, start, end)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .sign(self._key, None)
         )
@@ -55,13 +79,18 @@ class Authority:
 
     @cached_property
     def _key(self) -> Ed25519PrivateKey:
-        return Ed25519PrivateKey.from_private_bytes(derived_seed(self.secret, f"tls authority\0{self.owner}"))
+        seed = f"tls authority\0{self.owner}" + (f"\0{self.service}" if self.service else "")
+        return Ed25519PrivateKey.from_private_bytes(derived_seed(self.secret, seed))
 
     @property
     def _name(self) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"skyserve {self.owner}"[:64])])
+        return x509.Name(
+            [x509.NameAttribute(NameOID.COMMON_NAME, f"skyserve {self.owner} {self.service}".strip()[:64])]
+        )
 
-    def _builder(self, name: x509.Name, key: Ed25519PrivateKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, name: x509.Name, key: Ed25519PrivateKey, start: datetime = _FROM, end: datetime = _UNTIL
+    ) -> x509.CertificateBuilder:
         public = key.public_key()
         identifier = x509.SubjectKeyIdentifier.from_public_key(public)
         return (
@@ -70,8 +99,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(public)
             .serial_number(int.from_bytes(identifier.digest[:16], "big") or 1)
-            .not_valid_before(_FROM)
-            .not_valid_after(_UNTIL)
+            .not_valid_before(start)
+            .not_valid_after(end)
             .add_extension(identifier, critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False

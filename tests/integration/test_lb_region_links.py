@@ -1,0 +1,167 @@
+"""Links between agents over real TLS: who is let in, beats both ways, and connections that are half open."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from lb.core.peers import RegionReport
+from lb.regions.identity import BEATS, REQUESTS, Identity
+from tests.integration.region_links import Node, identity
+
+REPORT = RegionReport(2, 5, 1, 0.5, 0.00001, 0.02)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 (the condition is not ours to announce)
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[tuple[Node, Node]]:
+    us, eu = (Node(name, identity(tmp_path / name, name), REPORT) for name in ("us", "eu"))
+    await us.open()
+    await eu.open()
+    yield us, eu
+    await us.close()
+    await eu.close()
+
+
+async def test_beats_go_both_ways_and_measure_the_round_trip(nodes: tuple[Node, Node]) -> None:
+    us, eu = nodes
+    us.link("eu", eu.number)
+    eu.link("us", us.number)
+    await until(lambda: us.states["eu"].rtt_s is not None and eu.states["us"].rtt_s is not None)
+    assert eu.heard[0][0] == "us"
+    assert eu.heard[0][1].report == REPORT
+    assert (us.states["eu"].rtt_s or 9.0) < 1.0
+
+
+async def test_both_ends_use_tls_1_3_and_requests_have_connections_of_their_own(
+    nodes: tuple[Node, Node], tmp_path: Path
+) -> None:
+    us, eu = nodes
+    eu.link("us", us.number)
+    known = identity(tmp_path / "us", "us")
+    _, writer = await asyncio.open_connection(
+        "127.0.0.1", eu.number, ssl=known.client(REQUESTS), server_hostname="eu"
+    )
+    assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    await until(lambda: eu.forwarded)
+    assert eu.forwarded == [b"GET / HTTP/1.1\r\n\r\n"]
+    writer.close()
+
+
+def _bare(known: Identity) -> ssl.SSLContext:
+    """Of a client that shows no certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(known.authority)
+    context.set_alpn_protocols([BEATS])
+    return context
+
+
+@pytest.mark.parametrize(
+    ("what", "counted"),
+    [
+        ("nothing", "no_certificate"),
+        ("other service", "not_by_our_authority"),
+        ("expired", "expired"),
+        ("unknown name", "unknown_agent"),
+    ],
+)
+async def test_who_is_no_peer_is_refused_and_counted(
+    nodes: tuple[Node, Node], tmp_path: Path, what: str, counted: str
+) -> None:
+    us, eu = nodes
+    eu.link("us", us.number)
+    if what == "nothing":
+        tls = _bare(identity(tmp_path / "no", "us"))
+    elif what == "other service":
+        tls = identity(tmp_path / "no", "us", service="other").client(BEATS)
+    elif what == "expired":
+        tls = identity(tmp_path / "no", "us", age_days=41).client(BEATS)
+    else:
+        tls = identity(tmp_path / "no", "mars").client(BEATS)
+    with suppress(ssl.SSLError, ConnectionError):
+        reader, writer = await asyncio.open_connection("127.0.0.1", eu.number, ssl=tls, server_hostname="eu")
+        assert await reader.read() == b""  # closed without a word
+        writer.close()
+    await until(lambda: eu.port.refused)
+    assert dict(eu.port.refused) == {counted: 1}
+    assert eu.heard == []
+
+
+async def test_an_agent_that_is_not_the_one_of_the_table_gets_no_beat(nodes: tuple[Node, Node]) -> None:
+    us, eu = nodes
+    sender = us.link("asia", eu.number)
+    await until(lambda: sender.trouble)
+    assert "asia" in sender.trouble
+    assert sender.connections == 0
+
+
+async def test_a_certificate_serves_twenty_days_without_a_controller(tmp_path: Path) -> None:
+    us = Node("us", identity(tmp_path / "us", "us", age_days=20), REPORT)
+    eu = Node("eu", identity(tmp_path / "eu", "eu", age_days=20), REPORT)
+    await us.open()
+    await eu.open()
+    us.link("eu", eu.number)
+    eu.link("us", us.number)
+    await until(lambda: us.heard and eu.heard)
+    await us.close()
+    await eu.close()
+
+
+async def test_a_connection_on_which_nothing_arrives_any_longer_is_made_again(
+    nodes: tuple[Node, Node],
+) -> None:
+    """A relay between the two forgets one connection: bytes are taken and lost, and neither end is closed."""
+    us, eu = nodes
+    lost = asyncio.Event()
+    passed = 0
+    writers: list[asyncio.StreamWriter] = []
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal passed
+        passed += 1
+        is_first = passed == 1
+        back, on = await asyncio.open_connection("127.0.0.1", eu.number)
+        writers.extend((writer, on))
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                if not (is_first and lost.is_set()):
+                    sink.write(data)
+
+        await asyncio.gather(pump(reader, on), pump(back, writer), return_exceptions=True)
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    sender = us.link("eu", server.sockets[0].getsockname()[1])
+    eu.link("us", us.number)
+    await until(lambda: us.states["eu"].rtt_s is not None)
+    lost.set()
+    await until(lambda: sender.connections == 2)
+    before = len(eu.heard)
+    await until(lambda: len(eu.heard) > before + 2)
+    server.close()
+    for writer in writers:
+        writer.transport.abort()
+
+
+async def test_what_is_no_beat_closes_the_link(nodes: tuple[Node, Node], tmp_path: Path) -> None:
+    us, eu = nodes
+    eu.link("us", us.number)
+    known = identity(tmp_path / "us", "us")
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", eu.number, ssl=known.client(BEATS), server_hostname="eu"
+    )
+    writer.write(b"{}\n")
+    with suppress(ConnectionError):
+        assert await reader.read() == b""
+    assert eu.port.refused["malformed_beat"] == 1
+    writer.close()
