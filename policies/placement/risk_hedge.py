@@ -14,7 +14,8 @@ in a zone) and o on demand the fleet costs, per hour,
     replicas that are starting count, since a new on-demand one would not be ready sooner; one that will is kept.
 3.  On spot: the cheapest fleet among the near ones, at the rates of the next two hours (`risk_search`). A market that
     may have no room must save the more, the likelier it refuses; one that had none at the last try gets one replica
-    on trial. Where on demand replicas stand in for all of them, spot replicas that do not change that end.
+    on trial. Where on demand replicas stand in for all of them, spot replicas that do not change that end, also while
+    they start.
 4.  A market without room is tried again when that has lasted as long again, after 10 min to 4 h, or after 40 min to
     16 h where we hold replicas: the longer an outage has lasted, the longer it will. After an outage of all markets the
     first to take a replica has the others tried at once, and gets no more for a minute.
@@ -290,12 +291,14 @@ class _MarketView:
         """Return the spot replicas that are not worth their price any more.
 
         While others start up none is, and what serves is not taken below the wanted number. The wanted number of them
-        is kept, unless as many replicas on demand stand in for them as if there were none.
+        is kept. Neither holds where as many replicas on demand stand in for them as if there were none, unless a zone in
+        which some start can be asked for more before they are ready.
         """
-        starting = any(r.state in (ReplicaState.PROVISIONING, ReplicaState.STARTING) for r in self.spot)
-        if self._answers_at() is not None or (starting and self.units.total(self.spot) <= self._most()):
-            return []
+        starting = [r for r in self.spot if r.state in (ReplicaState.PROVISIONING, ReplicaState.STARTING)]
         idle = self.odds_later.hedge(self.have).on_demand * self.terms.on_demand_units >= self.units.wanted
+        awaited = any(map(self._may_have_company, starting)) if idle else bool(starting)
+        if self._answers_at() is not None or (awaited and self.units.total(self.spot) <= self._most()):
+            return []
         needed = 0 if idle else self._needed()
         smaller = risk_search.shrunk(self.odds_later, self.have, self.sites, needed, MARGIN)
         plan = next((plan for plan in reversed(smaller) if self._better(plan) is None), self.have)
@@ -310,6 +313,11 @@ class _MarketView:
                     spare -= serves
                     ends.append(end)
         return ends
+
+    def _may_have_company(self, replica: Replica) -> bool:
+        """Return whether its market takes requests again before the replica is ready."""
+        at = self.known.retry_at[self.index[blocks.market(replica.offer)]]
+        return at is not None and self.view.now < at < self._ready_at(replica)
 
     def _better(self, have: Fleet) -> Fleet | None:
         """Return a fleet worth the change, with more replicas or with some elsewhere."""

@@ -18,11 +18,13 @@ from itertools import pairwise
 from policies import deadlines
 from policies.goals import ScalingGoal
 from policies.model import ReplicaState
+from policies.registry import scaler_for
+from policies.scaling.request_rate import RequestRate
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.secret_box import SecretBox
-from skyserve_cli.sim.market import CLOUD, EPOCH_S, NEVER, TickClock, TraceMarket, usual_spot_usd_hour
+from skyserve_cli.sim.market import CLOUD, EPOCH_S, TickClock, TraceMarket, usual_spot_usd_hour
 from skyserve_cli.sim.omniscient import solve
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run
 from skyserve_cli.sim.settings import OVERPROVISIONING, Job, Setting
@@ -45,6 +47,7 @@ _KEY = b"c2ltdWxhdGVkLXNpbXVsYXRlZC1zaW11bGF0ZWQtLSE="
 _DAY_S = 86_400.0
 _PROGRESS_TICKS = 2_880
 _ORDER_TICKS = 2
+_LATEST = 8  # changes of the wanted number whose growth may still count
 
 
 def simulate(setting: Setting, job: Job, progress: Callable[[float], None] = lambda _: None) -> Run:
@@ -98,6 +101,8 @@ class Replay:
         rng = random.Random(job.seed)
         self.store = Store("sqlite://", draw=lambda size: rng.randbytes(size).hex())
         self._spec = _spec_of(setting, job)
+        # Its size follows from the load of a moment, and from waits whose end it returns; others remember loads.
+        self._same_load_is_nothing = isinstance(scaler_for(self._spec.scaling), RequestRate)
         specs = SpecCache(self.store, SecretBox(_KEY))
         owner = self.store.owner()
         self._runner = ReplayOperationRunner(self.market, owner, lambda call: specs.order(owner, call))
@@ -172,15 +177,9 @@ class Replay:
             deadlines.next_due(row.replicas, goal_of(row, self._spec)),
         )
         ticks = [clock.tick_at(at) for at in waits if at is not None]
-        ticks += [market.next_start() + 1, market.next_preemption(), market.next_price(), self._next_load()]
+        ticks += [market.next_start() + 1, market.next_preemption(), market.next_price()]
+        ticks.append(self._fleet.next_load(same_again=self._same_load_is_nothing))
         return max(following, min(ticks))
-
-    def _next_load(self) -> int:
-        """With requests the load is looked at as often as its window allows."""
-        if self._setting.arrivals is None:
-            return NEVER
-        window_s = self._spec.load_window_s
-        return self._clock.tick + max(1, int(window_s / self._setting.trace.tick_s))
 
 
 class _Account:
@@ -209,6 +208,7 @@ class _Account:
             self._wanted.append((start * tick_s, wanted))
         cuts = {start, max(start, self._first), until}
         cuts |= {m.born + market.start_ticks for m in market.alive.values()}
+        cuts |= {self._grown_until(at_s) for at_s, _ in self._wanted[-_LATEST:]}
         edges = sorted(cut for cut in cuts if start <= cut <= until)
         for begin, end in pairwise(edges):
             self._span(begin, end, wanted, dismissed)
@@ -251,13 +251,16 @@ class _Account:
 
     def _least_wanted(self, tick: int) -> int:
         """Return the least that was wanted within the last cold start, and the two ticks in which a launch is ordered."""
-        since_s = (tick - self._market.start_ticks - _ORDER_TICKS) * self._setting.trace.tick_s
         least = self._wanted[-1][1]
         for (_, before), (at_s, _) in zip(self._wanted[-2::-1], self._wanted[:0:-1], strict=True):
-            if at_s <= since_s:
+            if self._grown_until(at_s) <= tick:
                 break
             least = min(least, before)
         return least
+
+    def _grown_until(self, changed_at_s: float) -> int:
+        """Return the tick by which what a change of the wanted number launched can be ready."""
+        return round(changed_at_s / self._setting.trace.tick_s) + self._market.start_ticks + _ORDER_TICKS
 
     def run(self, job: Job, *, ticks: int, digest: str) -> Run:
         market, setting = self._market, self._setting

@@ -23,7 +23,9 @@ from skyserve_cli.controller.reconcile.ports import (
     ProbeOrder,
 )
 from skyserve_cli.sim.arrivals import Arrivals
-from skyserve_cli.sim.market import CLOUD, TraceMarket
+from skyserve_cli.sim.market import CLOUD, NEVER, TraceMarket
+
+_LONGEST_SAME_S = 3600.0
 
 
 class ReplayOperationRunner:
@@ -137,9 +139,29 @@ class ReplayFleet:
     def load(self, service: str) -> Load:
         if self._arrivals is None:
             return Load(empty=self.draining, known=True)
-        now = self._market.clock.tick * self._market.trace.tick_s
-        requests = self._arrivals.count(max(0.0, now - self._window_s), now)
+        requests = self._requests(self._arrivals, self._market.clock.tick)
         return Load(self._window_s, requests, empty=self.draining, known=True)
+
+    def next_load(self, *, same_again: bool) -> int:
+        """Return the next tick at which the load is to be looked at: a window after this one.
+
+        With `same_again` ticks that would see what this one saw are passed over, for an hour at most.
+        """
+        if self._arrivals is None:
+            return NEVER
+        tick_s, tick = self._market.trace.tick_s, self._market.clock.tick
+        step = max(1, int(self._window_s / tick_s))
+        following = tick + step
+        if same_again:
+            seen, last = self._requests(self._arrivals, tick), tick + _LONGEST_SAME_S / tick_s
+            while following < last and self._requests(self._arrivals, following) == seen:
+                following += step
+        return following
+
+    def _requests(self, arrivals: Arrivals, tick: int) -> int:
+        """Return how many arrived within the window before a tick."""
+        at_s = tick * self._market.trace.tick_s
+        return arrivals.count(max(0.0, at_s - self._window_s), at_s)
 
 
 class ReplayOffers:

@@ -12,6 +12,7 @@ import pytest
 from policies.goals import ScalingGoal
 from policies.registry import ALIASES, PLACERS
 from skyserve_cli.sim import trace as traces
+from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.run import Replay, simulate
 from skyserve_cli.sim.settings import POLICIES, Job, Setting
 from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace
@@ -112,6 +113,22 @@ def test_nor_where_prices_move(policy: str) -> None:
     quick, thorough = Replay(setting, job).run(), Replay(setting, job, compressed=False).run()
     assert (quick.digest, quick.steps) == (thorough.digest, thorough.steps)
     assert quick.ticks < thorough.ticks
+
+
+@pytest.mark.parametrize("policy", ["spothedge", "risk_hedge"])
+def test_nor_where_the_size_follows_the_load(policy: str) -> None:
+    """Two requests a second for two hours, then five for one; the size follows a minute later, and back after ten."""
+    trace = traces.named("synthetic-volatile").window(3 * 86400.0, 28_800.0)
+    load = Arrivals("in steps", (0.0, 7200.0, 10_800.0), (0.0, 14_400.0, 32_400.0))
+    scaling = ScalingGoal(1, 6, target_qps_per_replica=1.0, upscale_delay_s=60.0, downscale_delay_s=600.0)
+    spec = ServiceSpec("steps", "serve", scaling=scaling, load_window_s=trace.tick_s)
+    setting, job = Setting(trace, 2, 183.0, arrivals=load, spec=spec), Job(policy, 1, seed=7)
+    quick, thorough = Replay(setting, job).run(), Replay(setting, job, compressed=False).run()
+    assert (quick.digest, quick.steps, quick.wanted) == (thorough.digest, thorough.steps, thorough.wanted)
+    for figure in ("availability", "cost_relative", "growth", "outages", "requests_short"):
+        assert getattr(quick, figure) == pytest.approx(getattr(thorough, figure))
+    assert quick.ticks < thorough.ticks / 4
+    assert quick.growth > 0
 
 
 def test_every_placer_can_be_simulated_and_named_in_a_file() -> None:

@@ -245,6 +245,24 @@ def test_replicas_beyond_what_is_worth_its_price_end_and_none_that_is_needed_doe
     assert not again.launches
 
 
+@pytest.mark.parametrize(
+    ("refused_s_ago", "target", "ended"),
+    [
+        pytest.param(0.0, 0.995, 1, id="its zone takes no second one, and it alone replaces none on demand"),
+        pytest.param(0.0, 0.9, 0, id="for an easy target it does replace one"),
+        pytest.param(HELD_PATIENCE * FIRST_RETRY_S - 60.0, 0.995, 0, id="in a minute its zone may take more"),
+    ],
+)
+def test_a_replica_on_trial_does_not_finish_its_start_for_nothing(
+    refused_s_ago: float, target: float, ended: int
+) -> None:
+    refused = NOW - refused_s_ago
+    alone = {**held(0.1), "empty_from": refused, "empty_at": refused}
+    live = replicas(*[READY] * 4, of=A1_OD, first=50) + replicas(STARTING, since=NOW - 90.0)
+    decided = decide(live, knowing(alone, empty(1.0), empty(1.0)), target=target)
+    assert len([end for end in decided.ends if end.replica_id == 1]) == ended
+
+
 def test_a_cheaper_zone_wins_among_equals() -> None:
     offers = (replace(A1, price_usd_hour=1.0), replace(B1, price_usd_hour=0.5), A1_OD)
     memory = knowing(held(50.0), held(50.0))
