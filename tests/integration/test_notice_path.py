@@ -20,13 +20,13 @@ from provisioners.port.vm import Machine, Silent
 from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
-from skyserve_cli.controller.daemon import Ticker
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.clock import Steady, SystemClock
 from skyserve_cli.controller.reconcile.mappers import order_of
 from skyserve_cli.controller.reconcile.ports import AgentOrder, CloudOperation, ProbeOrder
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.secret_box import SecretBox
+from skyserve_cli.controller.ticker import Ticker
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state.store import Store

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
-from skyserve_cli.controller.daemon import catch_up, follow_clock
 from skyserve_cli.controller.reconcile.clock import JUMP_S, Steady, SteadyClock, SystemClock, steady_source
+from skyserve_cli.controller.ticker import catch_up, follow_clock
 from skyserve_cli.state.store import Store
 
 S = ReplicaState

@@ -1,0 +1,239 @@
+"""The parts of the controller and how they are connected. Nothing here runs by itself: the daemon starts and stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from policies.model import Offer
+from provisioners.port.base import Gated, Instance, Provisioner, Requirements
+from provisioners.remote.certificates import Authority
+from skyserve_cli.clouds import CloudNotEnabledError, Clouds
+from skyserve_cli.config import Config
+from skyserve_cli.controller.api.service import ControllerService
+from skyserve_cli.controller.balancers.dns import ThreadDns
+from skyserve_cli.controller.balancers.local_fleet import LocalFleet
+from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet, admin_token
+from skyserve_cli.controller.clouds.caches import OfferCache, SpecCache
+from skyserve_cli.controller.clouds.firewalls import ThreadFirewalls
+from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
+from skyserve_cli.controller.clouds.log_archive import LogArchive
+from skyserve_cli.controller.clouds.operation_runner import ThreadOperationRunner
+from skyserve_cli.controller.event_reports import EventReports
+from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
+from skyserve_cli.controller.persistence.leadership import Leadership, about, holder_of
+from skyserve_cli.controller.persistence.opening import opened
+from skyserve_cli.controller.readiness import HttpProber
+from skyserve_cli.controller.reconcile.adoption import Adoption, read_restored
+from skyserve_cli.controller.reconcile.attention import Attention
+from skyserve_cli.controller.reconcile.clock import SteadyClock, SystemClock
+from skyserve_cli.controller.reconcile.evidence import DaemonEvidence
+from skyserve_cli.controller.reconcile.ports import CloudOperation
+from skyserve_cli.controller.reconcile.reconciler import Reconciler
+from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas
+from skyserve_cli.controller.secret_box import SecretBox, seal_of
+from skyserve_cli.home import Home
+from skyserve_cli.state.lease import NO_TERM
+from skyserve_cli.state.store import Store
+
+log = logging.getLogger("skyserve.controller")
+
+
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """What every other part is built on.
+
+    `usable` are the enabled clouds whose SDK is installed; `woken` is set when the reconciler has reason to tick.
+    """
+
+    home: Home
+    config: Config
+    store: Store
+    steady: SteadyClock
+    clock: SystemClock
+    owner: str
+    leadership: Leadership
+    seal: SecretBox
+    specs: SpecCache
+    clouds: Clouds
+    usable: list[Provisioner]
+    woken: threading.Event
+
+    @classmethod
+    def of(cls, home: Home, config: Config) -> Foundation:
+        """Open the database, and take the lease if it is free. Raises CannotOpenError, ConfigError, ForeignKeysError."""
+        steady = SteadyClock()
+        store = opened(home)
+        store.fence(NO_TERM)
+        fingerprints.check(store, home)
+        owner = store.owner()
+        leadership = Leadership(store, holder_of(home), about(home), steady)
+        leadership.step()
+        seal = seal_of(home)
+        clouds = Clouds(home, config)
+        usable = clouds.all()
+        for name in clouds.without_sdk:
+            log.warning("%s", clouds.without_sdk[name])
+        return cls(
+            home=home,
+            config=config,
+            store=store,
+            steady=steady,
+            clock=SystemClock(leadership.database_now),
+            owner=owner,
+            leadership=leadership,
+            seal=seal,
+            specs=SpecCache(store, seal, lambda token: admin_token(home.machine_secret(), token)),
+            clouds=clouds,
+            usable=usable,
+            woken=threading.Event(),
+        )
+
+    def names_of_usable(self) -> list[str]:
+        """Return the names of the enabled clouds whose SDK is installed."""
+        return [name for name in self.clouds.enabled if name not in self.clouds.without_sdk]
+
+
+class Workers:
+    """The parts that talk to clouds, replicas and load balancers for the reconciler."""
+
+    def __init__(self, base: Foundation, loop: asyncio.AbstractEventLoop) -> None:
+        home, clock, wake, clouds = base.home, base.clock, base.woken.set, base.clouds
+        reports = EventReports(base.store, clock)
+        served = ServedReplicas()
+        self.attention = Attention(loop, clock, base.steady)
+        self.regional = RegionalFleet(
+            clouds.get, home.machine_secret(), clock, loop, wake, attention=self.attention, served=served
+        )
+        self.names = ThreadDns(
+            clouds.names, clouds.name_region, base.owner, base.steady, wake, base.leadership.may_terminate
+        )
+        # Agents are known by their folder, whichever links lead to it.
+        folder = home.load_balancers.resolve()
+        self.fleet = LocalFleet(folder, loop, wake, self.attention, served, clock.now)
+        self.authority = Authority(home.machine_secret(), base.owner).certificate
+        self.prober = HttpProber(loop, wake, self.attention, served, authority=self.authority)
+        self.instance_poller = ThreadInstancePoller(
+            clouds.get,
+            base.owner,
+            clock,
+            wake,
+            clouds.poll_s(),
+            tell=reports.closed_region,
+            tell_clock=reports.clock,
+            warn=reports.lease,
+        )
+        self.log_archive = LogArchive(home.log_archive)
+        self.runner = self._operation_runner(base)
+        self.firewalls = ThreadFirewalls(
+            base.names_of_usable(),
+            lambda name: cloud if isinstance(cloud := clouds.get(name), Gated) else None,
+            base.owner,
+            base.steady,
+            base.leadership.may_terminate,  # closing a rule that another controller needs is as final
+            tell=reports.network_rules,
+        )
+
+    def _operation_runner(self, base: Foundation) -> ThreadOperationRunner:
+        def farewell(call: CloudOperation, cloud: Provisioner, instance: Instance) -> None:
+            num_nodes = base.specs.get(call.service, call.replica.version).num_nodes
+            self.log_archive.keep(call.service, call.replica, instance, cloud, num_nodes)
+
+        return ThreadOperationRunner(
+            base.clouds.get,
+            lambda call: base.specs.order(base.owner, call),
+            base.owner,
+            base.steady,
+            base.woken.set,
+            farewell=farewell,
+            allows=base.leadership.allows,
+        )
+
+    async def start(self) -> None:
+        self.attention.start()
+        await self.fleet.start()
+        await self.regional.start()
+
+    async def close(self) -> None:
+        self.instance_poller.close()
+        await self.attention.close()
+        await self.prober.close()
+        await self.fleet.close()
+        await self.regional.close()
+
+
+class _ResolvedOffers:
+    """The offers of enabled clouds only; a need that only disabled ones could meet meets no offer."""
+
+    def __init__(self, clouds: Clouds, cache: OfferCache) -> None:
+        self._clouds = clouds
+        self._cache = cache
+
+    def get(self, need: Requirements) -> tuple[Offer, ...] | None:
+        try:
+            return self._cache.get(self._clouds.resolve(need))
+        except CloudNotEnabledError:
+            return ()
+
+
+def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
+    """Return the reconciler over these workers."""
+    home, clouds = base.home, base.clouds
+    offers = _ResolvedOffers(clouds, OfferCache(base.usable, base.steady, base.woken.set))
+    adoption = Adoption(
+        read_restored(home.restored),
+        clouds.enabled,
+        base.owner,
+        base.store,
+        base.specs,
+        offers,
+        done=lambda: home.restored.unlink(True),
+    )
+    prober, regional = workers.prober, workers.regional
+    heard = (prober, workers.instance_poller, regional)
+    return Reconciler(
+        clock=base.clock,
+        store=base.store,
+        specs=base.specs,
+        offers=offers,
+        runner=workers.runner,
+        instance_poller=workers.instance_poller,
+        prober=prober,
+        fleet=workers.fleet,
+        enabled_clouds=frozenset(clouds.enabled),
+        lb_host=base.config.load_balancer.host,
+        regional=regional,
+        names=workers.names,
+        firewalls=workers.firewalls,
+        adoption=adoption,
+        evidence=DaemonEvidence(workers.attention, prober, workers.fleet, regional, heard).of,
+        epoch=lambda: base.leadership.epoch,
+        targets_ca=base64.b64encode(workers.authority).decode(),
+        max_usd_hour=base.config.controller.max_usd_hour,
+    )
+
+
+def service_of(base: Foundation, workers: Workers, reconciler: Reconciler) -> ControllerService:
+    """Return the application service that the API is over."""
+    return ControllerService(
+        store=base.store,
+        specs=base.specs,
+        seal=base.seal,
+        clouds=base.clouds,
+        fleet=workers.fleet,
+        regional=workers.regional,
+        names=workers.names,
+        clock=base.clock,
+        leadership=base.leadership,
+        owner=base.owner,
+        wake=base.woken.set,
+        sighted=workers.instance_poller.last,
+        leases=workers.instance_poller.leases,
+        log_archive=workers.log_archive,
+        store_health=reconciler.store_health,
+        load_balancer_log=lambda name: base.home.load_balancers / Path(name).name / "agent.log",
+    )
