@@ -316,7 +316,7 @@ class _MarketView:
 
     def _may_have_company(self, replica: Replica) -> bool:
         """Return whether its market takes requests again before the replica is ready."""
-        at = self.known.retry_at[self.index[blocks.market(replica.offer)]]
+        at = self.known.retry_at[self.index[zone_backoff.market(replica.offer)]]
         return at is not None and self.view.now < at < self._ready_at(replica)
 
     def _better(self, have: Fleet) -> Fleet | None:
