@@ -1,15 +1,13 @@
 """The production reconciler, which also decides about every service that it would leave as it is, and compares.
 
-In simulated lives this finds a trigger that is missing from `controller.kept`.
+In simulated lives this finds a trigger that is missing from `controller.reconcile.tick_cache`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from skyserve_cli.controller.reconcile.ports import InstanceListing
+from skyserve_cli.controller.reconcile.kept_turns import Observed
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
-from skyserve_cli.controller.reconcile.tick_cache import Kept, Orders
+from skyserve_cli.controller.reconcile.tick_cache import Orders
 from skyserve_cli.state.values import ServiceRow
 
 
@@ -22,12 +20,15 @@ class AuditedReconciler(Reconciler):
 
     stood = 0
 
-    def _stand(self, kept: Kept, row: ServiceRow, listings: Sequence[InstanceListing], now: float) -> Orders:
-        decided = self._service_turn.decide(row, (), listings, now)
+    def _standing(self, row: ServiceRow, tick: Observed) -> Orders | None:
+        standing = super()._standing(row, tick)
+        if standing is None:
+            return None
+        decided = self._service_turn.decide(row, (), tick.listings, tick.now)
         if decided.commit is not None:
-            raise StaleError(f"{now:.1f} {row.name}: not written: {decided.commit}")
-        orders = self._order_maker.of(decided, listings, now)
-        if orders != kept.orders:
-            raise StaleError(f"{now:.1f} {row.name}: {orders} instead of {kept.orders}")
+            raise StaleError(f"{tick.now:.1f} {row.name}: not written: {decided.commit}")
+        orders = self._kept.orders_of(decided, tick)
+        if orders != standing:
+            raise StaleError(f"{tick.now:.1f} {row.name}: {orders} instead of {standing}")
         self.stood += 1
-        return kept.orders
+        return standing

@@ -8,7 +8,7 @@ row has a launch outstanding, a TERMINATING row a terminate, whichever process w
 the row, so making one again is the same as having made it once.
 
 A tick costs by what changed: a service is only decided about again when something that the decision depends on differs
-(`kept`), and all that the tick writes is one transaction.
+(`kept_turns`), and all that the tick writes is one transaction.
 
 On start nothing is planned for a service until every cloud it has instances in has been listed once: what
 happened while no controller ran is learned before anything is decided.
@@ -19,28 +19,25 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from policies.brake import Evidence
 from policies.budget import usd_hour
-from policies.deadlines import next_due
-from policies.model import Event, Launch, Plan, ReplicaState
-from policies.registry import reads_load
+from policies.model import Event, Launch, Plan
 from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.demand_book import DemandBook
-from skyserve_cli.controller.reconcile.fleets import agent_goal
-from skyserve_cli.controller.reconcile.listing_events import orphans
-from skyserve_cli.controller.reconcile.mappers import agent_addresses, known_tokens
+from skyserve_cli.controller.reconcile.kept_turns import KeptTurns, Observed
+from skyserve_cli.controller.reconcile.mappers import agent_addresses
+from skyserve_cli.controller.reconcile.orphan_watch import OrphanWatch
 from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,
     BalancerFleet,
     CloudOperation,
     Firewalls,
-    InstanceListing,
     InstancePoller,
     NameOrder,
     Names,
@@ -48,7 +45,6 @@ from skyserve_cli.controller.reconcile.ports import (
     NoFirewalls,
     NoRegions,
     Offers,
-    OperationKind,
     OperationRunner,
     ProbeOrder,
     Prober,
@@ -59,28 +55,16 @@ from skyserve_cli.controller.reconcile.ports import (
 from skyserve_cli.controller.reconcile.service_orders import OrderMaker
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.reconcile.tick_cache import (
-    CHECKED_EVERY_S,
-    CHECKED_PER_TICK,
     Around,
-    Demand,
-    Kept,
     Listings,
     Orders,
-    demand_of,
-    is_news,
-    note_listings,
-    why_again,
 )
 from skyserve_cli.controller.reconcile.turn import Decided, ServiceTurn, TickOffers
-from skyserve_cli.spec.schedule import limits_at
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow
 
 log = logging.getLogger(__name__)
-
-#: Listings of a cloud in which a controller that has just started believes nothing to be an orphan.
-LISTINGS_BEFORE_ORPHANS = 2
 
 
 @dataclass(slots=True)
@@ -150,10 +134,9 @@ class Reconciler:
         self._names: Names = NoDns() if names is None else names
         self._firewalls: Firewalls = NoFirewalls() if firewalls is None else firewalls
         self._adoption = adoption
-        self._owner = owner = store.owner()
+        owner = store.owner()
         self._epoch = epoch
         self._seen: Counter[str] = Counter()  # listings of each cloud since this process started
-        self._order_maker = OrderMaker(specs, owner, lb_host, epoch, targets_ca)
         self._demand = DemandBook(store)
         self._service_turn = ServiceTurn(
             specs=specs,
@@ -167,13 +150,13 @@ class Reconciler:
             seen=self._seen,
             demand=self._demand,
         )
-        self._suspects: dict[str, frozenset[str]] = {}
+        self._orphans = OrphanWatch(owner, runner, self._seen, adoption)
         self._keeps = keeps
-        self._kept: dict[str, Kept] = {}
+        maker = OrderMaker(specs, owner, lb_host, epoch, targets_ca)
+        self._kept = KeptTurns(specs, self._offers, self._demand, self._service_turn, maker)
         self._orders: dict[str, Orders] = {}  # of each service, as last given
         self._turn = _Turn(clouds=set(enabled_clouds))  # of all services, as last given
         self._listings = Listings()
-        self._tokens: dict[str, tuple[ServiceRow, frozenset[str]]] = {}
         self.decided = 0  # services, in the last tick
         self.plans: dict[str, Plan] = {}  # of the last tick
         self.store_health = StoreHealth(clock.now())
@@ -197,28 +180,42 @@ class Reconciler:
         self._seen.update(one.cloud for one in complete)
         if self._adoption is not None and self._adoption.take(rows, complete, now):
             rows = self._store.services()
-        changed = self._listings.changed(listings)
         around = Around(self._epoch(), frozenset(self._seen), self._instance_poller.trouble())
+        tick = Observed(now, results, listings, self._listings.changed(listings), around)
+        orders, decided = self._decide(rows, tick)
+        self.decided = len(decided)
+        orders |= self._write_and_keep(decided, tick)
+        self._kept.forget_others(orders.keys())
+        self.plans = self._kept.plans()
+        turn = self._gathered([(row.name, orders[row.name]) for row in rows])
+        self._firewalls.ensure(agent_addresses(rows))  # before any launch
+        self._fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
+        self._regional.ensure(turn.regional)
+        self._names.ensure(turn.names)
+        self._prober.watch(turn.probes)
+        self._runner.ensure(turn.calls)
+        if complete:
+            self._orphans.abandon(complete, self._store.services())
+        self._instance_poller.watch(frozenset(turn.clouds))
+
+    def _decide(self, rows: Iterable[ServiceRow], tick: Observed) -> tuple[dict[str, Orders], list[Decided]]:
+        """Return the orders of services whose last turn stands, or about which nothing can be decided, and new decisions."""
         self._offers.begin()
+        self._kept.begin()
         orders: dict[str, Orders] = {}
         decided: list[Decided] = []
-        checks = CHECKED_PER_TICK
         room = self._room(rows)
         for row in rows:
-            kept = self._kept.get(row.name)
-            mine = results.get(row.name, ())
             try:
-                self._take_demand(row, now)
-                if kept is not None and not self._why_again(kept, row, mine, listings, changed, around, now):
-                    is_check = checks > 0 and now - kept.decided_at >= CHECKED_EVERY_S
-                    if not is_check:
-                        orders[row.name] = self._stand(kept, row, listings, now)
-                        continue
-                    checks -= 1
-                decision = self._service_turn.decide(row, mine, listings, now, room)
-                room -= sum(
-                    one.offer.price_usd_hour for one in decision.plan.actions if isinstance(one, Launch)
-                )
+                self._take_demand(row, tick.now)
+                standing = self._standing(row, tick)
+                if standing is not None:
+                    orders[row.name] = standing
+                    continue
+                mine = tick.results.get(row.name, ())
+                decision = self._service_turn.decide(row, mine, tick.listings, tick.now, room)
+                launches = (one for one in decision.plan.actions if isinstance(one, Launch))
+                room -= sum(one.offer.price_usd_hour for one in launches)
                 decided.append(decision)
             except SQLAlchemyError as error:
                 self.store_health.failed(error)
@@ -228,15 +225,18 @@ class Reconciler:
             except Exception:  # one service's trouble must not stop the others
                 log.exception("tick of service %s", row.name)
                 orders[row.name] = self._unchanged(row)
-        self.decided = len(decided)
+        return orders, decided
+
+    def _write_and_keep(self, decided: Sequence[Decided], tick: Observed) -> dict[str, Orders]:
+        """Write what was decided. Returns the orders of each service, as of before if its decision was not written."""
+        orders: dict[str, Orders] = {}
         written = self._write(decided)
         for one in decided:
             name = one.row.name
             try:
                 if name not in written:
                     raise _NotWrittenError
-                kept = self._kept_of(one, listings, around, bool(results.get(name)), now)
-                self._kept[name], orders[name] = kept, kept.orders
+                orders[name] = self._kept.keep(one, tick)
             except _NotWrittenError:
                 orders[name] = self._unchanged(one.row)
             except SQLAlchemyError as error:
@@ -245,18 +245,7 @@ class Reconciler:
             except Exception:
                 log.exception("tick of service %s", name)
                 orders[name] = self._unchanged(one.row)
-        for name in self._kept.keys() - orders.keys():
-            del self._kept[name]
-        self.plans = {row.name: self._kept[row.name].plan for row in rows if row.name in self._kept}
-        turn = self._gathered([(row.name, orders[row.name]) for row in rows])
-        self._firewalls.ensure(agent_addresses(rows))  # before any launch
-        self._fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
-        self._regional.ensure(turn.regional)
-        self._names.ensure(turn.names)
-        self._prober.watch(turn.probes)
-        self._runner.ensure(turn.calls)
-        self._abandon_orphans(complete)
-        self._instance_poller.watch(frozenset(turn.clouds))
+        return orders
 
     def _room(self, rows: Iterable[ServiceRow]) -> float:
         """Return the rest of the budget of all services together, USD per hour."""
@@ -276,28 +265,9 @@ class Reconciler:
 
     # --- one service --------------------------------------------------------------------------------------
 
-    def _why_again(
-        self,
-        kept: Kept,
-        row: ServiceRow,
-        results: Sequence[Event],
-        listings: Sequence[InstanceListing],
-        changed: Collection[str],
-        around: Around,
-        now: float,
-    ) -> str:
-        if not self._keeps:
-            return "nothing is kept"
-        reads = kept.demand is not None
-        return why_again(
-            kept,
-            row,
-            has_events=bool(results) or bool(listings and is_news(kept, listings, changed)),
-            around=around,
-            demand=self._demand_of(row, now) if reads else None,
-            offers=[self._offers.of(need) for need in kept.needs],
-            now=now,
-        )
+    def _standing(self, row: ServiceRow, tick: Observed) -> Orders | None:
+        """Return the orders of a service that does not have to be decided about again; None for the others."""
+        return self._kept.standing(row, tick) if self._keeps else None
 
     def _take_demand(self, row: ServiceRow, now: float) -> None:
         """Store the minutes that were reported, before anything is decided by them."""
@@ -306,61 +276,6 @@ class Reconciler:
         spec = self._specs.get(row.name, row.version)
         if spec.slo is not None:
             self._service_turn.take_demand(row, spec, now)
-
-    def _demand_of(self, row: ServiceRow, now: float) -> Demand:
-        spec = self._specs.get(row.name, row.version)
-        load = self._service_turn.load(row, spec)
-        if spec.slo is None:
-            return demand_of(load)
-        history = self._demand.history(row.name, now)
-        return demand_of(load, 0 if history is None else history.end)
-
-    def _stand(self, kept: Kept, row: ServiceRow, listings: Sequence[InstanceListing], now: float) -> Orders:
-        """Return the orders of a service that does not have to be decided about again."""
-        return kept.orders
-
-    def _kept_of(
-        self,
-        decided: Decided,
-        listings: Sequence[InstanceListing],
-        around: Around,
-        had_answers: bool,
-        now: float,
-    ) -> Kept:
-        """Return the cached part of a turn, and until when."""
-        row, goal, orders = decided.row, decided.goal, self._order_maker.of(decided, listings, now)
-        attempts = (*decided.change.replicas.values(), *decided.agents.replicas.values())
-        is_settled = not (
-            decided.commit is not None
-            or had_answers
-            or decided.change.events
-            or decided.agents.events
-            or goal.down  # waits for names to be unpublished
-            or any(one.state is ReplicaState.DRAINING for one in attempts)
-            or any(call.kind is OperationKind.ATTEND for call in orders.calls)
-        )
-        waits = (
-            decided.plan.wake_at,
-            next_due(decided.change.live(), goal),
-            next_due(decided.agents.live(), agent_goal(goal)),
-            limits_at(decided.spec, now).until,
-        )
-        was = self._kept.get(row.name)
-        kept = Kept(
-            row=row,
-            around=around,
-            demand=self._demand_of(row, now) if reads_load(goal.scaling) else None,
-            needs=decided.needs,
-            offers=decided.offers,
-            until=min((at for at in waits if at is not None), default=math.inf),
-            decided_at=now,
-            is_settled=is_settled,
-            plan=decided.plan,
-            orders=was.orders if was is not None and was.orders == orders else orders,
-            listed={} if was is None else was.listed,
-        )
-        note_listings(kept, listings)
-        return kept
 
     def _write(self, decided: Sequence[Decided]) -> set[str]:
         """Commit all that was decided in one transaction, or, if that is refused, each service by itself.
@@ -390,7 +305,7 @@ class Reconciler:
 
     def _unchanged(self, row: ServiceRow) -> Orders:
         """After an error: leave live replicas alone. Its load balancer goes on with the table it has."""
-        self._kept.pop(row.name, None)
+        self._kept.forget(row.name)
         last = self._orders.get(row.name, Orders())
         return Orders(
             agents={row.name: last.agents.get(row.name)},
@@ -398,29 +313,6 @@ class Reconciler:
             names=last.names,
             clouds=frozenset(one.zone.cloud for one in row.attempts),
         )
-
-    def _known_tokens(self, rows: Iterable[ServiceRow]) -> frozenset[str]:
-        """`known_tokens`, computed again only for rows that changed."""
-        last, self._tokens = self._tokens, {}
-        for row in rows:
-            was = last.get(row.name)
-            same = was is not None and was[0] is row
-            self._tokens[row.name] = was if was and same else (row, known_tokens(self._owner, (row,)))
-        return frozenset().union(*(tokens for _, tokens in self._tokens.values()))
-
-    def _abandon_orphans(self, listings: Sequence[InstanceListing]) -> None:
-        if not listings:
-            return
-        # The rows as they now stand, after the clouds were listed: see `leaks`.
-        tokens = self._known_tokens(self._store.services())
-        for listing in listings:
-            suspects = self._suspects.get(listing.cloud, frozenset())
-            found, self._suspects[listing.cloud] = orphans(listing, tokens, suspects)
-            is_early = self._seen[listing.cloud] <= LISTINGS_BEFORE_ORPHANS
-            for orphan in () if is_early else found:
-                if self._adoption is not None and self._adoption.spares(orphan):
-                    continue
-                self._runner.abandon(orphan)
 
 
 class _NotWrittenError(Exception):
