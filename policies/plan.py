@@ -7,11 +7,12 @@ Every action says why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from policies import budget, notices, retiring, rollout
-from policies.goals import UpdateMode
+from policies.goals import Goal, UpdateMode
 from policies.model import (
     Action,
     Drain,
@@ -26,9 +27,10 @@ from policies.model import (
     Terminate,
 )
 from policies.placement import zone_backoff
-from policies.placement.base import View
+from policies.placement.base import PlannedLaunch, View
 from policies.registry import Policies
 from policies.scaling import cold_start
+from policies.scaling.base import Size
 
 _RETIRED = "its machine was announced to go"
 
@@ -66,10 +68,7 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     """
     goal, now = observation.goal, observation.now
     if goal.down:
-        why = "the service goes down"
-        ends = [_end(r, EndReason.SERVICE_DOWN, why, observation) for r in _live(observation)]
-        return Plan((*ends, *_cut_short(observation)), memory, target=0)
-
+        return _going_down(observation, memory)
     live = {replica.id: replica for replica in _live(observation)}
     killed = [r for r in live.values() if r.id in goal.killed]
     actions: list[Action] = [_end(r, EndReason.USER, "asked for by id", observation) for r in killed]
@@ -78,7 +77,7 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     actions += notices.drains(doomed, goal, now)
 
     scaled = policies.scaler.target(observation, memory.scaling)
-    wanted, scaling, rescale_at, outlook = scaled.wanted, scaled.memory, scaled.wake_at, scaled.outlook
+    wanted = scaled.wanted
     size = wanted + goal.placement.num_overprovision if wanted > 0 else 0
     memory, refused = _without_hope(observation, memory)
     new, old = rollout.split(staying, goal, memory.rollout)
@@ -86,25 +85,68 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     leaving = retiring.leaving(new, observation.replicas, goal, now)
     new = [replica for replica in new if replica not in leaving]
     complete = rollout.is_complete(size, new)
-    memory = replace(memory, scaling=scaling, rollout=rollout.settle(complete, old, goal, memory.rollout))
+    settled = rollout.settle(complete, old, goal, memory.rollout)
+    memory = replace(memory, scaling=scaled.memory, rollout=settled)
     retired = rollout.to_retire(size, new, old, goal, memory.rollout)
     version = rollout.wanted_version(goal, memory.rollout)
     old = [replica for replica in old if replica not in retired]
 
     held_back, retry_at = rollout.may_launch(goal, memory.rollout, now)
-    if (
-        refused and not held_back
-    ):  # these offers are the refused version's, not those of the one wanted from now on
+    if refused and not held_back:  # the offers are those of the refused version
         held_back, retry_at = refused, now
-    side_by_side = old if goal.update_mode is UpdateMode.ROLLING else []
-    view = View(
-        now=now,
-        wanted=wanted,
+    limit = 0 if held_back else rollout.launch_limit(size, new, old, goal)
+    view = _view(observation, scaled, new, old, doomed, limit)
+    view, leaving, gone = _turn_over(view, leaving, policies, memory, goal)
+    decided = policies.placer.decide(view, memory.placement)
+    # The replicas beyond the wanted number are not available now: neither an update nor a notice waits for them.
+    is_content = not held_back and not decided.launches and rollout.is_enough(wanted, new)
+    if old and is_content:
+        memory = replace(memory, rollout=rollout.settle(True, old, goal, memory.rollout))
+        retired += old
+    if leaving and view.limit > 0 and is_content:
+        gone += leaving
+    actions += _replaced(retired, gone, version, observation)
+    actions += [_end(live[e.replica_id], EndReason.SCALED_DOWN, e.why, observation) for e in decided.ends]
+
+    places, over = budget.affordable(decided.launches, _purse(observation))
+    launches = _launches(places, memory.next_replica_id, version)
+    memory = replace(memory, placement=decided.memory, next_replica_id=memory.next_replica_id + len(launches))
+    notes = (*decided.notes, over) if over else decided.notes
+    if decided.target > len(new) and held_back:
+        notes = (held_back,)
+    elif decided.target > len(new) and not observation.offers:
+        notes = (f"no offer fits version {version}",)
+    look_at = now + budget.LOOK_AGAIN_S if len(places) < len(decided.launches) else None
+    last_calls = (retiring.drains_at(replica, goal) for replica in announced if replica not in gone)
+    drains = (at for replica in doomed if (at := notices.drains_at(replica, goal)) > now)
+    wake_at = _earliest(decided.wake_at, scaled.wake_at, retry_at, look_at, *last_calls, *drains)
+    return Plan((*actions, *launches), memory, notes, decided.target, wanted, wake_at, scaled.why)
+
+
+def _going_down(observation: Observation, memory: Memory) -> Plan:
+    why = "the service goes down"
+    ends = [_end(r, EndReason.SERVICE_DOWN, why, observation) for r in _live(observation)]
+    return Plan((*ends, *_cut_short(observation)), memory, target=0)
+
+
+def _view(
+    observation: Observation,
+    scaled: Size,
+    new: Sequence[Replica],
+    old: Sequence[Replica],
+    doomed: Sequence[Replica],
+    limit: int,
+) -> View:
+    """Return what the placer decides by: replicas of the `new` version, and, in a rolling update, the `old` beside them."""
+    goal, outlook = observation.goal, scaled.outlook
+    return View(
+        now=observation.now,
+        wanted=scaled.wanted,
         goal=goal.placement,
         replicas=tuple(new),
-        others=tuple(side_by_side),
+        others=tuple(old) if goal.update_mode is UpdateMode.ROLLING else (),
         offers=observation.offers,
-        limit=0 if held_back else rollout.launch_limit(size, new, old, goal),
+        limit=limit,
         wanted_qps=scaled.qps,
         least=goal.scaling.min_replicas,
         leaving=tuple(doomed),
@@ -112,57 +154,56 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
         wanted_then=None if outlook is None else outlook.then,
         needed_now=None if outlook is None else outlook.now,
     )
-    gone: list[Replica] = []
-    if leaving:
-        # A placer may keep more than the size, or be content with less; of the fleet as it is it says how many.
-        every = replace(view, replicas=(*new, *leaving), limit=0)
-        whole = policies.placer.decide(every, memory.placement)
-        kept = max(whole.target, len(every.replicas) - len(whole.ends))
-        gone = retiring.to_drain(kept, new, leaving, goal, now)
-        leaving = [replica for replica in leaving if replica not in gone]
-        others = (*side_by_side, *leaving)
-        limit = min(view.limit, retiring.launch_limit(kept, new, others, goal))
-        view = replace(view, others=others, limit=limit)
-    decided = policies.placer.decide(view, memory.placement)
-    if old and not held_back and not decided.launches and rollout.is_enough(wanted, new):
-        # The replicas beyond the wanted number are not available now: an update does not wait for them.
-        memory = replace(memory, rollout=rollout.settle(True, old, goal, memory.rollout))
-        retired += old
-    if (
-        leaving
-        and view.limit > 0
-        and not held_back
-        and not decided.launches
-        and rollout.is_enough(wanted, new)
-    ):
-        gone += leaving  # the placer wants no more replicas than stay
-    why = f"version {version} takes over"
-    actions += [_end(r, EndReason.REPLACED, why, observation) for r in retired]
-    actions += [_end(r, EndReason.REPLACED, r.message or _RETIRED, observation) for r in gone]
-    actions += [_end(live[e.replica_id], EndReason.SCALED_DOWN, e.why, observation) for e in decided.ends]
 
-    purse = budget.Budget(goal.max_usd_hour, budget.usd_hour(observation.replicas), observation.room_usd_hour)
-    places, over = budget.affordable(decided.launches, purse)
-    first = memory.next_replica_id
-    launches = [
-        Launch(first + i, replace(place.offer, preference=0, places=None), version, place.why)
+
+class _TurnedOver(NamedTuple):
+    """Of replicas that are `leaving`: those that are `gone` have enough others in their place, the rest still serves."""
+
+    view: View
+    leaving: list[Replica]
+    gone: list[Replica]
+
+
+def _turn_over(
+    view: View, leaving: list[Replica], policies: Policies, memory: Memory, goal: Goal
+) -> _TurnedOver:
+    """Decide which replicas on announced machines can drain, and let the placer launch the others' replacements."""
+    if not leaving:
+        return _TurnedOver(view, [], [])
+    # A placer may keep more than the size, or be content with less; of the fleet as it is it says how many.
+    every = replace(view, replicas=(*view.replicas, *leaving), limit=0)
+    whole = policies.placer.decide(every, memory.placement)
+    kept = max(whole.target, len(every.replicas) - len(whole.ends))
+    gone = retiring.to_drain(kept, view.replicas, leaving, goal, view.now)
+    staying = [replica for replica in leaving if replica not in gone]
+    others = (*view.others, *staying)
+    limit = min(view.limit, retiring.launch_limit(kept, view.replicas, others, goal))
+    return _TurnedOver(replace(view, others=others, limit=limit), staying, gone)
+
+
+def _replaced(
+    retired: Sequence[Replica], gone: Sequence[Replica], version: int, observation: Observation
+) -> list[Drain | Terminate]:
+    """Return the ends of replicas of another version, and of those on announced machines."""
+    why = f"version {version} takes over"
+    ends = [_end(r, EndReason.REPLACED, why, observation) for r in retired]
+    return ends + [_end(r, EndReason.REPLACED, r.message or _RETIRED, observation) for r in gone]
+
+
+def _earliest(*instants: float | None) -> float | None:
+    return min((at for at in instants if at is not None), default=None)
+
+
+def _purse(observation: Observation) -> budget.Budget:
+    spent = budget.usd_hour(observation.replicas)
+    return budget.Budget(observation.goal.max_usd_hour, spent, observation.room_usd_hour)
+
+
+def _launches(places: Sequence[PlannedLaunch], first_id: int, version: int) -> list[Launch]:
+    return [
+        Launch(first_id + i, replace(place.offer, preference=0, places=None), version, place.why)
         for i, place in enumerate(places)
     ]
-    memory = replace(memory, placement=decided.memory, next_replica_id=first + len(launches))
-    notes = (*decided.notes, over) if over else decided.notes
-    if decided.target > len(new):
-        if held_back:
-            notes = (held_back,)
-        elif not observation.offers:
-            notes = (f"no offer fits version {version}",)
-    look_at = now + budget.LOOK_AGAIN_S if len(places) < len(decided.launches) else None
-    last_calls = (retiring.drains_at(replica, goal) for replica in announced if replica not in gone)
-    drains = (at for replica in doomed if (at := notices.drains_at(replica, goal)) > now)
-    waits = (decided.wake_at, rescale_at, retry_at, look_at, *last_calls, *drains)
-    wakes = [at for at in waits if at is not None]
-    return Plan(
-        (*actions, *launches), memory, notes, decided.target, wanted, min(wakes, default=None), scaled.why
-    )
 
 
 def _without_hope(observation: Observation, memory: Memory) -> tuple[Memory, str]:

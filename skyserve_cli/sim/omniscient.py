@@ -34,30 +34,17 @@ trace itself does, and keeps the availability by itself, which costs more than a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from time import process_time
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array, csr_array
 
+from skyserve_cli.sim.omniscient_program import WHOLE, ChunkSolution, Ints, Task, solve_chunk
 from skyserve_cli.sim.trace import Steps, Trace
 
 CHUNK_S = 10 * 86400.0
-MIP_GAP = 1e-3  # relative; where replicas must be whole, a solution this close to the bound is good enough
 TIME_LIMIT_S = 60.0  # per chunk, and again for each way out where it is reached
-
-_WHOLE = 1e-6
-_REACH = (-2, -1, 0, 1, 2)  # cold starts by which a capacity change is felt earlier or later
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-
-class SolverError(RuntimeError):
-    """HiGHS ended without a plan; the text is its reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,57 +96,15 @@ def solve(
     if trace.n_ticks <= cold_ticks:
         raise ValueError(f"{trace.name} is over before a cold start of {cold_start_s:g} s is")
     prices = [(spot_prices or {}).get(zone.name, 1.0) for zone in trace.zones]
-    task = _Task(n_target, cold_ticks, (*prices, price_ratio), availability, time_limit_s)
+    task = Task(n_target, cold_ticks, (*prices, price_ratio), availability, time_limit_s)
     edges = _chunk_edges(cold_ticks, trace.n_ticks, chunk_s / trace.tick_s)
     started = process_time()
     plans = []
     for number, (start, end) in enumerate(pairwise(edges), 1):
         chunk = trace.cut(start - cold_ticks, end - start + cold_ticks, trace.name)
-        plans.append(_solve_chunk(chunk, task, full_grid))
+        plans.append(solve_chunk(chunk, task, full_grid))
         progress(number, len(edges) - 1)
     return _joined(trace, plans, task, process_time() - started)
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """The parameters of every chunk.
-
-    `prices` are the zones' and, last, on-demand's: on-demand is one more zone, with room for everything.
-    """
-
-    n_target: int
-    cold_ticks: int
-    prices: tuple[float, ...]
-    availability: float
-    time_limit_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """A chunk, segment by segment.
-
-    Ticks count from the chunk's first; arrays of two dimensions are by zone (on-demand last) and segment.
-
-    `billed` is how many of a segment's ticks are on the books. Ready in segment i is who is alive in all segments
-    that meet [starts[i] - D, ends[i]), which are reach[i]..i; there can be at most that number.
-    """
-
-    starts: Ints
-    billed: Ints
-    room: Ints
-    reach: Ints
-    can_be_ready: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class _ChunkSolution:
-    """A chunk's solution. `bound` is the least cost, in spot replica ticks, that the solver has not excluded."""
-
-    grid: _Grid
-    alive: Ints
-    ready: Ints
-    bound: float
-    status: str
 
 
 def _chunk_edges(first: int, last: int, chunk_ticks: float) -> list[int]:
@@ -168,214 +113,10 @@ def _chunk_edges(first: int, last: int, chunk_ticks: float) -> list[int]:
     return [first + (last - first) * number // chunks for number in range(chunks + 1)]
 
 
-def _segments(chunk: Trace, cold_ticks: int, full_grid: bool) -> Ints:
-    """Return the ticks at which segments start."""
-    if full_grid:
-        return np.arange(chunk.n_ticks)
-    starts = {0, cold_ticks, 2 * cold_ticks}
-    for change in chunk.changes():
-        starts.update(change + shift * cold_ticks for shift in _REACH)
-    return np.array(sorted(tick for tick in starts if 0 <= tick < chunk.n_ticks), dtype=np.int64)
-
-
-def _grid(chunk: Trace, task: _Task, full_grid: bool) -> _Grid:
-    starts = _segments(chunk, task.cold_ticks, full_grid)
-    ends = np.append(starts[1:], chunk.n_ticks)
-    spot_room = [[zone.capacity.at(tick) for tick in starts.tolist()] for zone in chunk.zones]
-    room = np.minimum(np.array([*spot_room, [task.n_target] * len(starts)], dtype=np.int64), task.n_target)
-    on_the_books = starts >= task.cold_ticks
-    reach = np.searchsorted(ends, starts - task.cold_ticks, side="right")
-    return _Grid(
-        starts,
-        billed=np.where(on_the_books, ends - starts, np.maximum(ends - task.cold_ticks, 0)),
-        room=room,
-        reach=reach,
-        can_be_ready=np.where(on_the_books, _least(room, reach), 0),
-    )
-
-
-def _least(room: Ints, reach: Ints) -> Ints:
-    """Return the minimum of room[:, reach[i] : i + 1], for every i."""
-    pairs = np.column_stack([reach, np.arange(1, len(reach) + 1)]).ravel()
-    padded = np.pad(room, ((0, 0), (0, 1)), mode="edge")  # reduceat wants each end to be an index, too
-    least: Ints = np.minimum.reduceat(padded, pairs, axis=1)[:, ::2]
-    return least
-
-
-def _solve_chunk(chunk: Trace, task: _Task, full_grid: bool) -> _ChunkSolution:
-    """Return the program of one chunk.
-
-    Its unknowns are, one after the other: who is ready, zone by zone and segment by segment; how many become so, likewise;
-    and, where outages are allowed, whether a segment is one of service.
-    """
-    grid = _grid(chunk, task, full_grid)
-    n_ready, n_segments = grid.room.size, len(grid.starts)
-    n_unknowns = 2 * n_ready + (n_segments if task.availability < 1 else 0)
-    booked = np.append(0, np.cumsum(grid.billed))
-    to_become_ready = booked[:-1] - booked[grid.reach]  # ticks on the books that a replica is alive before
-    cost = np.zeros(n_unknowns)
-    cost[:n_ready] = np.outer(task.prices, grid.billed).ravel()
-    cost[n_ready : 2 * n_ready] = np.outer(task.prices, to_become_ready).ravel()
-    most = np.ones(n_unknowns)
-    most[: 2 * n_ready] = np.tile(grid.can_be_ready.ravel(), 2)
-    program = _Program(
-        cost,
-        [_rises(grid, n_unknowns), _has_room(grid, n_unknowns), *_served(task, grid, n_unknowns)],
-        least=np.zeros(n_unknowns),
-        most=most,
-        time_limit_s=task.time_limit_s,
-    )
-    if task.availability < 1:
-        found, bound, status = _with_outages(program, task, grid)
-    else:
-        found, bound, status = _always_up(program, n_ready)
-    ready = np.round(found[:n_ready]).astype(np.int64).reshape(grid.room.shape)
-    return _ChunkSolution(grid, _alive(ready, grid.reach), ready, bound, status)
-
-
-def _alive(ready: Ints, reach: Ints) -> Ints:
-    """Return who is ready and, before, on the way to it."""
-    rises = np.maximum(np.diff(ready, prepend=0, axis=1), 0)
-    waiting = -rises
-    for zone, change in enumerate(waiting):
-        np.add.at(change, reach, rises[zone])
-    alive: Ints = ready + np.cumsum(waiting, axis=1)
-    return alive
-
-
-def _rises(grid: _Grid, n_unknowns: int) -> LinearConstraint:
-    """(4), first half: ready[z, i] - ready[z, i - 1] <= becomes_ready[z, i], where anything can be ready."""
-    n_ready, n_segments = grid.room.size, len(grid.starts)
-    ready = np.flatnonzero(grid.can_be_ready)
-    row = np.arange(len(ready))
-    has_before = ready % n_segments > 0
-    table = _table(
-        (row, row[has_before], row),
-        (ready, ready[has_before] - 1, n_ready + ready),
-        (np.ones(len(ready)), -np.ones(int(has_before.sum())), -np.ones(len(ready))),
-        (len(ready), n_unknowns),
-    )
-    return LinearConstraint(table, ub=0)
-
-
-def _has_room(grid: _Grid, n_unknowns: int) -> LinearConstraint:
-    """(3) and (4), second half: in every segment there is room for who is ready and who becomes so within D."""
-    n_ready, n_segments = grid.room.size, len(grid.starts)
-    later = np.flatnonzero(grid.can_be_ready)  # becomes ready in i, and takes room in reach[i]..i - 1
-    times = later % n_segments - grid.reach[later % n_segments]
-    offset = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
-    occupied = np.repeat(later - times, times) + offset
-    table = _table(
-        (later, occupied),
-        (later, n_ready + np.repeat(later, times)),
-        (np.ones(len(later)), np.ones(len(occupied))),
-        (n_ready, n_unknowns),
-    )
-    said = np.flatnonzero(np.diff(table.indptr) > 0)
-    return LinearConstraint(table[said], ub=grid.room.ravel()[said])
-
-
-def _served(task: _Task, grid: _Grid, n_unknowns: int) -> list[LinearConstraint]:
-    """(5), and (2) where outages are allowed."""
-    n_zones, n_segments = grid.room.shape
-    counted = np.flatnonzero(grid.starts >= task.cold_ticks)
-    row = np.arange(len(counted))
-    rows = [np.tile(row, n_zones)]
-    columns = [(np.arange(n_zones)[:, None] * n_segments + counted).ravel()]
-    values = [np.ones(n_zones * len(counted))]
-    if task.availability == 1:
-        return [LinearConstraint(_table(rows, columns, values, (len(counted), n_unknowns)), lb=task.n_target)]
-    in_service = n_unknowns - n_segments + counted
-    table = _table(
-        [*rows, row],
-        [*columns, in_service],
-        [*values, np.full(len(counted), -float(task.n_target))],
-        (len(counted), n_unknowns),
-    )
-    ticks = grid.billed[counted].astype(np.float64)
-    promise = _table([np.zeros(len(counted), dtype=np.int64)], [in_service], [ticks], (1, n_unknowns))
-    return [LinearConstraint(table, lb=0), LinearConstraint(promise, lb=task.availability * ticks.sum())]
-
-
-def _table(
-    rows: Sequence[Ints], columns: Sequence[Ints], values: Sequence[Floats], shape: tuple[int, int]
-) -> csr_array:
-    entries = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns)))
-    return csr_array(coo_array(entries, shape=shape))
-
-
-# --- the solver ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Program:
-    """Minimise `cost` over unknowns between `least` and `most`, within the constraints."""
-
-    cost: Floats
-    constraints: Sequence[LinearConstraint]
-    least: Floats
-    most: Floats
-    time_limit_s: float
-
-
-_Answer = tuple[Floats, float, str]  # the unknowns, a lower bound of the cost, the status
-
-
-def _always_up(program: _Program, n_ready: int) -> _Answer:
-    """Return all that matters is who is ready: the first `n_ready` unknowns."""
-    solution = _optimum(program)
-    if np.abs(solution[0][:n_ready] - np.round(solution[0][:n_ready])).max() <= _WHOLE:
-        return solution
-    return _optimum(program, whole=np.arange(len(program.cost)) < n_ready)
-
-
-def _with_outages(program: _Program, task: _Task, grid: _Grid) -> _Answer:
-    """Choose the segments of service, which the last unknowns say segment by segment; then plan for these."""
-    n_segments = len(grid.starts)
-    is_segment = np.arange(len(program.cost)) >= len(program.cost) - n_segments
-    try:
-        found, bound, status = _optimum(program, whole=is_segment)
-        in_service = found[is_segment] > 0.5
-    except SolverError:
-        found, bound, _ = _optimum(program)  # service in parts
-        in_service = _most_in_service(found[is_segment], task, grid)
-        status = "time limit reached: near the optimum"
-    least, most = program.least.copy(), program.most.copy()
-    least[is_segment] = most[is_segment] = in_service
-    found, _, _ = _always_up(replace(program, least=least, most=most), grid.room.size)
-    return found, bound, status
-
-
-def _most_in_service(parts: Floats, task: _Task, grid: _Grid) -> NDArray[np.bool_]:
-    """Return the segments that are of service most, as many as the promise needs."""
-    order = np.argsort(np.where(grid.starts >= task.cold_ticks, -parts, 1.0), kind="stable")
-    kept = np.cumsum(grid.billed[order]) >= task.availability * grid.billed.sum()
-    chosen = np.zeros(len(parts), dtype=np.bool_)
-    chosen[order[: int(np.argmax(kept)) + 1]] = True
-    return chosen
-
-
-def _optimum(program: _Program, whole: NDArray[np.bool_] | None = None) -> _Answer:
-    """Raise SolverError where the solver has nothing to show when it stops."""
-    solution = milp(
-        program.cost,
-        constraints=program.constraints,
-        bounds=Bounds(program.least, program.most),
-        integrality=None if whole is None else whole.astype(np.int64),
-        options={"time_limit": program.time_limit_s, "mip_rel_gap": MIP_GAP},
-    )
-    if solution.x is None:
-        raise SolverError(f"no plan was found: {solution.message}")
-    status = "optimal" if solution.status == 0 else "time limit reached"
-    if whole is None:  # a linear program is its own bound, once it is solved
-        return solution.x, float(solution.fun) if solution.status == 0 else 0.0, status
-    return solution.x, max(0.0, float(solution.mip_dual_bound)), status
-
-
 # --- the books ----------------------------------------------------------------------------------------------
 
 
-def _joined(trace: Trace, plans: Sequence[_ChunkSolution], task: _Task, seconds: float) -> OmniscientResult:
+def _joined(trace: Trace, plans: Sequence[ChunkSolution], task: Task, seconds: float) -> OmniscientResult:
     """Return the chunks' books added up, and their plans put one behind the other."""
     ticks = sum(int(plan.grid.billed.sum()) for plan in plans)
     in_full = task.prices[-1] * task.n_target * ticks
@@ -389,7 +130,7 @@ def _joined(trace: Trace, plans: Sequence[_ChunkSolution], task: _Task, seconds:
         cost_relative=float(by_zone.sum()) / in_full,
         cost_bound=sum(plan.bound for plan in plans) / in_full,
         availability=served / ticks,
-        on_demand_cost_share=float(by_zone[-1]) / max(float(by_zone.sum()), _WHOLE),
+        on_demand_cost_share=float(by_zone[-1]) / max(float(by_zone.sum()), WHOLE),
         spot={
             zone.name: _steps(plans, task.cold_ticks, [plan.alive[index] for plan in plans])
             for index, zone in enumerate(trace.zones)
@@ -403,7 +144,7 @@ def _joined(trace: Trace, plans: Sequence[_ChunkSolution], task: _Task, seconds:
     )
 
 
-def _steps(plans: Sequence[_ChunkSolution], cold_ticks: int, counts: Sequence[Ints]) -> Steps[int]:
+def _steps(plans: Sequence[ChunkSolution], cold_ticks: int, counts: Sequence[Ints]) -> Steps[int]:
     """Return one step function over the whole trace.
 
     Of all chunks but the first, the ticks before the books open are another chunk's.

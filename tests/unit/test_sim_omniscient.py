@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyserve_cli.sim import omniscient
-from skyserve_cli.sim.omniscient import OmniscientResult, SolverError, solve
+from skyserve_cli.sim import omniscient_program
+from skyserve_cli.sim.omniscient import OmniscientResult, solve
+from skyserve_cli.sim.omniscient_program import SolverError
 from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace, load, named
 
 TICK_S = 30.0
@@ -192,8 +193,8 @@ def test_outages_save_money_and_keep_the_promise(trace: Trace, availability: flo
 def test_whole_replicas_are_no_dearer_than_parts_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = named("synthetic-volatile").window(0.0, 2 * 86400.0)
     linear = solve(trace, n_target=4, cold_start_s=183, price_ratio=3.0)
-    monkeypatch.setattr(omniscient, "_WHOLE", -1.0)  # as if the answer had not been whole
-    monkeypatch.setattr(omniscient, "MIP_GAP", 0.0)
+    monkeypatch.setattr(omniscient_program, "WHOLE", -1.0)  # as if the answer had not been whole
+    monkeypatch.setattr(omniscient_program, "MIP_GAP", 0.0)
     whole = solve(trace, n_target=4, cold_start_s=183, price_ratio=3.0)
     assert whole.cost_relative == pytest.approx(linear.cost_relative, abs=1e-9)
 
@@ -203,14 +204,14 @@ def test_where_no_outages_are_found_in_time_there_are_some_nearby(monkeypatch: p
     asked = {"n_target": 4, "cold_start_s": 180, "price_ratio": 3.0}
     exact = solve(trace, **asked, availability=0.98)  # type: ignore[arg-type]
     always = solve(trace, **asked)  # type: ignore[arg-type]
-    in_time = omniscient._optimum
+    in_time = omniscient_program._optimum
 
-    def too_late(program: omniscient._Program, whole: Any = None) -> omniscient._Answer:
+    def too_late(program: omniscient_program._Program, whole: Any = None) -> omniscient_program._Solution:
         if whole is not None:
             raise SolverError("time limit")
         return in_time(program)
 
-    monkeypatch.setattr(omniscient, "_optimum", too_late)
+    monkeypatch.setattr(omniscient_program, "_optimum", too_late)
     near = solve(trace, **asked, availability=0.98)  # type: ignore[arg-type]
     assert near.status == "time limit reached: near the optimum"
     assert near.availability >= 0.98
