@@ -10,6 +10,7 @@ strictly as tables: a problem is named with its path, and changes nothing.
 | `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session, listen, metrics: those given change |
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
 | `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
+| `GET /-/totals` | counts since the start, of the whole and of each target (`lb.config.totals.Totals`) |
 | `GET /-/metrics` | Prometheus |
 | `GET /-/keys` | what the owner of each API key has used, has reserved and in flight, and has left |
 | `GET /-/explain/ID`, `GET /-/explain?limit=20` | why one of the last requests went where it went; the latest ones |
@@ -37,6 +38,7 @@ from lb.config import edits as config_edits
 from lb.config.demand import Demand
 from lb.config.edits import KnownWorkerError, UnknownWorkerError
 from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table, WireError
+from lb.config.totals import Totals
 from lb.core.api_keys import Usage
 from lb.core.sliding_window import MAX_WINDOW_S
 from lb.core.targets import TargetTable
@@ -79,6 +81,8 @@ class Administered(Protocol):
 
     def demand(self, since: int) -> Demand: ...
 
+    def totals(self) -> Totals: ...
+
     def exposition(self) -> bytes: ...
 
     def usage(self) -> Iterable[Usage]:
@@ -108,6 +112,7 @@ def admin_app(agent: Administered, token: str) -> web.Application:
             web.post("/-/undrain", control.undrain),
             web.get("/-/stats", control.stats),
             web.get("/-/demand", control.demand),
+            web.get("/-/totals", control.totals),
             web.get("/-/metrics", control.metrics),
             web.get("/-/keys", control.keys),
             web.get("/-/explain", control.latest),
@@ -220,6 +225,9 @@ class _AgentControl:
     async def demand(self, request: web.Request) -> web.Response:
         since = read_number(request, "since", 0.0, 0.0, 1e9)
         return web.json_response(self.agent.demand(int(since)).to_json())
+
+    async def totals(self, request: web.Request) -> web.Response:
+        return web.json_response(self.agent.totals().to_json())
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self.agent.exposition(), headers={"Content-Type": CONTENT_TYPE})

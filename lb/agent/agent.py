@@ -16,6 +16,7 @@ from lb.config import file as config_file
 from lb.config.demand import Demand
 from lb.config.options import Listen
 from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table
+from lb.config.totals import Totals
 from lb.core.api_keys import Usage
 from lb.core.limit_store import LimitStore
 from lb.core.targets import Changes, TargetTable
@@ -269,6 +270,12 @@ class Agent:
     def demand(self, since: int) -> Demand:
         """Return what came in each minute from minute `since` on, as far as it is known."""
         return self.proxy.demand.report(self._clock(), since)
+
+    def totals(self) -> Totals:
+        """Return what was counted since the start, of the whole and of each target."""
+        now = self._clock()
+        busy = {one.id: one.in_flight for one in self.targets.stats(now, 1.0)}
+        return self.metrics.totals(now - self._started_at, self.targets.in_flight, self.proxy.held, busy)
 
     def usage(self) -> Iterable[Usage]:
         """Return what the owners of API keys have used."""

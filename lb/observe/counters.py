@@ -38,6 +38,11 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def add(self, other: Histogram) -> None:
+        """Add the observations of another histogram with the same bounds."""
+        self.counts = [one + another for one, another in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
+
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper bound, how many up to it), as Prometheus has its buckets."""
         rows: list[tuple[str, float]] = []
@@ -100,7 +105,7 @@ class Counts:
 
 @dataclass(slots=True, eq=False)
 class TargetCounts:
-    """Of attempts on the targets of one region, zone and capacity type under one policy."""
+    """Of attempts on one target under one policy, or on those of one region, zone and capacity type."""
 
     attempts: int = 0
     failures: defaultdict[str, int] = field(default_factory=_by_kind)
@@ -110,6 +115,18 @@ class TargetCounts:
     ttfb: Histogram = field(default_factory=lambda: Histogram(TIME_TO_FIRST_BYTE_S))
     inter_token: Histogram = field(default_factory=lambda: Histogram(INTER_TOKEN_S))
     duration: Histogram = field(default_factory=lambda: Histogram(DURATION_S))
+
+    def add(self, other: TargetCounts) -> None:
+        """Add the counts of another target."""
+        self.attempts += other.attempts
+        self.ejections += other.ejections
+        self.tokens_in += other.tokens_in
+        self.tokens_out += other.tokens_out
+        for kind, count in other.failures.items():
+            self.failures[kind] += count
+        self.ttfb.add(other.ttfb)
+        self.inter_token.add(other.inter_token)
+        self.duration.add(other.duration)
 
 
 @dataclass(slots=True, eq=False)

@@ -22,13 +22,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from lb.config.schema import Table
+from lb.config.totals import Totals
 from lb.core.targets import Health, TargetTable
 from lb.observe.counters import LOOP_LAG_S, Counts, Histogram, KeyCounts, TargetCounts
 from lb.observe.families import AGENT_COUNTERS, AGENT_HELP, OF_AGENT, OF_KEY, OF_TARGET, Family
-from lb.observe.label_slots import LabelSlots
+from lb.observe.label_slots import OTHER, LabelSlots
+from lb.observe.totals import totals
 
 __all__ = ["CONTENT_TYPE", "Counts", "Histogram", "Metrics", "TargetCounts"]
 
+#: The label of what targets without a place counted; in no series of its own.
+GONE = "(gone)"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
@@ -65,6 +69,7 @@ class Metrics:
         self._region = region
         self._policy = ""
         self._agents: dict[str, Counts] = {}
+        # By labels, those without a series of their own among them: the last label is the target.
         self._targets: dict[tuple[str, ...], TargetCounts] = {}
         self._keys: dict[str, KeyCounts] = {}
         self._target_slots = LabelSlots(self._drop_target)
@@ -80,11 +85,9 @@ class Metrics:
         self.counts = self._agents.setdefault(name, Counts())
 
     def use_table(self, table: Table) -> None:
-        """Another table is in force. What was counted with other labels is forgotten."""
+        """Another table is in force."""
         self.use_policy(table.policy)
-        if table.metrics.target_label != self._by_target:
-            self._by_target = table.metrics.target_label
-            self._targets.clear()
+        self._by_target = table.metrics.target_label
         self._target_slots.retain({target.id for target in table.targets})
         self._key_slots.retain({key.name for key in table.access.keys})
 
@@ -100,11 +103,11 @@ class Metrics:
         return sum(counts.responses[2] + counts.responses[3] for counts in self._agents.values())
 
     def of(self, target: Labelled) -> TargetCounts:
-        """Return the counts of the target's labels, shared by all targets that have them.
+        """Return the counts of the target, under the policy in force.
 
         Not for every request: keep it with the target until the table changes.
         """
-        key = self._labels(target)
+        key = (*self._labels(target), self._target_slots[target.id])
         counts = self._targets.get(key)
         if counts is None:
             counts = self._targets[key] = TargetCounts()
@@ -128,7 +131,7 @@ class Metrics:
         families = [
             *_responses(agents),
             *_counted(OF_AGENT, _AGENT, agents),
-            *_counted(OF_TARGET, self._target_names, self._targets.items()),
+            *_counted(OF_TARGET, self._target_names, self._exposed_targets()),
             *_counted(OF_KEY, _KEY, keys),
             *self._agent_gauges(table, held, policy_gauges),
             *self._process_wide(agent_gauges),
@@ -137,17 +140,39 @@ class Metrics:
         ]
         return generate_latest(_MetricSnapshot(families))
 
+    def totals(self, uptime_s: float, in_flight: int, queued: int, busy: Mapping[str, int]) -> Totals:
+        """Return what was counted, of the agent and of each target; `busy` are the requests in flight by target."""
+        targets: dict[str, list[TargetCounts]] = {}
+        for labels, counts in self._targets.items():
+            if labels[-1] not in (OTHER, GONE):
+                targets.setdefault(labels[-1], []).append(counts)
+        return totals(uptime_s, in_flight, queued, self._agents.values(), targets, busy)
+
+    def _exposed_targets(self) -> Iterable[tuple[tuple[str, ...], TargetCounts]]:
+        """Return the counts by the labels of their series."""
+        if self._by_target:
+            return [(labels, counts) for labels, counts in self._targets.items() if labels[-1] != GONE]
+        sums: dict[tuple[str, ...], TargetCounts] = {}
+        for labels, counts in self._targets.items():
+            sums.setdefault(labels[:-1], TargetCounts()).add(counts)
+        return sums.items()
+
     @property
     def _target_names(self) -> tuple[str, ...]:
         return (*_TARGET, "target") if self._by_target else _TARGET
 
     def _labels(self, target: Labelled) -> tuple[str, ...]:
-        labels = self._service, target.region, target.zone, target.capacity_type, self._policy
+        return self._service, target.region, target.zone, target.capacity_type, self._policy
+
+    def _series_of(self, target: Labelled) -> tuple[str, ...]:
+        labels = self._labels(target)
         return (*labels, self._target_slots[target.id]) if self._by_target else labels
 
     def _drop_target(self, target_id: str) -> None:
+        """Its series go; the sums over all targets of the same labels keep what it counted."""
         for labels in [labels for labels in self._targets if labels[-1] == target_id]:
-            del self._targets[labels]
+            kept = self._targets.setdefault((*labels[:-1], GONE), TargetCounts())
+            kept.add(self._targets.pop(labels))
 
     def _agent_gauges(
         self, table: TargetTable, held: int, of_policy: Mapping[str, float]
@@ -175,7 +200,7 @@ class Metrics:
         """Targets with the same labels are one row: their counts are added up, their cache usage is averaged."""
         sums = _Sums()
         for (target, health, _), view in zip(table.rows(now), table.views(now), strict=True):
-            labels = self._labels(target)
+            labels = self._series_of(target)
             sums.add("in_flight", labels, view.in_flight)
             sums.add("waiting", labels, view.waiting)
             sums.add("targets", labels, 1)

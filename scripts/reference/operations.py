@@ -56,6 +56,12 @@ CONTROLLER = (
         (("since", "UNIX seconds"), ("most", "most replicas, at most 5000")),
     ),
     Operation(
+        "GET", "/v1/services/{name}/series", "Return what load balancers counted over time: requests, errors, tokens, times to first "
+        "token, cache hits, load.",
+        "columns of equal length; slots of 10 s for the last 2 hours, of 1 minute for 2 days, else of 15 minutes",
+        (("since", "UNIX seconds; default 2 hours ago"), ("replica", "only this replica; default the whole service")),
+    ),
+    Operation(
         "POST", "/v1/plan", "Return where a service would run and what it would cost. Launches nothing.",
         "rows of places and prices, warnings",
         body=(
@@ -117,6 +123,10 @@ ADMIN = (
         "GET", "/-/demand", "Return requests, tokens and late requests of each minute that is over.",
         "columns with a number for each minute from `first` on",
         (("since", "the first minute, counted since 1970; default: all that are known, a day at most"),),
+    ),
+    Operation(
+        "GET", "/-/totals", "Return what was counted since the agent started, of the whole and of each target.",
+        "uptime_s, bounds of the buckets of times to first token, and lists of numbers in the order of lb.config.totals.Tally",
     ),
     Operation("GET", "/-/metrics", "Expose Prometheus metrics.", "text exposition format", text=True),
     Operation("GET", "/-/keys", "Return usage and what is left of each API key.", "{keys: [...]}"),

@@ -35,6 +35,7 @@ from skyserve_cli.controller.reconcile.evidence import DaemonEvidence
 from skyserve_cli.controller.reconcile.ports import CloudOperation
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas
+from skyserve_cli.controller.reconcile.traffic_book import TrafficBook
 from skyserve_cli.controller.secret_box import SecretBox, seal_of
 from skyserve_cli.home import Home
 from skyserve_cli.state.lease import NO_TERM
@@ -105,16 +106,24 @@ class Workers:
         home, clock, wake, clouds = base.home, base.clock, base.woken.set, base.clouds
         reports = EventReports(base.store, clock)
         served = ServedReplicas()
+        self.traffic = TrafficBook()
         self.attention = Attention(loop, clock, base.steady)
         self.regional = RegionalFleet(
-            clouds.get, home.machine_secret(), clock, loop, wake, attention=self.attention, served=served
+            clouds.get,
+            home.machine_secret(),
+            clock,
+            loop,
+            wake,
+            attention=self.attention,
+            served=served,
+            traffic=self.traffic,
         )
         self.names = ThreadDns(
             clouds.names, clouds.name_region, base.owner, base.steady, wake, base.leadership.may_terminate
         )
         # Agents are known by their folder, whichever links lead to it.
         folder = home.load_balancers.resolve()
-        self.fleet = LocalFleet(folder, loop, wake, self.attention, served, clock.now)
+        self.fleet = LocalFleet(folder, loop, wake, self.attention, served, clock.now, self.traffic)
         self.authority = Authority(home.machine_secret(), base.owner).certificate
         self.prober = HttpProber(loop, wake, self.attention, served, authority=self.authority)
         self.instance_poller = ThreadInstancePoller(

@@ -37,6 +37,7 @@ from skyserve_cli.controller.persistence.housekeeping import Housekeeper
 from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysError
 from skyserve_cli.controller.persistence.leadership import LeaseKeeper
 from skyserve_cli.controller.persistence.opening import CannotOpenError
+from skyserve_cli.controller.persistence.series_recorder import SeriesRecorder
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.store_health import sentence_of
@@ -64,7 +65,7 @@ async def run(home: Home) -> None:
     reconciler = reconciler_of(base, workers)
     service = service_of(base, workers, reconciler)
     await workers.start()
-    threads = _Threads(base, reconciler, service, lambda: loop.call_soon_threadsafe(stopping.set))
+    threads = _Threads(base, workers, reconciler, service, lambda: loop.call_soon_threadsafe(stopping.set))
     threads.start()
     api = Api(service, home.token(), home.controller_log, stopping.set)
     site = await _listen(api.app(), home)
@@ -99,6 +100,7 @@ class _Threads:
     def __init__(
         self,
         base: Foundation,
+        workers: Workers,
         reconciler: Reconciler,
         service: ControllerService,
         stop: Callable[[], object],
@@ -109,8 +111,10 @@ class _Threads:
         self._sweeper = Sweeper(service.garbage_collector, swept, controller.sweep_minutes * 60.0)
         self._housekeeper = Housekeeper(store, clock, base.steady, home.backups, home.load_balancers)
         self._callbacks = Callbacks(store, base.specs, clock, home.callbacks)
+        self._recorder = SeriesRecorder(store, workers.traffic, clock)
         self.term = Term(home, store, clock, stop)
-        self.term.threads = (self._ticker, self._sweeper, self._housekeeper, self._callbacks)
+        followers = (self._sweeper, self._housekeeper, self._callbacks, self._recorder)
+        self.term.threads = (self._ticker, *followers)
         self._lease_keeper = LeaseKeeper(base.leadership, self.term.begin, begin_again, self._ticker.turn)
 
     def start(self) -> None:
@@ -120,6 +124,7 @@ class _Threads:
         self._callbacks.stop()
         await asyncio.to_thread(self._ticker.stop)
         await asyncio.to_thread(self._housekeeper.stop)
+        await asyncio.to_thread(self._recorder.stop)
         self._sweeper.stop()
         await asyncio.to_thread(self._lease_keeper.stop)
 

@@ -91,6 +91,6 @@ def _upsert(table: sa.Table, dialect: str) -> sa.Insert:
 
 UPSERT = {
     (table.name, dialect): _upsert(table, dialect)
-    for table in (t.replicas, t.kills, t.demand)
+    for table in (t.replicas, t.kills, t.demand, t.series)
     for dialect in ("sqlite", "postgresql")
 }

@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL, Connection
 
 from policies.goals import UpdateMode
 from policies.model import Replica, ReplicaState
-from skyserve_cli.state import costs, demand, event_log, goals, prune, rewrites, snapshot
+from skyserve_cli.state import costs, demand, event_log, goals, prune, rewrites, series, snapshot
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import replica_from_row
@@ -29,6 +29,7 @@ from skyserve_cli.state.history import read_history
 from skyserve_cli.state.lease import ControllerLease
 from skyserve_cli.state.opening import sqlite_file
 from skyserve_cli.state.read_cache import ReadCache
+from skyserve_cli.state.samples import Slot
 from skyserve_cli.state.ticks import PreparedCommits
 from skyserve_cli.state.values import (
     Commit,
@@ -265,6 +266,34 @@ class Store(Database):
                 dropped += step
                 pause()
         return dropped
+
+    # --- what load balancers have counted -----------------------------------------------------------------
+
+    def put_series(self, at: int, slots: Mapping[str, Slot]) -> None:
+        """Store ten seconds from `at` on (UNIX seconds) for each of these services, and fold what is over."""
+        with self._writing() as c:
+            series.write(c, series.RINGS[0].span_s, at, slots)
+        for name in slots if at % series.RINGS[1].span_s == 0 else ():
+            self._fold_series(name, at)
+
+    def series(self, name: str, span_s: int, *, since: float, until: float) -> list[tuple[int, Slot]]:
+        """Return the slots of a ring (`state.series.RINGS`) that start in [since, until), in order."""
+        with self._reader.connect() as c:
+            return series.read(c, name, span_s, since, until)
+
+    def fold_series(self, now: float, *, pause: Callable[[], None] = lambda: None) -> None:
+        """Fold what is over, and forget what is too old, of every service. `pause`: as for `fold`."""
+        with self._reader.connect() as c:
+            known = series.names(c)
+        for name in known:
+            self._fold_series(name, now, pause)
+
+    def _fold_series(self, name: str, now: float, pause: Callable[[], None] = lambda: None) -> None:
+        left = True
+        while left:
+            with self._writing() as c:
+                left = series.fold(c, name, now)
+            pause()
 
     # --- reading ------------------------------------------------------------------------------------------
 

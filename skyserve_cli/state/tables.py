@@ -140,6 +140,17 @@ demand = sa.Table(
     sqlite_with_rowid=False,
 )
 
+#: What the load balancers of a service have counted in the `span` seconds from `at` on (UNIX seconds), packed (`state.samples`).
+series = sa.Table(
+    "series",
+    metadata,
+    sa.Column("service", sa.String(63), primary_key=True),
+    sa.Column("span", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("samples", sa.LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 #: The event log: append-only, what happened and what was decided, in order. `state` is the state from then on: the
 #: state of the replica, or (kind "scale") how many replicas are wanted.
 events = sa.Table(

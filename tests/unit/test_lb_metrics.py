@@ -149,10 +149,11 @@ def test_each_target_has_its_series_if_that_is_wanted() -> None:
 
 def test_the_flag_can_be_changed_while_the_agent_runs() -> None:
     it = metrics()
-    for table, more in ((by_target("a"), {"target": "a"}), (Table("chat", "2", (target("a"),)), {})):
+    tables = ((by_target("a"), {"target": "a"}), (Table("chat", "2", (target("a"),)), {}))
+    for attempts, (table, more) in enumerate(tables, 1):
         it.use_table(table)
         it.of(table.targets[0]).attempts += 1
-        assert page(it, TargetTable(table, 0.0)).get("attempts_total", {**labels(), **more}) == 1
+        assert page(it, TargetTable(table, 0.0)).get("attempts_total", {**labels(), **more}) == attempts
 
 
 def test_beyond_a_hundred_targets_the_rest_is_one_series() -> None:
@@ -222,7 +223,11 @@ def test_another_policy_counts_under_its_own_name_and_goes_on_when_it_returns() 
 
 def test_targets_of_the_same_labels_share_their_counts() -> None:
     it = metrics()
-    assert it.of(target("a")) is it.of(target("b"))
+    for name in "ab":
+        it.of(target(name)).attempts += 1
+        it.of(target(name)).ttfb.observe(0.3)
+    assert page(it).get("attempts_total", labels()) == 2
+    assert page(it).get("time_to_first_byte_seconds_count", labels()) == 2
     assert it.of(target("a")) is not it.of(target("a", zone="b"))
 
 

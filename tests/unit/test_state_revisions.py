@@ -104,6 +104,7 @@ ADDED: dict[str, list[tuple[str, dict[str, Any]]]] = {
             },
         )
     ],
+    "0009": [("series", {"service": "chat", "span": 60, "at": 1_740_000_000, "samples": b"\x00"})],
 }
 
 
@@ -127,7 +128,7 @@ def fill(url: str, revision: str) -> None:
             extra = {key: value for table, values in added if table == name for key, value in values.items()}
             connection.execute(tables.tables[name].insert(), [{**row, **extra} for row in rows])
         for table, values in added:
-            if table in ("fingerprints", "demand"):
+            if table in ("fingerprints", "demand", "series"):
                 connection.execute(tables.tables[table].insert(), [values])
             elif table not in ROWS:
                 connection.execute(tables.tables[table].update().values(values))

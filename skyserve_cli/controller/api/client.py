@@ -104,6 +104,14 @@ class ControllerClient:
         """Return what became of a service since then (UNIX seconds), at most since it was brought up."""
         return self._json("GET", f"/v1/services/{name}/history", query={"since": repr(since)})
 
+    def series(self, name: str, *, since: float | None = None, replica_id: int = 0) -> dict[str, Any]:
+        """Return what load balancers counted since then, of the service (0) or of one replica; see `controller.api.series_view`.
+
+        `since` None: for the last two hours.
+        """
+        query = {"replica": str(replica_id), **({} if since is None else {"since": repr(since)})}
+        return self._json("GET", f"/v1/services/{name}/series", query=query)
+
     def log(self, what: str, *, offset: int = 0, since: float | None = None) -> tuple[bytes, int]:
         """Return bytes of a log and the next offset.
 

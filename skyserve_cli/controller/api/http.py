@@ -10,6 +10,7 @@ slow disk does not stop the probes on this event loop.
     POST /v1/services/NAME/replicas/ID/down
     GET  /v1/services/NAME/replicas/ID/access    ?node=    how to run commands there, with a private key
     GET  /v1/services/NAME/history    ?since= UNIX seconds   &most= replicas
+    GET  /v1/services/NAME/series     ?since= UNIX seconds   &replica= id    what load balancers counted over time
     POST /v1/plan                {"spec", "secrets", "mode": of an update, null for that of the spec}
     GET  /v1/events              ?service= &after= &limit= &newest=1
     GET  /v1/logs/controller | /v1/logs/load_balancer/NAME | /v1/logs/replica/NAME/ID[/NODE]    ?offset= &max=
@@ -33,6 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -91,6 +93,7 @@ class Api:
                 web.post("/v1/services/{name}/replicas/{id:\\d+}/down", self._kill),
                 web.get("/v1/services/{name}/replicas/{id:\\d+}/access", self._access),
                 web.get("/v1/services/{name}/history", self._history),
+                web.get("/v1/services/{name}/series", self._series),
                 web.post("/v1/plan", self._plan),
                 web.get("/v1/events", self._events),
                 web.get("/v1/logs/controller", self._log_of_controller),
@@ -190,14 +193,21 @@ class Api:
         return web.json_response(place, headers={"Cache-Control": "no-store"})
 
     async def _history(self, request: web.Request) -> web.Response:
-        since = float(request.query.get("since", 0.0))
-        if not math.isfinite(since):
-            raise ValueError("since is not an instant")
+        since = _since(request)
         most = min(MAX_HISTORY_REPLICAS, max(1, int(request.query.get("most", MAX_HISTORY_REPLICAS))))
         history = await asyncio.to_thread(
             self._controller_service.history, request.match_info["name"], since=since, most=most
         )
         return web.json_response(history)
+
+    async def _series(self, request: web.Request) -> web.Response:
+        since = _since(request) if "since" in request.query else None
+        replica_id = max(0, int(request.query.get("replica", 0)))
+        name = request.match_info["name"]
+        found = await asyncio.to_thread(
+            self._controller_service.series, name, since=since, replica_id=replica_id
+        )
+        return web.json_response(found, dumps=_dumped)
 
     async def _plan(self, request: web.Request) -> web.Response:
         body = await _body(request)
@@ -287,6 +297,17 @@ class Api:
 
 def _refuse(status: int, message: str) -> web.Response:
     return web.json_response({"error": message}, status=status)
+
+
+def _dumped(content: object) -> str:
+    return orjson.dumps(content).decode()
+
+
+def _since(request: web.Request) -> float:
+    since = float(request.query.get("since", 0.0))
+    if not math.isfinite(since):
+        raise ValueError("since is not an instant")
+    return since
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from provisioners.port.lease import Lease
 from provisioners.remote.bootstrap_steps import is_url
 from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
+from skyserve_cli.controller.api.series_view import series_view, span_for
 from skyserve_cli.controller.api.views import history_view, is_well, last_failure, service_view
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.front_address import choose_port, shown_host
@@ -37,6 +38,7 @@ from skyserve_cli.controller.reconcile.update_plan import changes
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.state.series import RINGS
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import DemandRow, NoSuchServiceError, ServiceRow, Spent
 
@@ -240,6 +242,20 @@ class ControllerService:
         }
         placement = self._specs.get(name, row.version).placement
         return history_view(row, placement, history, num_nodes, self._clock.now())
+
+    def series(self, name: str, *, since: float | None, replica_id: int) -> dict[str, Any]:
+        """Return what load balancers counted since then, of the service or (`replica_id` not 0) of a replica.
+
+        `since` None: for as long as the finest numbers are kept. Raises NoSuchServiceError.
+        """
+        if not any(row.name == name for row in self._store.services(down=True)):
+            raise NoSuchServiceError(name)
+        until = self._clock.now()
+        begin = until - RINGS[0].keep_s if since is None else since
+        since = min(until, max(begin, until - RINGS[-1].keep_s))
+        span_s = span_for(since, until)
+        slots = self._store.series(name, span_s, since=since - span_s, until=until)
+        return series_view(name, replica_id, span_s, since, until, slots)
 
     def instance(
         self, name: str, replica_id: int, node: int = 0

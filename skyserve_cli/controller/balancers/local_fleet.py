@@ -32,10 +32,12 @@ from skyserve_cli.controller.balancers.agent_process import (
     table_for,
 )
 from skyserve_cli.controller.balancers.demand_follower import DemandFollower
+from skyserve_cli.controller.balancers.totals_follower import TotalsFollower
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.demand import load_of, slowdown
 from skyserve_cli.controller.reconcile.ports import AgentOrder
 from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas, served_report
+from skyserve_cli.controller.reconcile.traffic_book import TrafficBook
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +77,13 @@ class LocalFleet:
         attention: Attention | None = None,
         served: ServedReplicas | None = None,
         now: Callable[[], float] | None = None,
+        traffic: TrafficBook | None = None,
     ) -> None:
-        """`now` is the controller's clock, by which minutes of demand are numbered; None: they are not read."""
+        """`now` is the controller's clock, by which minutes of demand are numbered; None: they are not read.
+
+        `traffic` gets what agents have counted; None: it is not read.
+        """
+        self._traffic = traffic
         self._folder = folder
         self._now = now
         self._attention = attention
@@ -131,6 +138,7 @@ class LocalFleet:
                     self._attention,
                     self._served,
                     self._now,
+                    TotalsFollower(service, BESIDE, self._traffic, self._loop.time),
                 )
             supervisor.want(orders.get(service))
             task = self._tasks.get(service)
@@ -153,7 +161,9 @@ class _LocalAgentSupervisor:
         attention: Attention | None,
         served: ServedReplicas,
         now: Callable[[], float] | None,
+        totals: TotalsFollower,
     ) -> None:
+        self._totals = totals
         self.minutes = None if now is None else DemandFollower(now)
         self._name = folder.name
         self._attention = attention
@@ -237,6 +247,7 @@ class _LocalAgentSupervisor:
         await self._ask(agent, order.window_s)
         if order.counts_demand:
             await self._count(agent)
+        await self._totals.follow(self._session, agent.admin_url, agent.authorization)
         self._failures = self._silences = 0
 
     def _is_lost(self, agent: LocalAgent, shape: Shape) -> bool:

@@ -43,11 +43,13 @@ from skyserve_cli.controller.balancers.deploy import (
     serving,
     tidy,
 )
+from skyserve_cli.controller.balancers.totals_follower import TotalsFollower
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.demand import load_of, slowdown
 from skyserve_cli.controller.reconcile.ports import RegionalOrder
 from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas, served_report
+from skyserve_cli.controller.reconcile.traffic_book import TrafficBook
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +99,9 @@ class RegionalFleet:
         bundle: Callable[[], Bundle] = agent_bundle,
         attention: Attention | None = None,
         served: ServedReplicas | None = None,
+        traffic: TrafficBook | None = None,
     ) -> None:
+        self.traffic = traffic
         self._attention = attention
         self.served = ServedReplicas() if served is None else served
         self._clouds = clouds
@@ -226,6 +230,7 @@ class _RegionalAgentSupervisor:
         self._stirred = asyncio.Event()
         self.load = Load()
         self.minutes = DemandFollower(fleet.now)
+        self._totals = TotalsFollower(*order.key, fleet.traffic, asyncio.get_running_loop().time)
 
     def want(self, order: RegionalOrder) -> None:
         if order.table.revision != self._order.table.revision:
@@ -339,10 +344,10 @@ class _RegionalAgentSupervisor:
         if self._acked is None or self._acked.revision != order.table.revision:
             await self._push(order.table)
         await self._ask(order.window_s)
-        if order.counts_demand:
-            url = f"http://127.0.0.1:{self._forward.port}"
-            if await self.minutes.follow(self._session, url, self._authorization()):
-                self._fleet.wake()
+        url = f"http://127.0.0.1:{self._forward.port}"
+        await self._totals.follow(self._session, url, self._authorization())
+        if order.counts_demand and await self.minutes.follow(self._session, url, self._authorization()):
+            self._fleet.wake()
         self._heard_at = self._fleet.now()
         self._failures = self._silences = 0
         is_refused = serving_now.refused == release.name

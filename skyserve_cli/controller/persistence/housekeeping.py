@@ -101,6 +101,7 @@ class Housekeeper(threading.Thread):
         self._store.archive_replicas(before=at - KEEP_ENDED_S, pause=self._pause)
         self._store.prune_events(before=at - KEEP_EVENTS_S, pause=self._pause)
         self._store.fold_demand(int(at // 60), pause=self._pause)
+        self._store.fold_series(at, pause=self._pause)
 
     def _pause(self) -> None:
         if self._stopping.wait(PAUSE_S):

@@ -1,0 +1,61 @@
+"""Stores what load balancers have counted, every ten seconds, on a thread of its own.
+
+A controller that is killed loses the seconds since the last slot. One that cannot write keeps the slots of the last minutes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from skyserve_cli.controller.reconcile.clock import Clock
+from skyserve_cli.controller.reconcile.traffic_book import TrafficBook
+from skyserve_cli.state.lease import LeaseLostError
+from skyserve_cli.state.samples import Slot
+from skyserve_cli.state.series import RINGS
+from skyserve_cli.state.store import Store
+
+log = logging.getLogger(__name__)
+
+SLOT_S = RINGS[0].span_s
+MOST_UNWRITTEN = 30
+
+
+class SeriesRecorder(threading.Thread):
+    """`clock` is the one that dates rows."""
+
+    def __init__(self, store: Store, book: TrafficBook, clock: Clock) -> None:
+        super().__init__(name="series", daemon=True)
+        self._store = store
+        self._book = book
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._unwritten: OrderedDict[int, dict[str, Slot]] = OrderedDict()
+
+    def run(self) -> None:
+        while not self._stopping.wait(SLOT_S - self._clock.now() % SLOT_S):
+            self.round()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self.is_alive():
+            self.join(timeout=10.0)
+
+    def round(self) -> None:
+        """Store the slot that has just ended, and those that could not be stored before."""
+        taken = self._book.take()
+        at = int((self._clock.now() - SLOT_S / 2) // SLOT_S) * SLOT_S  # a timer may be early by a little
+        if taken:
+            self._unwritten[at] = taken
+        while len(self._unwritten) > MOST_UNWRITTEN:
+            self._unwritten.popitem(last=False)
+        try:
+            while self._unwritten:
+                first = next(iter(self._unwritten))
+                self._store.put_series(first, self._unwritten[first])
+                del self._unwritten[first]
+        except (SQLAlchemyError, LeaseLostError) as error:  # the next round tries again
+            log.warning("numbers of load balancers are not stored: %s", type(error).__name__)
