@@ -79,6 +79,7 @@ def service_yaml(
     time_to_first_byte_s: float = 20.0,
     drain_timeout_s: float = 60.0,
     failure_threshold_s: float = 180.0,
+    notice_drain_s: float = 30.0,
 ) -> str:
     """A service of engines without GPUs. `model` distinguishes versions: responses carry it."""
     engine = f"{sys.executable} -m skyserve_cli.engine --profile l4-8b --speed {speed:g} --model {model}"
@@ -94,6 +95,7 @@ service:
   load_balancing_policy: {policy}
   load_balancer: {{time_to_first_byte_seconds: {time_to_first_byte_s:g}}}
   drain_timeout_seconds: {drain_timeout_s:g}
+  notice_drain_seconds: {notice_drain_s:g}
 resources: {{infra: local, use_spot: true}}
 run: exec {engine} --port $SKYSERVE_REPLICA_PORT
 """

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.chaos.harness import Stack, service_yaml, share, until
 from benchmarks.chaos.traffic import Outcome, Traffic, latency, tally
@@ -43,10 +44,36 @@ class Finding:
         return [outcome for outcome in (*self.unary, *self.streams) if not outcome.good]
 
 
-def spec(replicas: int, model: str, stream_s: float, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> str:
+class Warned(NamedTuple):
+    """What became of a replica with a notice.
+
+    Requests it had been given when its replacement was being launched, and when that was ready, while it still took some; and
+    how long before its end it was taken out of the load balancer's list.
+    """
+
+    finding: Finding
+    served_before: int
+    served_after: int
+    drained_s_before: float
+
+
+def spec(
+    replicas: int,
+    model: str,
+    stream_s: float,
+    drain_timeout_s: float = DRAIN_TIMEOUT_S,
+    notice_drain_s: float = 30.0,
+) -> str:
     """Engines so fast that a stream takes `stream_s`."""
     speed = STREAM_TOKENS * TOKEN_S / stream_s
-    return service_yaml(NAME, replicas, model=model, speed=speed, drain_timeout_s=drain_timeout_s)
+    return service_yaml(
+        NAME,
+        replicas,
+        model=model,
+        speed=speed,
+        drain_timeout_s=drain_timeout_s,
+        notice_drain_s=notice_drain_s,
+    )
 
 
 def preempt_two(stack: Stack, *, rate: float, stream_s: float, notice_s: float = 10.0) -> Finding:
@@ -64,6 +91,38 @@ def preempt_two(stack: Stack, *, rate: float, stream_s: float, notice_s: float =
         stack.settled(NAME)
         flow(unary, rate)
     return Finding(tuple(unary.outcomes), tuple(streams.outcomes))
+
+
+def warn_one(stack: Stack, *, rate: float, stream_s: float, notice_s: float) -> Warned:
+    """One of the replicas has a notice, long enough for its replacement to be ready before it ends."""
+    replicas = stack.settled(NAME)
+    first, endpoint = replicas[0], stack.endpoint(NAME)
+    with (
+        Traffic(endpoint, rate, tokens=UNARY_TOKENS) as unary,
+        Traffic(endpoint, len(replicas) / stream_s, tokens=STREAM_TOKENS, stream=True) as streams,
+    ):
+        until(lambda: streams.outcomes, "no stream ends", 10.0 * stream_s)
+        ends_at = time.time() + notice_s
+        stack.preempt(NAME, first, notice_s)
+        replacement = until(
+            lambda: [r["id"] for r in stack.replicas(NAME) if r["id"] not in replicas], "nothing is launched"
+        )[0]
+        before = served(stack, first)
+        until(lambda: stack.listed(NAME).get(str(replacement)) == "ready", "the replacement is not ready")
+        until(lambda: served(stack, first) > before, "the replica with the notice is given no more requests")
+        after = served(stack, first)
+        until(lambda: stack.listed(NAME).get(str(first)) != "ready", "it does not drain", 2.0 * notice_s)
+        drained_s_before = ends_at - time.time()
+        until(lambda: first not in {r["id"] for r in stack.replicas(NAME)}, "it does not go")
+        stack.settled(NAME)
+        flow(unary, rate)
+    return Warned(Finding(tuple(unary.outcomes), tuple(streams.outcomes)), before, after, drained_s_before)
+
+
+def served(stack: Stack, replica_id: int) -> int:
+    """The requests that a replica was given within the last minute."""
+    target = stack.stats(NAME).get(str(replica_id))
+    return 0 if target is None else int(target["requests"])
 
 
 def update(
