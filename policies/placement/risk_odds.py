@@ -83,6 +83,7 @@ class Odds:
         self._markets_of = [members[group] for group in sorted(members)]
         self._group_of = {market: number for number, its in enumerate(self._markets_of) for market in its}
         self._groups: dict[tuple[int, Fleet], list[float]] = {}
+        self._survivors: dict[tuple[tuple[int, Fleet], ...], list[float]] = {(): [1.0]}
         self._hedges: dict[Fleet, Hedge] = {}
 
     def hedge(self, fleet: Fleet) -> Hedge:
@@ -104,14 +105,20 @@ class Odds:
         return sum(fleet) if self._units is None else sum(map(mul, fleet, self._units))
 
     def survivors(self, fleet: Fleet) -> list[float]:
-        total = [1.0]
-        for number in sorted({self._group_of[market] for market, count in enumerate(fleet) if count}):
-            markets = self._markets_of[number]
-            key = number, tuple([fleet[market] for market in markets])
-            one = self._groups.get(key)
+        groups = sorted({self._group_of[market] for market, count in enumerate(fleet) if count})
+        held = [(number, tuple([fleet[market] for market in self._markets_of[number]])) for number in groups]
+        # Fleets that a search compares differ in a group or two: what those before come to is the same.
+        known = len(held)
+        while known and tuple(held[:known]) not in self._survivors:
+            known -= 1
+        total = self._survivors[tuple(held[:known])]
+        for upto in range(known, len(held)):
+            number, counts = held[upto]
+            one = self._groups.get(held[upto])
             if one is None:
-                one = self._groups[key] = self._group(markets, key[1])
-            total = _sum(total, [(units, p) for units, p in enumerate(one) if p], self._top)
+                one = self._groups[held[upto]] = self._group(self._markets_of[number], counts)
+            total = _sum(total, [(units, p) for units, p in enumerate(one) if p], self._top) if upto else one
+            self._survivors[tuple(held[: upto + 1])] = total
         return total
 
     def _group(self, markets: Sequence[int], counts: Fleet) -> list[float]:
@@ -142,22 +149,23 @@ class Odds:
 def best_hedge(survivors: Sequence[float], terms: Terms) -> Hedge:
     """Return the number of on-demand replicas that costs least together with the shortfall it leaves."""
     below = [0.0, *accumulate(survivors)]  # at index i the chance that fewer than i units survive
-    best = Hedge(terms.least, math.inf, 1.0)
+    best, least, shortfall = terms.least, math.inf, 1.0
     for number in range(terms.least, max(terms.least, terms.most) + 1):
         short = _shortfall(below, terms, terms.wanted - number * terms.on_demand_units)
-        usd_hour = number * terms.on_demand_usd_hour + short * terms.penalty_usd_hour
-        if usd_hour < best.usd_hour - 1e-9:
-            best = Hedge(number, usd_hour, short)
-        if short * terms.penalty_usd_hour <= terms.on_demand_usd_hour:
+        penalty = short * terms.penalty_usd_hour
+        usd_hour = number * terms.on_demand_usd_hour + penalty
+        if usd_hour < least - 1e-9:
+            best, least, shortfall = number, usd_hour, short
+        if penalty <= terms.on_demand_usd_hour:
             break  # one more costs more than the rest of the shortfall
-    return best
+    return Hedge(best, least, shortfall)
 
 
 def _shortfall(below: Sequence[float], terms: Terms, enough: int) -> float:
     """Return the chance that fewer units survive than are wanted, `enough` without growth."""
     last = len(below) - 1
     if terms.growth is NO_GROWTH:
-        return min(1.0, below[min(max(0, enough), last)])
+        return min(1.0, below[enough if enough < last else last]) if enough > 0 else 0.0
     return min(1.0, sum(p * below[min(max(0, enough + more), last)] for more, p in terms.growth))
 
 
@@ -168,10 +176,11 @@ def chance(per_hour: float, hours: float) -> float:
 
 def _sum(one: Sequence[float], other: Sequence[tuple[int, float]], most: int) -> list[float]:
     """Return the distribution of the sum of two counts, at most `most`."""
-    top = min(most, len(one) - 1 + max(count for count, _ in other))
-    total = [0.0] * (top + 1)
-    for i, p in enumerate(one):
-        if p:
-            for j, q in other:
-                total[min(i + j, top)] += p * q
+    some = [(i, p) for i, p in enumerate(one) if p]
+    total = [0.0] * (len(one) + max(count for count, _ in other))
+    for j, q in other:
+        for i, p in some:
+            total[i + j] += p * q
+    if len(total) > most + 1:
+        total[most:] = [sum(total[most:])]
     return total
