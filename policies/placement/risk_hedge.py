@@ -305,7 +305,9 @@ class _MarketView:
         why = f"{len(self.spot)} spot replicas, {sum(plan)} are worth their price"
         ends: list[PlannedTermination] = []
         spare = self.serving - self.units.wanted
-        for market, keep in zip(self.known.markets, plan, strict=True):
+        for market, count, keep in zip(self.known.markets, self.have, plan, strict=True):
+            if count <= keep:
+                continue
             here = [replica for replica in self.spot if zone_backoff.market(replica.offer) == market]
             for end in fleet.ends(here, keep, why):
                 serves = self.units.ready([r for r in here if r.id == end.replica_id], self.view.now)
