@@ -135,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--access-log", action="store_true", help="one line of JSON per request on standard error")
     add("--tls-certfile", type=Path, help="serve https with this certificate chain")
     add("--tls-keyfile", type=Path, help="its key, unless it is in the same file")
+    add("--peers-port", type=_port, default=0, help="port for agents of other regions (default: any)")
+    add("--peers-certfile", type=Path, help="key and certificate of this agent, for agents of other regions")
+    add("--peers-cafile", type=Path, help="certificate of the authority of the service's agents")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
 
@@ -147,7 +150,10 @@ def _options(given: argparse.Namespace) -> ServerOptions:
         raise _UsageError("--tls-keyfile needs --tls-certfile")
     if not given.service:
         raise _UsageError("--service must not be empty")
-    for file in (given.tls_certfile, given.tls_keyfile, given.targets_cafile):
+    if (given.peers_certfile is None) != (given.peers_cafile is None):
+        raise _UsageError("--peers-certfile and --peers-cafile go together")
+    own_files = (given.tls_certfile, given.tls_keyfile, given.targets_cafile)
+    for file in (*own_files, given.peers_certfile, given.peers_cafile):
         if file is not None and not file.is_file():
             raise _UsageError(f"there is no file {file}")
     for file in (given.table_file, given.ready_file, given.handover_socket, given.limits_file):
@@ -173,6 +179,9 @@ def _options(given: argparse.Namespace) -> ServerOptions:
         limits_file=_limits_file(given),
         traffic_file=given.traffic_file,
         targets_cafile=given.targets_cafile,
+        peers_port=given.peers_port,
+        peers_certfile=given.peers_certfile,
+        peers_cafile=given.peers_cafile,
     )
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -85,6 +85,10 @@ class Administered(Protocol):
 
     def exposition(self) -> bytes: ...
 
+    def regions(self) -> dict[str, Any]:
+        """Return what is known of agents of other regions."""
+        ...
+
     def usage(self) -> Iterable[Usage]:
         """Return the accounts of the owners of API keys (`lb.core.api_keys.ApiKeyStore.usage`)."""
         ...
@@ -115,6 +119,7 @@ def admin_app(agent: Administered, token: str) -> web.Application:
             web.get("/-/totals", control.totals),
             web.get("/-/metrics", control.metrics),
             web.get("/-/keys", control.keys),
+            web.get("/-/regions", control.regions),
             web.get("/-/explain", control.latest),
             web.get("/-/explain/{request_id}", control.explain),
             web.get("/workers", workers.list),
@@ -231,6 +236,9 @@ class _AgentControl:
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self.agent.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def regions(self, request: web.Request) -> web.Response:
+        return web.json_response(self.agent.regions())
 
     async def keys(self, request: web.Request) -> web.Response:
         return web.json_response({"keys": [usage._asdict() for usage in self.agent.usage()]})

@@ -32,6 +32,8 @@ from lb.observe.tracing import Tracing
 from lb.proxy.context import Proxy
 from lb.proxy.fast_path import open_fast_path
 from lb.proxy.sweep import Sweep, move_waiting
+from lb.regions.identity import Identity
+from lb.regions.region_links import RegionLinks
 from policies.routing.registry import make_policy
 
 _log = logging.getLogger("lb.agent.agent")
@@ -62,8 +64,9 @@ class Agent:
         max_clients: int | None = None,
         traffic_file: Path | None = None,
         unix_time_s: Callable[[], float] | None = None,
+        identity: Identity | None = None,
     ) -> None:
-        """Count minutes by `unix_time_s` as it is now; None: by `clock`."""
+        """Count minutes by `unix_time_s` as it is now; None: by `clock`. With an `identity` it speaks to agents of other regions."""
         self._traffic_file = traffic_file
         self._region = region
         self._table_file = table_file
@@ -106,6 +109,11 @@ class Agent:
         self.model_poller = ModelPoller(self.targets, self._fetcher.fetch, clock, changed=self.proxy.changed)
         self.proxy.on_wrong_model = self.model_poller.wrong_model
         self.proxy.on_missing_model = self.model_poller.missing_model
+        self.links: RegionLinks | None = None
+        if identity is not None:
+            boot = rng.getrandbits(48)
+            self.links = RegionLinks(self.proxy, self._pools, self.targets, identity, boot, clock)
+            self.links.apply(table.regions)
         self.sweep = Sweep(self.proxy)
         self.proxy.on_changed = lambda: move_waiting(self.proxy)
         self.checker = HealthChecker(
@@ -138,6 +146,7 @@ class Agent:
             self._restarted("model poller", self.model_poller.run),
             self._restarted("tidying", self._tidy),
             self._restarted("noting traffic", self._note_traffic),
+            *([] if self.links is None else [self._restarted("links", self.links.run)]),
         )
 
     async def _restarted(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -195,6 +204,8 @@ class Agent:
         changes = self.targets.apply(table, self._clock())
         self.metrics.use_table(table)
         self._fetcher.retain({target.url for target in table.targets})
+        if self.links is not None:
+            self.links.apply(table.regions)
         self.proxy.applied()
         self.model_poller.wake()
         if changes.added or changes.removed:
@@ -276,6 +287,10 @@ class Agent:
         now = self._clock()
         busy = {one.id: one.in_flight for one in self.targets.stats(now, 1.0)}
         return self.metrics.totals(now - self._started_at, self.targets.in_flight, self.proxy.held, busy)
+
+    def regions(self) -> dict[str, Any]:
+        """Return what is known of agents of other regions."""
+        return {"here": None, "peers": []} if self.links is None else self.links.to_json()
 
     def usage(self) -> Iterable[Usage]:
         """Return what the owners of API keys have used."""

@@ -44,6 +44,7 @@ from lb.core.limit_store import LimitStore
 from lb.observe.access_log import AccessLog, RequestRecord
 from lb.observe.tracing import tracing
 from lb.proxy.downstream import ClientConnection
+from lb.regions.identity import Identity
 
 _log = logging.getLogger("lb.agent.server")
 _LOOK_EVERY_S = 0.05
@@ -76,6 +77,10 @@ class ServerOptions:
     handover_socket: Path | None = None
     limits_file: Path | None = None
     traffic_file: Path | None = None
+    peers_host: str = "0.0.0.0"  # noqa: S104 (agents of other regions connect from anywhere, with certificates)
+    peers_port: int = 0
+    peers_certfile: Path | None = None
+    peers_cafile: Path | None = None
 
 
 async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
@@ -109,6 +114,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         limits=_limits(options),
         traffic_file=options.traffic_file,
         unix_time_s=time.time,
+        identity=_identity(options),
     )
     loop.add_signal_handler(signal.SIGHUP, _reload, agent, options, tls)
     data = DataPort(
@@ -128,12 +134,18 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         admin = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, logger=_http_log())
         await admin.setup()
         await web.SockSite(admin, admin_socket).start()
+    peers_port = None
+    if agent.links is not None:
+        peers_port = await agent.links.port.open(options.peers_host, options.peers_port)
     running = loop.create_task(agent.run())
 
     def line() -> str:
         host, port = data.address
         admin_port = admin_socket.getsockname()[1] if admin_socket else None
-        return json.dumps({"host": host, "port": port, "admin_port": admin_port, "pid": os.getpid()})
+        ports = {"host": host, "port": port, "admin_port": admin_port}
+        if peers_port is not None:
+            ports["peers_port"] = peers_port
+        return json.dumps({**ports, "pid": os.getpid()})
 
     def listening() -> list[socket.socket]:
         return [data.listening] if admin_socket is None else [data.listening, admin_socket]
@@ -166,6 +178,8 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     if offer is not None:
         offer.close()
     await data.close(adopt=not succeeded.is_set())
+    if agent.links is not None:
+        await agent.links.close()
     if succeeded.is_set():
         retired = loop.create_task(_retire(agent))
         if admin is not None:  # requests to change the table must reach the successor
@@ -270,6 +284,12 @@ def _targets_tls(options: ServerOptions) -> ssl.SSLContext | None:
     if options.targets_cafile is None:
         return None
     return ssl.create_default_context(cafile=str(options.targets_cafile))
+
+
+def _identity(options: ServerOptions) -> Identity | None:
+    if options.peers_certfile is None or options.peers_cafile is None:
+        return None
+    return Identity(options.peers_cafile, options.peers_certfile)
 
 
 def _limits(options: ServerOptions) -> LimitStore | None:

@@ -35,6 +35,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from lb.config.options import Access, ApiKey
+from lb.core.hop import RequestHop
 from lb.core.limit_store import LimitStore, MemoryLimits
 from lb.core.tenant import ONE, Limited, Tenant
 
@@ -82,19 +83,27 @@ class Admission:
     """A request that was let in, from `admit_head` to `settle`.
 
     Its place among the tenant's requests under way and the tokens it has reserved. `carried_by` names the headers, in lower
-    case, that must not reach a target.
+    case, that must not reach a target. `hop` is that of a request which was let in, and is charged, by an agent of another region.
     """
 
-    __slots__ = ("_account", "_prompt", "_settled", "carried_by", "reserved", "tenant", "weight")
+    __slots__ = ("_account", "_prompt", "_settled", "carried_by", "hop", "reserved", "tenant", "weight")
 
     def __init__(self, account: Tenant | None, carried_by: tuple[bytes, ...]) -> None:
         self.tenant = ANONYMOUS if account is None else account.key.name
         self.weight = 1.0 if account is None else account.key.weight
         self.carried_by = carried_by
+        self.hop: RequestHop | None = None
         self.reserved = 0
         self._account = account
         self._prompt = 0
         self._settled = False
+
+    @staticmethod
+    def of_peer(hop: RequestHop) -> Admission:
+        """Return the admission of a request that a peer forwards."""
+        admission = Admission(None, ())
+        admission.hop, admission.tenant, admission.weight = hop, hop.tenant, hop.weight
+        return admission
 
     @property
     def settled(self) -> bool:

@@ -71,6 +71,13 @@ class Peers:
         self._tree = RadixTree(max_tree_bytes)
         self._turns = Turns()
 
+    def retain(self, regions: Iterable[str]) -> None:
+        """These are the peers from now on."""
+        wanted = sorted(regions)
+        for region in self._peers.keys() - set(wanted):
+            self._tree.forget(region)
+        self._peers = {region: self._peers.get(region) or _Peer() for region in wanted}
+
     def reported(
         self, region: str, report: RegionReport, made_at: float, rtt_s: float, every_s: float, now: float
     ) -> None:

@@ -54,11 +54,16 @@ class TargetTable(TargetChoice):
     """
 
     def __init__(
-        self, table: Table, now: float, make_policy: Callable[[str], RoutingPolicy] = make_policy
+        self,
+        table: Table,
+        now: float,
+        make_policy: Callable[[str], RoutingPolicy] = make_policy,
+        first_life: int = 0,
     ) -> None:
+        """Count the epochs of targets from `first_life`, so that tables of one agent have none in common."""
         super().__init__(table, now, make_policy)
         self._generation = 0
-        self._life = 0
+        self._life = first_life
         self.apply(table, now)
 
     # --- what the controller says

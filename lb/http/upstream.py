@@ -233,6 +233,10 @@ class Pools:
         self._with_idle: dict[Pool, None] = {}
         self._ca = ""
         self._own: ssl.SSLContext | None = None  # for targets with a certificate by `_ca`
+        self._peers: ssl.SSLContext | None = (
+            None  # for agents of other regions, and shows a certificate of ours
+        )
+        self._peer_urls: frozenset[str] = frozenset()
 
     def trust(self, ca: str) -> None:
         """From now on targets with a `tls_name` are known by this authority (DER in base64). Raises ssl.SSLError, ValueError."""
@@ -242,13 +246,20 @@ class Pools:
         self._ca = ca
         self.retain({url for url, pool in self._pools.items() if pool.tls_name == pool.host})
 
+    def use_peers(self, urls: frozenset[str], tls: ssl.SSLContext | None) -> None:
+        """Connect to these addresses by `tls` from now on."""
+        if tls is not self._peers:
+            self.retain(self._pools.keys() - self._peer_urls)
+        self._peers, self._peer_urls = tls, urls
+
     def of(self, target: Target) -> Pool:
         pool = self._pools.get(target.url)
         if pool is not None and target.tls_name and pool.tls_name != target.tls_name:
             self.retain(self._pools.keys() - {target.url})  # another machine at the same address
             pool = None
         if pool is None and target.tls_name:
-            own = self._own if self._own is not None else trusting_only("")
+            own = self._peers if target.url in self._peer_urls else self._own
+            own = own if own is not None else trusting_only("")
             pool = self._pools[target.url] = Pool(target.url, own, self._with_idle, target.tls_name)
         if pool is None:
             if self._tls is None and target.url.startswith("https:"):

@@ -89,6 +89,8 @@ class Attempt(AttemptConnection):
             framing = b""
         if request.span:
             framing = b"Traceparent: %b\r\n%b" % (request.span.encode("latin-1"), framing)
+        if request.hop_lines:
+            framing = request.hop_lines + framing
         host = pool.name if head.host else pool.address
         sent = request_bytes(head, client.hop, request.request_id, path, pool.base_path, host, framing)
         if client.body_left:

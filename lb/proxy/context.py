@@ -12,6 +12,7 @@ from lb.config.options import Limits
 from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.byte_budget import SMALL_BYTES, SMALL_FACTOR, ByteBudget, parsed_bytes
 from lb.core.demand_minutes import DemandMinutes, ready_targets
+from lb.core.forwarding import Forwarding
 from lb.core.queue import RequestQueue
 from lb.core.retry import (
     RetryBudget,
@@ -83,6 +84,7 @@ class Proxy:
         self.fast_path = fast_path
         self.write_batcher = WriteBatcher(self.loop)
         self.table = table
+        self.forwarding: Forwarding | None = None  # set by the agent, where there are peers
         self.pools = pools
         self.metrics = metrics
         self.clock = clock
@@ -195,11 +197,16 @@ class Proxy:
             return arrival
         limits = self.limits
         repeatable = model or is_repeatable(head.method, model, head.idempotent)
-        tries = Tries(repeatable, limits.time_to_first_byte_s, limits.hold_s)
+        hop = admission.hop
+        wait_s, hold_s = limits.time_to_first_byte_s, limits.hold_s
+        if hop is not None:
+            wait_s, hold_s = min(wait_s, hop.left_s), min(hold_s, hop.left_s)
+        tries = Tries(repeatable, wait_s, hold_s)
         request = ProxiedRequest(self, client, body, arrival, tries)
         request.buffered = size
-        self.ongoing.step(now, 1)
-        self.demand.arrived(now)
+        if hop is None:
+            self.ongoing.step(now, 1)
+            self.demand.arrived(now)
         return request
 
     def abandoned(self, admission: Admission) -> None:
@@ -226,6 +233,18 @@ class Proxy:
         key = self.table.key(target_id)
         return EngineKind.UNKNOWN if key is None else self.kind_of(key)
 
+    def table_of(self, booking: Booking) -> TargetTable:
+        forwarding = self.forwarding
+        return forwarding.peer_table if forwarding is not None and forwarding.owns(booking) else self.table
+
+    def may_wait(self, request: ProxiedRequest, now: float) -> bool:
+        forwarding = self.forwarding
+        if forwarding is None:
+            return True
+        soon = forwarding.starts_soon(request.view, len(self.queue), now, request.tried)
+        forwarding.refused_in += not soon
+        return soon
+
     def counts_of(self, booking: Booking) -> TargetCounts:
         counts = self._counts.get(booking.entry)
         if counts is None:
@@ -236,7 +255,7 @@ class Proxy:
         self.counts_of(booking).duration.observe(now - booking.since)
         if len(self.queue):
             self.let_in_soon()
-        self.table.release(booking, now, tokens)
+        self.table_of(booking).release(booking, now, tokens)
 
     def verdict(self, request: ProxiedRequest, history: RetryHistory, now: float) -> RetryVerdict:
         rules = self.table.table.retries
@@ -304,6 +323,8 @@ class Proxy:
             now = self.clock()
             for count, (request, choice) in enumerate(self.scheduler.let_in(now), 1):
                 try:
+                    if self.forwarding is not None:
+                        self.forwarding.pace.left(now)
                     request.admitted(choice, now)
                 except Exception as error:  # noqa: BLE001 (the barrier)
                     request.crashed("queue", error)
@@ -334,7 +355,8 @@ class Proxy:
         self.heads = Reader()  # which remembers what was accepted under other limits
         self.api_keys.apply(table.access, self.clock())
         self.budget.rules = table.retries
-        self.pools.retain({target.url for target in table.targets})
+        peers = () if self.forwarding is None else self.forwarding.peer_table.table.targets
+        self.pools.retain({target.url for target in (*table.targets, *peers)})
         for client in self.clients:
             client.identify()
         self.changed()

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from lb.config.options import Slo
 from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.demand_minutes import DemandMinutes, is_late
+from lb.core.hop import RequestHop
 from lb.core.targets import Booking
 from lb.http.messages import RequestHead
 from lb.observe.access_log import RequestRecord
@@ -50,6 +51,7 @@ class Arrival(NamedTuple):
     resume_state: ResumeState | None = None
     cors: bytes | None = None  # header lines of any response to it; None if CORS is off
     set_cookie: bytes = b""  # a header line of a target's response, with its CRLF
+    hop: RequestHop | None = None  # of a request that a peer has forwarded
 
 
 class Ending:
@@ -149,8 +151,9 @@ class Endings:
         counts.bytes_out += ending.bytes_out
         counts.tokens_in += spent.prompt
         counts.tokens_out += spent.out
-        self._demand.ended(now, spent.prompt, spent.out, self._is_late(request, outcome, spent, now))
-        if arrival.admission.tenant:
+        if arrival.hop is None:
+            self._demand.ended(now, spent.prompt, spent.out, self._is_late(request, outcome, spent, now))
+        if arrival.admission.tenant and arrival.hop is None:
             key = self._metrics.of_key(arrival.admission.tenant)
             key.requests += 1
             key.tokens_in += spent.prompt

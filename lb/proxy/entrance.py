@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from lb.config.options import Continue, CookieMode
 from lb.core.api_keys import Admission, ApiKeyStore, Unauthorized
+from lb.core.hop import NAME as HOP
 from lb.core.targets import TargetTable
 from lb.core.tenant import Limited
 from lb.http import error_responses, session_cookie
@@ -159,6 +160,8 @@ class RequestAdmission:
         """Return what the request requests, or why it is refused after all. A `dense` body is not parsed."""
         for name in admission.carried_by:
             head = head.without(name)  # the key was for us
+        if head.ours is not None and admission.hop is None and HOP in head.ours:
+            self._metrics.counts.errors["forged_hop"] += 1  # it is a peer's to say, on a port of its own
         overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head)
         if isinstance(overrides, Rejection):
             return overrides
@@ -181,13 +184,13 @@ class RequestAdmission:
             model = model_of(parsed, body)
         else:
             model = parsed.model
-        if admission.tenant and parsed is not NOT_PARSED:
+        if admission.tenant and admission.hop is None and parsed is not NOT_PARSED:
             prompt_tokens = (len(prompt) if prompt is not None else len(body)) // BYTES_PER_TOKEN
             limited = self._api_keys.reserve(admission, prompt_tokens, parsed.most_tokens, now)
             if limited is not None:
                 return self._limited(limited)
         set_cookie = b""
-        if self._cookies and not session:
+        if self._cookies and not session and admission.hop is None:
             secure = client.hop.scheme == b"https"
             session, set_cookie = session_cookie.read_or_make(head.cookie, secure=secure)
         self._number += 1
@@ -226,8 +229,9 @@ class RequestAdmission:
             span,
             continues,
             resume_state,
-            None if cors is None else cors[head.origin],
+            None if cors is None or admission.hop is not None else cors[head.origin],
             set_cookie,
+            admission.hop,
         )
 
     def _overrides(self, head: RequestHead) -> RequestOverrides | Rejection:

@@ -201,6 +201,7 @@ class AttemptHost(Protocol):
     """A request, as its attempt uses it."""
 
     span: str
+    hop_lines: bytes  # of a request that is forwarded to another region
     relay: Relay | None
 
     @property

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from lb.core.failures import RETRY_STATUSES, Failure
 from lb.core.retry import RetryVerdict
-from lb.core.targets import Health
+from lb.core.targets import Booking, Health
 from lb.http.messages import ResponseHead
 from lb.proxy.attempt import Attempt
 from lb.proxy.ending import Outcome
-from lb.proxy.request_responding import RespondingRequest
+from lb.proxy.request_forwarding import ForwardingRequest
 from lb.proxy.resumable_relay import BY_ENGINE, ResumableRelay
 from lb.proxy.states import RequestEvent, State, move
 from lb.stream.resume_rules import NotResumable
@@ -31,7 +31,7 @@ from policies.routing.base import Choice
 _DONE = State.DONE
 
 
-class ProxiedRequest(RespondingRequest):
+class ProxiedRequest(ForwardingRequest):
     """A request that looks for a target that responds."""
 
     __slots__ = ()
@@ -45,11 +45,18 @@ class ProxiedRequest(RespondingRequest):
         if proxy.table.models.missing(self.arrival.model):
             self._no_such_model()
             return
+        if proxy.forwarding is None or not self.leaves(now):
+            self.place_here(now)
+
+    def place_here(self, now: float) -> None:
+        proxy = self.proxy
         choice = proxy.scheduler.place(self, now)
         if choice is not None:
             self._launch(choice, now)
         elif self.refusal is not None and not proxy.table.anybody(now, self.tried):
             self._send_refusal()
+        elif self.arrival.hop is not None and not proxy.may_wait(self, now):
+            self._respond(429, "region_full", "This region has no room for the request.")
         else:
             self._enqueue(now)
 
@@ -63,12 +70,15 @@ class ProxiedRequest(RespondingRequest):
         self._try(choice.target_id, now, fresh=False)
 
     def _try(self, target_id: str, now: float, fresh: bool) -> None:
+        self.hop_lines = b""
+        self.begin_attempt(self.proxy.table.book(self.view, target_id, now), now, fresh)
+
+    def begin_attempt(self, booking: Booking, now: float, fresh: bool) -> None:
         proxy, tries = self.proxy, self.tries
-        booking = proxy.table.book(self.view, target_id, now)
         self.state = move(self.state, RequestEvent.CHOSEN)
         self.attempt = Attempt(self, booking, now)
         tries.begin(booking.epoch)
-        self.ending.last_target = target_id
+        self.ending.last_target = booking.key.id
         if tries.attempts > 1:
             proxy.metrics.counts.retries += 1
         proxy.counts_of(booking).attempts += 1
@@ -143,7 +153,9 @@ class ProxiedRequest(RespondingRequest):
             self.cut(code)
 
     def responded_whole(self, response: ResponseHead, body: bytes) -> None:
-        if (
+        if self.hop_lines and self.is_full(response, body):
+            self.came_back()
+        elif (
             response.status in RETRY_STATUSES and self.tries.repeatable
         ):  # kept, in case no target has a better one
             self.refusal = response, body
@@ -202,7 +214,7 @@ class ProxiedRequest(RespondingRequest):
             # cannot be known that a request which was sent has not started to run.
             tries.stale = True
             tries.executions -= 1
-            if proxy.table.health(booking.key, now) is not Health.CLOSED:
+            if not self.hop_lines and proxy.table.health(booking.key, now) is not Health.CLOSED:
                 self.arrival.explanation.note(now, "chose", booking.key.id, "again, on a new connection")
                 self._try(booking.key.id, now, fresh=True)
                 return
@@ -255,7 +267,7 @@ class ProxiedRequest(RespondingRequest):
         if booking is None:
             return
         self.arrival.explanation.note(now, "timed_out", booking.key.id)
-        silent = proxy.table.silent_since(booking) <= booking.since
+        silent = proxy.table_of(booking).silent_since(booking) <= booking.since
         if silent and now - booking.since >= proxy.limits.time_to_first_byte_s / 2:
             self._blame(booking, Failure.SILENT, "for the whole time to first byte", now)
         self._respond(504, "time_to_first_byte", "No target answered in time.")

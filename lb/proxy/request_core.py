@@ -37,6 +37,7 @@ class RequestCore:
         "continues",
         "ending",
         "head",
+        "hop_lines",
         "policy",
         "proxy",
         "refusal",
@@ -63,6 +64,7 @@ class RequestCore:
         self.buffered = 0  # bytes taken from the agent's budget
         self.arrival = arrival
         self.head = arrival.head
+        self.hop_lines = b""  # header lines for a peer, while it is forwarded to one
         self.request_id = arrival.request_id
         self.view: RequestView = arrival.view
         self.tenant = arrival.admission.tenant
@@ -192,7 +194,8 @@ class RequestCore:
         self.state = move(self.state, RequestEvent.ENDED)
         proxy = self.proxy
         now = proxy.clock()
-        proxy.ongoing.step(now, -1)
+        if self.arrival.hop is None:
+            proxy.ongoing.step(now, -1)
         if self.ticket is not None:
             proxy.queue.leave(self.ticket)
             self._left_queue(now)
@@ -267,7 +270,8 @@ class RequestCore:
         now = self.proxy.clock()
         if self.state is not _DONE:
             self.state = _DONE
-            self.proxy.ongoing.step(now, -1)
+            if self.arrival.hop is None:
+                self.proxy.ongoing.step(now, -1)
         ticket, self.ticket = self.ticket, None
         if ticket is not None:
             self.proxy.queue.leave(ticket)
@@ -277,7 +281,7 @@ class RequestCore:
         try:
             if attempt is not None:
                 if not attempt.booking.released:
-                    self.proxy.table.release(attempt.booking, now)
+                    self.proxy.table_of(attempt.booking).release(attempt.booking, now)
                 attempt.drop()
             self.proxy.endings.settled(self, now)
             self.proxy.forget_body(self)

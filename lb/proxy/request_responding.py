@@ -77,7 +77,7 @@ class RespondingRequest(RequestCore):
         self.tries.deaths = 0
         proxy.counts_of(booking).ttfb.observe(now - self.arrival.at)
         self.arrival.explanation.note(now, "answered", booking.key.id)
-        if proxy.table.responded(booking, now, 200 <= status < 300):
+        if proxy.table_of(booking).responded(booking, now, 200 <= status < 300):
             _log.info("readmit target=%s why=%r", booking.key.id, "it responded again")
             proxy.changed_soon()
         elif len(proxy.queue):
@@ -145,7 +145,7 @@ class RespondingRequest(RequestCore):
         proxy = self.proxy
         counts = proxy.counts_of(booking)
         counts.failures[failure.value] += 1
-        if proxy.table.failed(booking, BLAME[failure], now):
+        if proxy.table_of(booking).failed(booking, BLAME[failure], now):
             counts.ejections += 1
             _log.warning("eject target=%s why=%r", booking.key.id, f"{failure.value}: {why}")
             proxy.changed_soon()

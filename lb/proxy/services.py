@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from lb.config.options import Limits
+from lb.core.forwarding import Forwarding
 from lb.core.queue import RequestQueue
 from lb.core.retry import RetryHistory, RetryVerdict
 from lb.core.scheduler import Scheduler
@@ -32,6 +33,7 @@ class Services(Protocol):
     limits: Limits
     heads: Reader
     table: TargetTable
+    forwarding: Forwarding | None  # to other regions
     metrics: Metrics
     faults: Faults
     endings: Endings
@@ -55,6 +57,14 @@ class Services(Protocol):
 
     def kind_of_id(self, target_id: str) -> EngineKind:
         """Return the kind of engine of a target of the table, as far as it is known."""
+        ...
+
+    def table_of(self, booking: Booking) -> TargetTable:
+        """Return the table that has the booking: that of replicas, or that of peers."""
+        ...
+
+    def may_wait(self, request: Any, now: float) -> bool:
+        """Return whether a request of a peer may wait here."""
         ...
 
     def counts_of(self, booking: Booking) -> TargetCounts: ...

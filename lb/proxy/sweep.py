@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import islice
 
 from lb.core.failures import Failure
 from lb.core.targets import Booking, Health, Outlook
@@ -17,6 +18,7 @@ from lb.proxy.context import Proxy
 from lb.proxy.request import ProxiedRequest
 
 SWEEP_S = 0.1
+RECONSIDERED = 8  # queued requests that are compared with other regions at each of their reports
 LONGEST_ROUND_S = 1.0  # between two checks of the running responses
 
 
@@ -103,7 +105,7 @@ class Sweep:
             return
         if relay.pulse():
             relay.silent_s = 0.0
-            proxy.table.heard(booking.key, now)
+            proxy.table_of(booking).heard(booking.key, now)
             return
         relay.silent_s += elapsed
         if relay.blocked:
@@ -115,7 +117,7 @@ class Sweep:
             request.broke(Failure.STALLED, "no event within the stall timeout")
         elif (
             relay.silent_s > limits.suspect_after_s
-            and proxy.table.missing(booking, now)
+            and proxy.table_of(booking).missing(booking, now)
             and relay.may_continue(now_or_later=True)
         ):
             request.broke(Failure.SILENT, "no byte, and no sign of life from its target")
@@ -132,6 +134,17 @@ def _hand_over(request: ProxiedRequest) -> None:
     request.hand_over()
 
 
+def reconsider(proxy: Proxy, most: int = RECONSIDERED) -> None:
+    """A peer has reported: compare the first of the queued requests with the other regions again."""
+    now = proxy.clock()
+    for ticket in list(islice(proxy.queue.walk(), most)):
+        request = ticket.item
+        try:
+            request.leaves(now)
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            request.crashed("regions", error)
+
+
 def move_waiting(proxy: Proxy) -> None:
     """The table has changed: call back attempts that wait in vain, and close tunnels whose target is gone."""
     now = proxy.clock()
@@ -141,7 +154,7 @@ def move_waiting(proxy: Proxy) -> None:
         if booking is None:
             continue
         try:
-            outlook = proxy.table.outlook(booking, now)
+            outlook = proxy.table_of(booking).outlook(booking, now)
             if outlook is Outlook.LOST:
                 request.call_back("its target is gone")
             elif outlook is Outlook.DOUBTFUL:

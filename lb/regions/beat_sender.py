@@ -24,7 +24,7 @@ _log = logging.getLogger("lb.regions.beat_sender")
 
 
 class BeatSender:
-    """`beat` makes the beat to send now. `run` goes on until it is cancelled."""
+    """`beat` makes the beat to send now. `run` goes on until `close`."""
 
     def __init__(
         self,
@@ -42,6 +42,25 @@ class BeatSender:
         self._beat = beat
         self._clock = clock
         self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._task = asyncio.get_running_loop().create_task(self.run())
+
+    def close(self) -> None:
+        """Send nothing more. Returns at once."""
+        self._closed = (
+            True  # `asyncio.wait_for` may lose a cancellation that meets the end of what it waits for
+        )
+        if self._task is not None:
+            self._task.cancel()
+
+    async def closed(self) -> None:
+        """Wait until nothing is sent any longer."""
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
 
     def stir(self) -> None:
         """There is news: send the next beat as soon as is allowed."""
@@ -49,7 +68,7 @@ class BeatSender:
 
     async def run(self) -> None:
         failures = 0
-        while True:
+        while not self._closed:
             try:
                 writer = await asyncio.wait_for(self._connect(), CONNECT_S)
             except (TimeoutError, OSError) as error:
@@ -77,7 +96,7 @@ class BeatSender:
         self.state.connected(self._clock())
         self.connections += 1
         self.trouble = ""
-        while not writer.transport.is_closing():
+        while not (self._closed or writer.transport.is_closing()):
             self._news.clear()
             writer.write(encode(self._beat(self.state)))
             await asyncio.sleep(SOONEST_S)

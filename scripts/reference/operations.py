@@ -131,6 +131,12 @@ ADMIN = (
     Operation("GET", "/-/metrics", "Expose Prometheus metrics.", "text exposition format", text=True),
     Operation("GET", "/-/keys", "Return usage and what is left of each API key.", "{keys: [...]}"),
     Operation(
+        "GET",
+        "/-/regions",
+        "Return what is known of agents of other regions: round trips, silence, forwarded requests.",
+        "{agent, here, policy, epoch, owned, peers: [...]}",
+    ),
+    Operation(
         "GET", "/-/explain", "List the latest requests.", "the requests", (("limit", "most requests; default 20"),)
     ),
     Operation(

@@ -155,6 +155,7 @@ class RunningAgent:
     admin_port: int | None
     http: aiohttp.ClientSession
     log: Path
+    peers_port: int = 0  # for agents of other regions
     pid: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -241,7 +242,9 @@ class World:
         assert line, log.read_text()
         ports = json.loads(line)
         async with aiohttp.ClientSession(auto_decompress=False) as http:
-            agent = RunningAgent(process, ports["port"], ports["admin_port"], http, log)
+            agent = RunningAgent(
+                process, ports["port"], ports["admin_port"], http, log, ports.get("peers_port", 0)
+            )
             try:
                 yield agent
                 if clean_exit and agent.admin_port is not None and process.returncode is None:

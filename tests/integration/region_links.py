@@ -47,7 +47,7 @@ class Node:
         self.port = PeerPort(known.server(), lambda: self.peers, self._hears, self.requests)
         self.number = 0
         self.forwarded: list[bytes] = []
-        self.tasks: list[asyncio.Task[None]] = []
+        self.senders: list[BeatSender] = []
 
     async def open(self) -> None:
         self.number = await self.port.open("127.0.0.1", 0)
@@ -62,7 +62,8 @@ class Node:
             return of.next_beat(self.report, 0.25, 0, loop.time())
 
         sender = BeatSender(peer, self._identity.client(BEATS), state, beat, loop.time)
-        self.tasks.append(loop.create_task(sender.run()))
+        sender.start()
+        self.senders.append(sender)
         return sender
 
     def requests(self, peer: PeerAgent) -> asyncio.Protocol:
@@ -83,6 +84,6 @@ class Node:
 
     async def close(self) -> None:
         await self.port.close()
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for sender in self.senders:
+            sender.close()
+            await sender.closed()

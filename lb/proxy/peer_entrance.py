@@ -1,0 +1,82 @@
+"""The entrance for requests that agents of other regions forward. See `lb.core.hop`.
+
+Who connects here has proved to be an agent of the service. Its requests carry no key and were charged and counted where they
+entered, so they are neither charged nor counted as demand a second time. Everything else is as for a client's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from lb.config.options import Limits
+from lb.core.api_keys import Admission
+from lb.core.byte_budget import ByteBudget
+from lb.core.hop import NAME, HopError, read_hop
+from lb.http.cors import CorsRules
+from lb.http.messages import Reader, RequestHead
+from lb.http.write_batch import WriteBatcher
+from lb.proxy.context import Proxy
+from lb.proxy.faults import Faults
+from lb.proxy.ports import ClientPort, ClientRequest, Rejection
+
+
+class PeerEntrance:
+    """The proxy as the connections of one peer use it."""
+
+    def __init__(self, proxy: Proxy, peer_id: str) -> None:
+        self._proxy = proxy
+        self._peer_id = peer_id
+        self.loop: asyncio.AbstractEventLoop = proxy.loop
+        self.write_batcher: WriteBatcher = proxy.write_batcher
+        self.faults: Faults = proxy.faults
+        self.buffers: ByteBudget = proxy.buffers
+        self.clients: set[ClientPort] = proxy.clients
+        self.limits: Limits = proxy.limits  # as they are when the connection is made
+        self.heads: Reader = proxy.heads
+        self.closing = proxy.closing
+
+    @property
+    def cors(self) -> CorsRules | None:
+        return None  # the agent where the request entered answers for web pages
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self._proxy.clock
+
+    def arrived(self) -> None:
+        """The head of a request is here."""
+        forwarding = self._proxy.forwarding
+        if forwarding is not None:
+            forwarding.forwarded_in[self._peer_id] += 1
+
+    def trusts(self, peer: str) -> bool:
+        return True  # the peer has written down who its client is
+
+    def is_full(self) -> bool:
+        return self._proxy.is_full()
+
+    def check(self, head: RequestHead) -> Rejection | Admission | bytes:
+        """Let in what a peer forwards, and nothing else."""
+        self.closing = self._proxy.closing
+        line = (head.ours or {}).get(NAME)
+        if line is None:
+            return Rejection(400, "no_hop", "This port is for requests that peers forward.")
+        try:
+            return Admission.of_peer(read_hop(line))
+        except HopError as error:
+            return Rejection(400, "malformed_hop", f"{error}.")
+
+    def begin(
+        self, client: ClientPort, head: RequestHead, body: bytes, admission: Admission
+    ) -> ClientRequest | Rejection:
+        return self._proxy.begin(client, head, body, admission)
+
+    def abandoned(self, admission: Admission) -> None:
+        self._proxy.abandoned(admission)
+
+    def client_gone(self) -> None:
+        self._proxy.client_gone()
+
+    def refused(self, refusal: Rejection) -> None:
+        self._proxy.refused(refusal)

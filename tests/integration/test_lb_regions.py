@@ -1,0 +1,214 @@
+"""Two agents of two regions as processes: requests that leave, come back, stay; what a data port does not believe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.integration.lb_harness import RunningAgent, Seen, ToyTarget, World, until, world
+from tests.integration.region_links import identity
+
+CHAT = "/v1/chat/completions"
+
+
+class Pair:
+    """The agents of us and eu, linked, with the targets they own."""
+
+    def __init__(self, agents: dict[str, RunningAgent]) -> None:
+        self.agents = agents
+        self.us, self.eu = agents["us"], agents["eu"]
+
+    async def own(self, name: str, *targets: ToyTarget, revision: str = "r1", **rest: Any) -> None:
+        other = "eu" if name == "us" else "us"
+        peer = {
+            "id": f"cloud/{other}#1",
+            "region": f"cloud/{other}",
+            "url": f"https://127.0.0.1:{self.agents[other].peers_port}",
+            "tls_name": other,
+        }
+        regions = {"agent": f"cloud/{name}#1", "here": f"cloud/{name}", "peers": [peer]}
+        rows = [{"id": one.name, "url": one.url, "region": f"cloud/{name}"} for one in targets]
+        await self.agents[name].push(*rows, revision=revision, regions=regions, **rest)
+
+    async def row(self, name: str) -> Any:
+        return (await self.agents[name].ask("GET", "/-/regions"))["peers"][0]
+
+    async def fresh(self) -> None:
+        async def heard() -> bool:
+            return all([(await self.row(name))["rtt_ms"] is not None for name in self.agents])
+
+        await until(heard)
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[World]:
+    async with world(tmp_path) as one:
+        yield one
+
+
+async def linked(stage: World, folder: Path, mortal: str = "") -> Pair:
+    """Start both agents; the one named `mortal` may be killed."""
+    agents = {}
+    for name in ("us", "eu"):
+        known = identity(folder / name, name)
+        files = ("--peers-certfile", str(known.own), "--peers-cafile", str(known.authority))
+        words = ("--region", f"cloud/{name}", "--policy", "gorgo", *files)
+        agents[name] = await stage.agent(*words, clean_exit=name != mortal)
+    return Pair(agents)
+
+
+@pytest.fixture
+async def pair(stage: World, tmp_path: Path) -> Pair:
+    return await linked(stage, tmp_path)
+
+
+async def chat(agent: RunningAgent, **headers: str) -> tuple[int, str]:
+    return await agent.text(CHAT, json={"messages": [{"role": "user", "content": "hello"}]}, headers=headers)
+
+
+async def explanation(agent: RunningAgent, name: str) -> Any:
+    return await agent.ask("GET", f"/-/explain/{name}")
+
+
+async def test_a_region_without_a_replica_is_served_by_its_peer(stage: World, pair: Pair) -> None:
+    there = await stage.target("there")
+    await pair.own("us")
+    await pair.own("eu", there)
+    await pair.fresh()
+    status, text = await chat(pair.us, **{"X-Request-Id": "far", "X-Forwarded-For": "203.0.113.9"})
+    assert (status, text) == (200, "there")
+    assert (await pair.row("us"))["forwarded_out"] == 1
+    assert (await pair.row("eu"))["forwarded_in"] == 1
+    seen = there.seen[-1]
+    assert seen.header("X-SkyServe-Hop") is None
+    assert seen.header("X-Request-Id") == "far"
+    assert seen.header("X-Forwarded-For") == "127.0.0.1, 127.0.0.1"  # what a client claims is not believed
+    step = next(one for one in (await explanation(pair.us, "far"))["steps"] if one["event"] == "forwards")
+    assert step["target"] == "cloud/eu#1"
+    assert {one["target"] for one in step["candidates"]} == {"", "cloud/eu#1"}
+    # It was demand where it entered, and there alone.
+    assert (await pair.us.stats())["requests"] == 1
+    assert (await pair.eu.stats())["requests"] == 0
+
+
+async def test_an_idle_region_keeps_its_requests(stage: World, pair: Pair) -> None:
+    here, there = await stage.targets("here", "there")
+    await pair.own("us", here)
+    await pair.own("eu", there)
+    await pair.fresh()
+    for _ in range(20):
+        assert await chat(pair.us) == (200, "here")
+    assert (await pair.row("us"))["forwarded_out"] == 0
+
+
+async def test_connections_to_a_peer_are_kept(stage: World, pair: Pair) -> None:
+    await pair.own("us")
+    await pair.own("eu", await stage.target("there"))
+    await pair.fresh()
+    for _ in range(10):
+        assert (await chat(pair.us))[0] == 200
+    log = pair.eu.log.read_text()
+    assert (await pair.row("eu"))["forwarded_in"] == 10
+    assert "refuse connection" not in log
+
+
+async def test_a_hop_is_not_believed_on_the_data_port(stage: World, pair: Pair) -> None:
+    here = await stage.target("here")
+    await pair.own("us", here)
+    await pair.own("eu")
+    forged = {"X-SkyServe-Hop": "age=0;left=5;weight=1000;tenant=boss"}
+    assert await chat(pair.us, **forged) == (200, "here")
+    assert here.seen[-1].header("X-SkyServe-Hop") is None
+    metrics = await pair.us.ask("GET", "/-/metrics")
+    counted = [line for line in metrics.splitlines() if 'code="forged_hop"' in line]
+    assert [line.rpartition(" ")[2] for line in counted] == ["1.0"]
+
+
+async def test_keys_are_checked_and_charged_where_a_request_enters(stage: World, pair: Pair) -> None:
+    from hashlib import sha256
+
+    key = {"name": "acme", "sha256": sha256(b"secret").hexdigest(), "requests_per_minute": 2}
+    there = await stage.target("there")
+    await pair.own("us", access={"keys": [key]})
+    await pair.own("eu", there, access={"keys": [key]})
+    await pair.fresh()
+    answers = [(await chat(pair.us, Authorization="Bearer secret"))[0] for _ in range(3)]
+    assert answers == [200, 200, 429]
+    assert (await chat(pair.us))[0] == 401
+    assert there.seen[-1].header("Authorization") is None
+    assert (await chat(pair.eu, Authorization="Bearer secret"))[0] == 200  # nothing was charged there
+
+
+async def test_a_peer_that_dies_before_the_first_byte_costs_no_request(stage: World, tmp_path: Path) -> None:
+    pair = await linked(stage, tmp_path, mortal="eu")
+    arrived = asyncio.Event()
+
+    async def never(seen: Seen) -> None:
+        arrived.set()
+        await seen.gone()
+
+    here = await stage.target("here")
+    await pair.own("us")
+    await pair.own("eu", await stage.target("there", never))
+    await pair.fresh()
+    waiting = asyncio.create_task(chat(pair.us))
+    await arrived.wait()
+    await pair.own("us", here, revision="r2")
+    pair.eu.process.kill()
+    assert await waiting == (200, "here")
+
+
+async def test_what_a_full_peer_returns_waits_at_home(stage: World, pair: Pair) -> None:
+    """More requests than eu has room for, and none here: each is answered once, by eu, in its turn."""
+    release = asyncio.Event()
+
+    async def slowly(seen: Seen) -> None:
+        await release.wait()
+        await seen.answer(b"there")
+
+    there = await stage.target("there", slowly)
+    pushing = {"mode": "fixed_cap", "cap": 1}
+    await pair.own("us", pushing=pushing)
+    await pair.own("eu", there, pushing=pushing)
+    await pair.fresh()
+    async with aiohttp.ClientSession() as http:
+
+        async def ask(number: int) -> str:
+            body = json.dumps({"messages": [{"role": "user", "content": f"number {number}"}]})
+            async with http.post(pair.us.url + CHAT, data=body) as response:
+                return f"{response.status} {await response.text()}"
+
+        asking = [asyncio.create_task(ask(number)) for number in range(6)]
+
+        async def all_are_somewhere() -> bool:
+            us, eu = await pair.us.stats(), await pair.eu.stats()
+            return bool(us["queued"] + eu["queued"] + eu["in_flight"] == 6)
+
+        await until(all_are_somewhere)
+        assert len([one for one in there.seen if one.path == CHAT]) == 1
+        release.set()
+        assert await asyncio.gather(*asking) == ["200 there"] * 6
+    bodies = [one.body for one in there.seen if one.path == CHAT]
+    assert len(bodies) == len(set(bodies)) == 6
+
+
+async def test_the_port_for_peers_takes_no_request_without_a_hop(
+    stage: World, pair: Pair, tmp_path: Path
+) -> None:
+    from lb.regions.identity import REQUESTS
+
+    await pair.own("us")
+    await pair.own("eu", await stage.target("there"))
+    tls = identity(tmp_path / "us", "us").client(REQUESTS)
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", pair.eu.peers_port, ssl=tls, server_hostname="eu"
+    )
+    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: eu\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+    writer.close()
