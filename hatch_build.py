@@ -37,8 +37,6 @@ ROOT = Path(__file__).resolve().parent
 SWITCH = "SKYSERVE_NATIVE"
 GROUP = "skyserve_lb"
 NATIVE = (
-    "policies/routing/response_length.py",
-    "policies/routing/length_learner.py",
     "policies/routing",
     "lb/core",
     "lb/http",

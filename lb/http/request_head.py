@@ -137,11 +137,10 @@ def _apply_request(
 ) -> set[int]:
     """Set what the marked lines say; the numbers of the lines that are not passed."""
     drop: set[int] = set()
-    hosts = 0
+    hosts = proto = host = 0  # how many, and the numbers of lines
     named: list[bytes] = []
-    proto = host = 0  # the numbers of their lines
     forwarded: list[int] = []
-    upgrade = key = version = b""
+    handshake: dict[int, bytes] = {}  # of a WebSocket, by kind
     ours: dict[bytes, bytes] = {}
     for kind, number, name, value in marked:
         if kind < KEPT:
@@ -178,28 +177,44 @@ def _apply_request(
             request.cookie = value
         elif kind == TRACEPARENT:
             request.traceparent = value
-        elif kind == IDEMPOTENCY_KEY:
-            request.idempotent = True
-        elif kind == API_KEY:
-            request.credentials += ((name.lower(), value),)
-        elif kind == ORIGIN:
-            request.origin = value
-        elif kind == CORS_METHOD:
-            request.cors_method = value
-        elif kind == CORS_HEADERS:
-            request.cors_headers = value
-        elif kind == EXPECT:
-            request.expects = value.lower() == b"100-continue"
-        elif kind == UPGRADE:
-            upgrade = value.lower()
-        elif kind == WEBSOCKET_KEY:
-            key = value
-        elif kind == WEBSOCKET_VERSION:
-            version = value
+        elif kind in (UPGRADE, WEBSOCKET_KEY, WEBSOCKET_VERSION):
+            handshake[kind] = value
         elif kind == OURS:
             ours[name[11:].lower()] = value
+        else:
+            _apply_seldom(request, kind, name, value)
     if ours:
         request.ours = ours
+    _check_sender(request, hosts)
+    if named:
+        drop |= _apply_connection(request, named, lines)
+    request.has_forwarded_proto = proto > 0 and proto not in drop  # `Connection` may have named them
+    request.has_forwarded_host = host > 0 and host not in drop
+    request.forwarded = b"".join(lines[number] + b"\r\n" for number in forwarded if number not in drop)
+    drop.update(forwarded)
+    if handshake and b"upgrade" in named:
+        _apply_handshake(request, handshake)
+    return drop
+
+
+def _apply_seldom(request: RequestHead, kind: int, name: bytes, value: bytes) -> None:
+    """Set what a header line says that few requests have."""
+    if kind == IDEMPOTENCY_KEY:
+        request.idempotent = True
+    elif kind == API_KEY:
+        request.credentials += ((name.lower(), value),)
+    elif kind == ORIGIN:
+        request.origin = value
+    elif kind == CORS_METHOD:
+        request.cors_method = value
+    elif kind == CORS_HEADERS:
+        request.cors_headers = value
+    elif kind == EXPECT:
+        request.expects = value.lower() == b"100-continue"
+
+
+def _check_sender(request: RequestHead, hosts: int) -> None:
+    """Check what depends on the version of HTTP; `hosts` is the number of Host headers."""
     if request.http_1_0:
         if request.chunked:  # RFC 9112 §6.1: a sender that old cannot mean it
             raise HeadError(400, "malformed_request", "HTTP/1.0 has no transfer codings.")
@@ -208,6 +223,11 @@ def _apply_request(
         raise HeadError(400, "malformed_request", "The request must have exactly one Host.")
     if hosts > 1 or not AUTHORITY.fullmatch(request.host):
         raise HeadError(400, "malformed_request", "The request must have exactly one Host.")
+
+
+def _apply_connection(request: RequestHead, named: list[bytes], lines: list[bytes]) -> set[int]:
+    """Set what `Connection` says; the numbers of the lines it names, which are not passed."""
+    drop: set[int] = set()
     for token in named:
         if token == b"close":
             request.keep_alive = False
@@ -215,25 +235,23 @@ def _apply_request(
             request.keep_alive = b"close" not in named
         elif token not in NEVER_HOP:
             drop |= numbers_of(token, lines)
-    request.has_forwarded_proto = proto > 0 and proto not in drop  # `Connection` may have named them
-    request.has_forwarded_host = host > 0 and host not in drop
-    request.forwarded = b"".join(lines[number] + b"\r\n" for number in forwarded if number not in drop)
-    drop.update(forwarded)
-    if upgrade == b"websocket" and b"upgrade" in named and request.method == b"GET":
-        _check_handshake(request, key, version)
-        request.websocket, request.websocket_key = True, key
     return drop
 
 
-def _check_handshake(request: RequestHead, key: bytes, version: bytes) -> None:
+def _apply_handshake(request: RequestHead, handshake: dict[int, bytes]) -> None:
     """RFC 6455 §4.1: a handshake that cannot succeed would bother a target in vain."""
+    if handshake.get(UPGRADE, b"").lower() != b"websocket" or request.method != b"GET":
+        return
+    key = handshake.get(WEBSOCKET_KEY, b"")
     try:
         sound = len(base64.b64decode(key, validate=True)) == 16
     except ValueError:
         sound = False
-    if not sound or version != b"13" or request.chunked or request.length or request.http_1_0:
+    is_13 = handshake.get(WEBSOCKET_VERSION) == b"13"
+    if not sound or not is_13 or request.chunked or request.length or request.http_1_0:
         text = "A WebSocket needs Sec-WebSocket-Version: 13 and a Sec-WebSocket-Key of 16 bytes in base64."
         raise HeadError(400, "malformed_handshake", text)
+    request.websocket, request.websocket_key = True, key
 
 
 def _origin_form(url: bytes) -> tuple[bytes, bytes]:

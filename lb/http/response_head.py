@@ -51,23 +51,9 @@ class ResponseHead:
 
 def read_response(head: bytes, max_headers: int) -> ResponseHead:
     """`head` ends with the empty line. Raises HeadError; its status is of no use here."""
-    seen = HeaderLines()
-    parser = httptools.HttpResponseParser(seen)
-    try:
-        parser.feed_data(head)
-    except httptools.HttpParserUpgrade:
-        pass
-    except httptools.HttpParserError as error:
-        raise HeadError(
-            502, "malformed_response", f"the head of the response is malformed: {error}"
-        ) from None
-    lines = head[:-4].split(b"\r\n")
-    if not seen.complete or seen.count != len(lines) - 1 or not STATUS_LINE.fullmatch(lines[0]):
-        raise HeadError(502, "malformed_response", "the head of the response is malformed")
-    if seen.count > max_headers:
-        raise HeadError(502, "malformed_response", "the head of the response has too many lines")
+    seen, lines, status = _parsed(head, max_headers)
     response = ResponseHead()
-    response.status = parser.get_status_code()
+    response.status = status
     http_1_1 = lines[0][7:8] == b"1"
     lines[0] = b"HTTP/1.1 " + lines[0][9:]
     named: list[bytes] = []
@@ -121,6 +107,26 @@ def read_response(head: bytes, max_headers: int) -> ResponseHead:
             line for number, line in enumerate(lines) if number not in without
         )
     return response
+
+
+def _parsed(head: bytes, max_headers: int) -> tuple[HeaderLines, list[bytes], int]:
+    """Return the marked lines, all lines and the status. Raises HeadError."""
+    seen = HeaderLines()
+    parser = httptools.HttpResponseParser(seen)
+    try:
+        parser.feed_data(head)
+    except httptools.HttpParserUpgrade:
+        pass
+    except httptools.HttpParserError as error:
+        raise HeadError(
+            502, "malformed_response", f"the head of the response is malformed: {error}"
+        ) from None
+    lines = head[:-4].split(b"\r\n")
+    if not seen.complete or seen.count != len(lines) - 1 or not STATUS_LINE.fullmatch(lines[0]):
+        raise HeadError(502, "malformed_response", "the head of the response is malformed")
+    if seen.count > max_headers:
+        raise HeadError(502, "malformed_response", "the head of the response has too many lines")
+    return seen, lines, parser.get_status_code()
 
 
 def opens_websocket(request: RequestHead, response: ResponseHead) -> bool:

@@ -74,8 +74,6 @@ def service_view(
     status = service_state(
         goal, row.attempts if row.down else row.replicas, row.target, row.memory.rollout, now
     )
-    billed = [r for r in row.replicas if r.launched_at is not None]
-    renting = [agent for agent in row.balancers if agent.launched_at is not None]
     stand_ins = _stand_ins(row.replicas, goal.placement)
     rate = load.requests / load.window_s if load.known else None
     return {
@@ -96,29 +94,13 @@ def service_view(
         "failed_versions": list(row.memory.rollout.get("failed", ())),
         "same_versions": sorted(row.same_replicas),
         "load_balancing_policy": spec.load_balancing_policy,
-        "load_balancer": None
-        if beside is None
-        else {
-            "alive": beside.alive,
-            "synced": beside.acked,
-            "ready_targets": beside.ready_targets,
-            "restarts": beside.restarts,
-        },
+        "load_balancer": None if beside is None else _beside_view(beside),
         "load_balancers": [
             _agent_view(agent, spec, agents[agent.id], _lease_of(agent, leases)) for agent in row.balancers
         ],
         "load_balancers_wanted": 0 if row.down else spec.regional.count * len(spec.regional.places),
         "load": {"requests_per_s": rate, "in_flight": load.in_flight, "queued": load.queued},
-        "cost": {
-            "usd_per_hour": round(sum(r.offer.price_usd_hour for r in billed), 6),
-            "usd_per_hour_load_balancers": round(sum(r.offer.price_usd_hour for r in renting), 6),
-            "usd_per_hour_on_demand": round(sum(on_demand_price(r.offer) for r in billed), 6),
-            "usd_per_hour_wanted_on_demand": round(
-                row.wanted * min((on_demand_price(r.offer) for r in billed), default=0.0), 6
-            ),
-            "usd_total": round(spent.usd, 6),
-            "usd_on_demand_equivalent": round(spent.usd_on_demand, 6),
-        },
+        "cost": _cost_view(row, spent),
         "replicas": [
             {
                 **replica_view(r, num_nodes[r.version]),
@@ -130,6 +112,31 @@ def service_view(
         ],
         "slo": slo_view(spec.slo, row.memory.scaling, day),
         "last_failure": None if failure is None else failure_view(failure),
+    }
+
+
+def _beside_view(agent: AgentView) -> dict[str, Any]:
+    """Return the agent beside the controller."""
+    return {
+        "alive": agent.alive,
+        "synced": agent.acked,
+        "ready_targets": agent.ready_targets,
+        "restarts": agent.restarts,
+    }
+
+
+def _cost_view(row: ServiceRow, spent: Spent) -> dict[str, float]:
+    """Return costs in US dollars: per hour now, and since the service is up."""
+    billed = [replica.offer for replica in row.replicas if replica.launched_at is not None]
+    renting = [agent.offer for agent in row.balancers if agent.launched_at is not None]
+    on_demand = [on_demand_price(offer) for offer in billed]
+    return {
+        "usd_per_hour": round(sum(offer.price_usd_hour for offer in billed), 6),
+        "usd_per_hour_load_balancers": round(sum(offer.price_usd_hour for offer in renting), 6),
+        "usd_per_hour_on_demand": round(sum(on_demand), 6),
+        "usd_per_hour_wanted_on_demand": round(row.wanted * min(on_demand, default=0.0), 6),
+        "usd_total": round(spent.usd, 6),
+        "usd_on_demand_equivalent": round(spent.usd_on_demand, 6),
     }
 
 
