@@ -89,16 +89,16 @@ def scaler(minutes: int) -> tuple[list[float], list[float], list[bool], Json]:
     memory: Json = {"target": 16, "starts": starts}
     first, again, fitted = [], [], []
     for end in range(HISTORY_MIN, HISTORY_MIN + minutes + 1):
-        told = whole.until(end)
-        told = replace(
-            told,
-            first=told.end - HISTORY_MIN,
-            requests=told.requests[-HISTORY_MIN:],
-            within_slo=told.within_slo[-HISTORY_MIN:],
-            ready=None if told.ready is None else told.ready[-HISTORY_MIN:],
+        known = whole.until(end)
+        known = replace(
+            known,
+            first=known.end - HISTORY_MIN,
+            requests=known.requests[-HISTORY_MIN:],
+            within_slo=known.within_slo[-HISTORY_MIN:],
+            ready=None if known.ready is None else known.ready[-HISTORY_MIN:],
         )
         seen = Observation(
-            60.0 * end, goal, fleet, (fleet[0].offer,), Load(60.0, 0, known=True), history=told
+            60.0 * end, goal, fleet, (fleet[0].offer,), Load(60.0, 0, known=True), history=known
         )
         misses = predictive._fitted.cache_info().misses
         began = time.process_time()
