@@ -5,8 +5,13 @@ Two things are needed before a first byte, and the longer wait for either counts
 - *The prefill ahead*: residual bytes of the prompts that were sent before and have no first byte, without what the head
   of the queue must have had computed since it became the head. Requests the engine reports as pending beyond our own
   (those of other load balancers) count as the usual residual.
-- *A seat in the batch*. An engine that reports requests as pending has no seat or no memory for them. Then each
-  one ahead waits until a stream ends, which happens every stream_s / streams seconds (Little's law).
+- *A seat in the batch*. An engine whose batch or memory is full makes each request ahead wait until a stream ends, which
+  happens every stream_s / streams seconds (Little's law). Engines report how many sequences run and how many requests are
+  pending, but rarely how many seats there are. So the most that have run while something was pending are taken for all, and
+  count less with the time. Pending requests beside free seats wait for the prefill of others, which is the work above.
+
+A first byte that waited for a seat says nothing of how fast the target computes, so the speed does not learn from it: the
+less a request has to compute, the more it would be misled.
 
 Requests that are held for the target by the load balancer are ahead of a newcomer as far as they would go before it.
 """
@@ -16,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from math import exp, inf
 
 from policies.routing.base import TargetView
 from policies.routing.prefill_rate import PrefillRate
@@ -29,6 +35,12 @@ USUAL_SHARE = 0.02  # of the newest request in the usual residual
 STREAM_SHARE = 0.05  # of the newest stream in the usual duration
 DOUBT = 3.0  # standard errors by which a target must differ from the fleet
 SPEED_HOLDS_S = 0.25  # as long a speed is used before it is computed again
+SEATS_FADE_S = 60.0  # what was seen of the seats of a batch counts less by e after this time
+# As few free seats are none: streams end between two reports, and those pending have not come in yet.
+SEATS_SLACK = 3
+# An engine whose pending requests need that long to have a seat does not run dry until its next report.
+SEAT_AHEAD_S = 0.5
+FULL_KV_USAGE = 0.95  # from here an engine has no memory for a newcomer
 _NEVER = float("-inf")
 
 
@@ -64,13 +76,17 @@ class Backlog:
         "_head",
         "_head_since",
         "_rate",
+        "_seats",
+        "_seats_seen_at",
         "_stream_s",
+        "busy_from",
         "free_at",
         "held",
         "known_until",
         "least_s",
         "s_per_byte",
         "sent",
+        "target",
     )
 
     def __init__(self, fleet: FleetMeans) -> None:
@@ -85,6 +101,10 @@ class Backlog:
         self._stream_s: float | None = None
         self._bytes = self._head = 0
         self._head_since = 0.0
+        self._seats = 0.0
+        self._seats_seen_at = _NEVER
+        self.busy_from = inf  # so many sequences in the batch leave no seat
+        self.target: TargetView | None = None  # as its owner keeps it, once it has been chosen
 
     # --- asked
 
@@ -117,9 +137,30 @@ class Backlog:
         if place is not None:
             before, held_bytes = self.held.before(place, is_one)
             ahead_s += held_bytes * self.s_per_byte
-        if not target.queued:
+        if target.queued:
+            self._see_seats(target, now)
+        streams_ahead = self.streams_ahead(target)
+        if not streams_ahead:
             return ahead_s
-        return max(ahead_s, (pending + before) * self._seat_s(target))
+        return max(ahead_s, (streams_ahead + before) * self._seat_s(target))
+
+    def streams_ahead(self, target: TargetView | None) -> int:
+        """Return how many streams must end before a newcomer has a seat in the batch; 0 if it is free, or not known."""
+        if target is None:
+            return 0
+        pending = target.pending or 0
+        if target.running is None:
+            return pending if target.queued else 0
+        if target.queued and target.kv_usage is not None and target.kv_usage >= FULL_KV_USAGE:
+            return pending + 1
+        if target.running < self.busy_from:
+            return 0
+        return max(0, pending + 1 - max(0, round(self._seats) - target.running))
+
+    def seats_are_ready(self, target: TargetView) -> bool:
+        """Return whether the engine could run dry of requests that wait for a seat before its next report."""
+        streams_ahead = self.streams_ahead(target)
+        return streams_ahead <= 1 or streams_ahead * self._seat_s(target) < SEAT_AHEAD_S
 
     # --- changes
 
@@ -143,6 +184,11 @@ class Backlog:
         fleet = self._fleet
         self._rate.learn(work_bytes, first_byte_s, fleet.s_per_byte(now), now)
         fleet.rate.learn(work_bytes, first_byte_s, DEFAULT_S_PER_BYTE, now)
+        self.streamed(stream_s)
+
+    def streamed(self, stream_s: float) -> None:
+        """A response has been streamed whose first byte says nothing of the speed."""
+        fleet = self._fleet
         fleet.stream_s += (STREAM_SHARE if fleet.stream_s else 1.0) * (stream_s - fleet.stream_s)
         known = fleet.stream_s if self._stream_s is None else self._stream_s
         self._stream_s = known + STREAM_SHARE * (stream_s - known)
@@ -153,6 +199,16 @@ class Backlog:
         """The head works from the instant it became the head, and is no longer at work than its own bytes take."""
         self.free_at = self._head_since + self._bytes * self.s_per_byte if self.sent else _NEVER
         self.least_s = (self._bytes - self._head) * self.s_per_byte
+
+    def _see_seats(self, target: TargetView, now: float) -> None:
+        """Learn from a target that reports requests as pending how many sequences its batch holds."""
+        running = float(target.running or 0)
+        if self._seats:
+            self._seats *= exp((self._seats_seen_at - now) / SEATS_FADE_S)
+        if running > self._seats:
+            self._seats = running
+        self._seats_seen_at = now
+        self.busy_from = round(self._seats) - SEATS_SLACK + 1 if self._seats >= SEATS_SLACK else 0
 
     def _seat_s(self, target: TargetView) -> float:
         """Return seconds from the end of one stream to that of the next."""

@@ -30,7 +30,8 @@ response under way there, as STREAM_WEIGHT, since that is late by no more than o
 fleets then have more hits and more tokens per second, the more so the more there is to do.
 
 *Waiting.* The best target may have enough to do. It does if the requests that were sent to it will have their first bytes
-in PUSH_AHEAD_S or later, which is enough for an engine never to run dry, be it prefill or a seat that they wait for. Then
+in PUSH_AHEAD_S or later, or if some of them wait for a seat in its batch already: either is enough for an engine never to
+run dry. A request that is held for a seat may still choose another target, and one that is in the engine's queue may not. Then
 the choice says `wait`, and the caller that pushes by work holds the request for that target (see `lb.core.lanes`) instead
 of sending it somewhere. Held requests count in the cost of others as far as it would go before them.
 
@@ -68,7 +69,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from policies.routing.backlog import DEFAULT_S_PER_BYTE, USUAL_SHARE, Backlog, FleetMeans
+from policies.routing.backlog import DEFAULT_S_PER_BYTE, FULL_KV_USAGE, USUAL_SHARE, Backlog, FleetMeans
 from policies.routing.base import LONGEST_PUT_OFF_S, Choice, RequestView, TargetView
 from policies.routing.prefix_policy import PrefixPolicy
 from policies.routing.radix_tree import Match
@@ -81,13 +82,12 @@ MAX_TREE_BYTES = 2**24
 TROUBLE_S = 1.0
 PREFILL_WEIGHT = 2.0
 STREAM_WEIGHT = 0.1  # of the burden on a request that waits is that on one whose response is under way
-PUSH_AHEAD_S = 2.0
+PUSH_AHEAD_S = 3.0
 LONGEST_FOR_WORK_S = 7.5  # of the time for which a request is put off
 LONGEST_FOR_LOSS_S = LONGEST_PUT_OFF_S - LONGEST_FOR_WORK_S
 PUT_OFF_FOR_WORK = 10.0  # seconds for each of prefill
 SOONER_FOR_LOSS = 100.0  # seconds for each of prefill that is spared
-FULL_KV_USAGE = 0.95  # from here the authors' code leaves a target out; we price it: there may be no other
-FULL_S = 1.0
+FULL_S = 1.0  # where the authors' code leaves a target out: there may be no other
 
 _TERMS = (
     "rtt_s",
@@ -130,6 +130,9 @@ class Gorgo(PrefixPolicy):
         candidates = self._candidates(targets, matches)
         scored, best = self._score(request, candidates, matches, now)
         row = scored[best]
+        chosen = self._backlogs.get(row[0])
+        if chosen is not None:
+            chosen.target = candidates[best]
         wait, late_s = not self.ready(candidates[best], now), 0.0
         if wait or self._held:
             s_per_byte = self._backlogs.get(row[0], self._unused).s_per_byte
@@ -137,12 +140,12 @@ class Gorgo(PrefixPolicy):
         return Choice(row[0], "response expected soonest", _TERMS, tuple(scored), row[10], wait, late_s)
 
     def ready(self, target: TargetView, now: float) -> bool:
-        """Return whether what was sent to it has its first byte in less than PUSH_AHEAD_S."""
+        """Return whether what was sent to it has its first byte in less than PUSH_AHEAD_S, and few wait there for a seat."""
         backlog = self._backlogs.get(target.id, self._unused)
         if not backlog.sent and not target.pending:
             return True
         backlog.speed(now)
-        return backlog.wait_s(target, now) < PUSH_AHEAD_S
+        return backlog.wait_s(target, now) < PUSH_AHEAD_S and backlog.seats_are_ready(target)
 
     def held(self, request: RequestView, choice: Choice, now: float) -> None:
         before = self._held.get(request.id)
@@ -168,7 +171,8 @@ class Gorgo(PrefixPolicy):
         fleet = self._fleet
         fleet.usual_bytes += USUAL_SHARE * (residual - fleet.usual_bytes)
         work_bytes = residual + (backlog.sent_s(now) / backlog.speed(now) if backlog.sent else 0.0)
-        self._attempts[request.id] = _SentRequest(backlog, work_bytes, now)
+        needs_seat = backlog.streams_ahead(backlog.target) > 0
+        self._attempts[request.id] = _SentRequest(backlog, None if needs_seat else work_bytes, now)
         backlog.join(request.id, residual, now)
 
     def responded(self, request: RequestView, target_id: str, now: float) -> None:
@@ -187,8 +191,11 @@ class Gorgo(PrefixPolicy):
             or not streamed(now - attempt.responded_at, tokens)
         ):
             return
-        first_byte_s = attempt.responded_at - attempt.since
-        attempt.backlog.served(attempt.work_bytes, first_byte_s, now - attempt.responded_at, now)
+        stream_s = now - attempt.responded_at
+        if attempt.work_bytes is None:
+            attempt.backlog.streamed(stream_s)
+            return
+        attempt.backlog.served(attempt.work_bytes, attempt.responded_at - attempt.since, stream_s, now)
 
     def forget(self, target_id: str) -> None:
         """Attempts under way keep the old backlog: their end cannot touch that of a target that returns."""
@@ -227,7 +234,7 @@ class Gorgo(PrefixPolicy):
                 there = pending + (target.running or 0)
                 if there > streams:
                     streams = there
-                if target.queued or pending > waiting:
+                if target.queued or pending > waiting or there >= backlog.busy_from:
                     wait_s = backlog.wait_s(target, now)
                     waiting = pending
             if somebody_held and backlog.held.places:
@@ -286,11 +293,14 @@ class _Held(NamedTuple):
 
 
 class _SentRequest:
-    """One request on its way: `work_bytes` stood between it and its first byte when it was sent."""
+    """One request on its way: `work_bytes` stood between it and its first byte when it was sent.
+
+    None if it may have waited for a seat in the batch as well.
+    """
 
     __slots__ = ("backlog", "responded_at", "since", "work_bytes")
 
-    def __init__(self, backlog: Backlog, work_bytes: float, since: float) -> None:
+    def __init__(self, backlog: Backlog, work_bytes: float | None, since: float) -> None:
         self.backlog = backlog
         self.work_bytes = work_bytes
         self.since = since

@@ -13,7 +13,7 @@ from policies.routing.response_length import Constant
 
 PROMPT = b"0123456789abcdef" * 500  # 8000 bytes: 188 ms at the paper's rate
 OTHER = b"fedcba9876543210" * 500
-LONG = b"0123456789abcdef" * 7000  # 112 kB: 2.6 s at the paper's rate
+LONG = b"0123456789abcdef" * 9500  # 152 kB: 3.6 s at the paper's rate
 A, B = TargetView("a"), TargetView("b")
 
 
@@ -216,17 +216,20 @@ def test_requests_that_others_queued_count_as_usual_ones() -> None:
         pytest.param(replace(A, running=10), 0.0, True, id="nothing pending"),
         pytest.param(replace(A, running=10, pending=9), 0.0, True, id="nine sent since the last report"),
         pytest.param(
-            replace(A, running=10, pending=1, queued=1), 1.0, True, id="ten streams of 10 s, one pending"
+            replace(A, running=10, pending=1, queued=1), 2.0, False, id="ten streams of 10 s, one pending"
         ),
-        pytest.param(replace(A, running=10, pending=3, queued=1), 3.0, False, id="and two sent since"),
+        pytest.param(replace(A, running=10, pending=3, queued=1), 4.0, False, id="and two sent since"),
         pytest.param(
-            replace(A, running=40, pending=3, queued=3), 0.75, True, id="with forty streams one ends sooner"
+            replace(A, running=100, pending=3, queued=3), 0.4, True, id="of a hundred streams one ends sooner"
         ),
         pytest.param(
-            replace(A, in_flight=43, waiting=3, pending=3, queued=3), 0.75, True, id="as we count them"
+            replace(A, in_flight=43, waiting=3, pending=3, queued=3), 0.75, False, id="as we count them"
         ),
         pytest.param(
             replace(A, pending=1, queued=1), 10.0, False, id="of no stream it is known when it ends"
+        ),
+        pytest.param(
+            replace(A, running=10, pending=1, queued=1, kv_usage=0.96), 2.0, False, id="the memory is full"
         ),
     ],
 )
@@ -240,6 +243,56 @@ def test_an_engine_whose_batch_is_full_makes_a_request_wait_for_the_end_of_strea
         policy.record(asked(f"sent-{number}", b""), "a", 11.0)
     assert wait_s(policy, target, 11.0) == pytest.approx(expected_s)
     assert policy.ready(target, 11.0) is ready
+
+
+FULL = replace(A, running=40, pending=2, queued=2)
+
+
+@pytest.mark.parametrize(
+    ("target", "after_s", "expected_s"),
+    [
+        pytest.param(replace(A, running=40), 1.0, 0.25, id="full: one stream must end"),
+        pytest.param(replace(A, running=39), 1.0, 0.0, id="the last seat is free"),
+        pytest.param(replace(A, running=39, pending=1), 1.0, 10 / 39, id="and taken by one on its way"),
+        pytest.param(replace(A, running=30, pending=3), 1.0, 0.0, id="three on their way to ten seats"),
+        pytest.param(
+            replace(A, running=30, pending=3, queued=3), 1.0, 0.0, id="those pending wait for prefill"
+        ),
+        pytest.param(
+            replace(A, running=30, pending=3, queued=3), 18.0, 4 / 3, id="for long: the batch is smaller now"
+        ),
+        pytest.param(
+            replace(A, running=30, pending=3, queued=3, kv_usage=0.97), 1.0, 4 / 3, id="or for memory"
+        ),
+        pytest.param(replace(A, running=60), 1.0, 10 / 60, id="more run than were seen before"),
+    ],
+)
+def test_the_most_that_ran_while_some_were_pending_are_all_seats(
+    target: TargetView, after_s: float, expected_s: float
+) -> None:
+    policy = gorgo()
+    serve(policy, asked("earlier", b""), "a", 0.0, 0.1, 10.1)
+    wait_s(policy, FULL, 11.0)
+    for number in range(target.pending or 0):
+        policy.record(asked(f"sent-{number}", b""), "a", 11.0)
+    assert wait_s(policy, target, 11.0 + after_s) == pytest.approx(expected_s)
+
+
+def test_first_bytes_that_waited_for_a_seat_say_nothing_of_the_speed() -> None:
+    """Else a second's wait of a request with nothing to compute looks like a slow target, and all its streams cost more."""
+    full = replace(A, running=40, pending=3, queued=2)
+    policies = (gorgo(), gorgo())
+    for policy, view in zip(policies, (full, replace(A, running=3)), strict=True):
+        for number in range(60):
+            now = 10.0 * number
+            request = asked(f"r-{number}", b"%05d" % number * (10 + number))
+            chosen(policy, request, [view], now)
+            serve(policy, request, "a", now, now + 1.0 + 0.01 * number, now + 9.0)
+    waited, computed = (
+        terms(chosen(policy, asked("next", b"?" * 8000), [A], 600.0), "a")["prefill_s"] for policy in policies
+    )
+    assert waited == pytest.approx(8000 * DEFAULT_S_PER_BYTE)
+    assert computed > 1.5 * waited
 
 
 def test_the_longer_of_the_two_waits_counts() -> None:
@@ -341,13 +394,13 @@ def test_a_common_beginning_does_not_collapse_onto_one_target() -> None:
     [
         pytest.param([], 0.0, False, id="an idle target"),
         pytest.param([OTHER], 0.0, False, id="188 ms before it"),
-        pytest.param([LONG], 0.0, True, id="2.6 s before it"),
+        pytest.param([LONG], 0.0, True, id="3.6 s before it"),
         pytest.param([LONG], 0.7, False, id="of which the first 0.7 s are done"),
         pytest.param([OTHER] * 7, 0.0, False, id="the same short prompt again and again is computed once"),
-        pytest.param([bytes([48 + n]) * 8000 for n in range(11)], 0.0, True, id="eleven short prompts"),
+        pytest.param([bytes([48 + n]) * 8000 for n in range(17)], 0.0, True, id="seventeen short prompts"),
     ],
 )
-def test_it_waits_while_its_target_has_two_seconds_of_prefill_before_it(
+def test_it_waits_while_its_target_has_three_seconds_of_prefill_before_it(
     sent: list[bytes], now: float, waits: bool
 ) -> None:
     policy = gorgo()
