@@ -86,6 +86,22 @@ class LoadBalancerConfig(Strict):
         return self
 
 
+class DashboardConfig(Strict):
+    port: int | None = Field(
+        default=None,
+        ge=1024,
+        le=65535,
+        description="port of 127.0.0.1 on which `serve dashboard` opens the page. null: any free one, kept from then on",
+    )
+    actions: bool = Field(
+        default=False,
+        description="whether the page may terminate replicas and services; otherwise it only reads",
+    )
+    hosts: tuple[str, ...] = Field(
+        default=(), description="further host names under which the page may be called, of a proxy before it"
+    )
+
+
 class UnusableConfig(CloudConfig):
     """The section of a plug-in that cannot be loaded: nothing is known of its settings. Using the cloud says why."""
 
@@ -108,6 +124,7 @@ def section_model(name: str) -> type[CloudConfig]:
 class Config(Strict):
     controller: ControllerConfig = ControllerConfig()
     load_balancer: LoadBalancerConfig = LoadBalancerConfig()
+    dashboard: DashboardConfig = DashboardConfig()
     clouds: dict[str, CloudConfig] = Field(default_factory=lambda: {"local": CloudConfig(poll_seconds=0.5)})
 
     @property
@@ -182,6 +199,8 @@ def _model_above(where: tuple[int | str, ...]) -> type[BaseModel]:
             return section_model(name)
         case ("controller", _, *_):
             return ControllerConfig
+        case ("dashboard", _, *_):
+            return DashboardConfig
         case ("load_balancer", _, *_):
             return LoadBalancerConfig
         case _:

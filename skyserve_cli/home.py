@@ -160,6 +160,11 @@ class Home:
         """The ends of the logs of replicas that failed."""
         return self.logs / "replicas"
 
+    @property
+    def dashboard(self) -> Path:
+        """JSON: the port of the page and digests of its sessions."""
+        return self.root / "dashboard.json"
+
     def token(self) -> str:
         """Return the secret every call of the controller's API carries; made on first use."""
         return _secret_file(self.token_file, new_token).decode()

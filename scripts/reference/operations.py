@@ -34,6 +34,27 @@ CONTROLLER = (
         (("all", "also services that are down"), ("ended", "also replicas that have ended")),
     ),
     Operation(
+        "GET", "/v1/services/{name}", "Return one service as /v1/services lists it. Supports If-None-Match.", "the service",
+        (("ended", "also replicas that have ended"),),
+    ),
+    Operation(
+        "GET", "/v1/services/{name}/report", "Return the figures of `serve report`, and what was spent until when.",
+        "{name, figures, curves, why}; figures and curves are null with the reason in why while there is nothing to report",
+        (("since", "UNIX seconds"),),
+    ),
+    Operation(
+        "GET", "/v1/services/{name}/explain", "Return why the last requests went where they went, of all load balancers.",
+        "{requests: [...]}", (("limit", "requests of each load balancer, at most 100; default 20"),),
+    ),
+    Operation(
+        "GET", "/v1/stream", "Send an event whenever what /v1/services shows has changed. Supports Last-Event-ID.",
+        "server-sent events; id and data.changes are the count of changes; a comment every 15 s", text=True,
+    ),
+    Operation(
+        "POST", "/v1/dashboard", "Open the port of the page and return its address with a code that works once.",
+        "{url, port, expires_s}", body=(("port", "null: the configured or the last one"),),
+    ),
+    Operation(
         "PUT", "/v1/services/{name}", "Create a service or give it a new version.", "{name, version}",
         body=(
             ("spec", "the service file as JSON"),

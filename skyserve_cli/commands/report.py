@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from skyserve_cli.account.lived import Lived, NothingYetError, lived
+from skyserve_cli.account.view import report_view
 from skyserve_cli.commands import pictures
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Format, OutputFormat, complete_service, controller, find
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, date_time, put, put_json, say
 from skyserve_cli.report import history_text as lived_wording
-from skyserve_cli.report.history import Lived, NothingYetError, lived
 from skyserve_cli.text_tables import put_table, table
-
-_DIGITS = 6
 
 
 def report(
@@ -54,7 +53,7 @@ def report(
     if history["complete_from"] > history["since"]:
         say(f"what was before {date_time(history['complete_from'])} is no longer kept one by one")
     if output is OutputFormat.JSON:
-        put_json(_json(account, history))
+        put_json(report_view(account, history))
     else:
         say(lived_wording.setting(account))
         put_table(table(*lived_wording.totals(account)))
@@ -63,44 +62,6 @@ def report(
         put(lived_wording.verdict(account))
     if out is not None:
         _draw(account, out)
-
-
-def _json(account: Lived, history: dict[str, Any]) -> dict[str, Any]:
-    run = account.run
-    shown: dict[str, Any] = {
-        "name": history["name"],
-        "version": history["version"],
-        "down": history["down"],
-        "policy": run.policy,
-        "overprovision": run.overprovision,
-        "availability_target": run.availability_target,
-        "wanted": run.n_target,
-        "counted_from": account.counted_from,
-        "counted_to": account.counted_to,
-        "complete_from": history["complete_from"],
-        "cold_start_s": account.simulation.cold_start_s,
-        "availability": run.availability,
-        "capacity_fraction": run.capacity_fraction,
-        "usd": run.usd,
-        "usd_on_demand": run.usd_on_demand,
-        "cost_relative": run.cost_relative,
-        "on_demand_cost_share": run.on_demand_cost_share,
-        "launches": run.launches,
-        "preemptions": account.preemptions,
-        "failed_launches": account.failed_launches,
-        "crashes": account.crashes,
-        "zones": [each._asdict() for each in account.bought],
-    }
-    rounded: dict[str, Any] = _rounded(shown)
-    return rounded
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return round(value, _DIGITS) if isinstance(value, float) else value
 
 
 def _draw(account: Lived, path: Path) -> None:

@@ -14,6 +14,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import secrets
 import signal
 import sys
 import time
@@ -29,8 +30,10 @@ from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.http import Api
 from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.assembly import Foundation, Workers, reconciler_of, service_of
+from skyserve_cli.controller.balancers.agent_reader import AgentReader
 from skyserve_cli.controller.callbacks import Callbacks
 from skyserve_cli.controller.clouds.garbage_collector import Sweeper
+from skyserve_cli.controller.dashboard.endpoint import Dashboard
 from skyserve_cli.controller.gc_pauses import GcPauses
 from skyserve_cli.controller.metrics.endpoint import MetricsEndpoint
 from skyserve_cli.controller.persistence.housekeeping import Housekeeper
@@ -67,7 +70,11 @@ async def run(home: Home) -> None:
     await workers.start()
     threads = _Threads(base, workers, reconciler, service, lambda: loop.call_soon_threadsafe(stopping.set))
     threads.start()
-    api = Api(service, home.token(), home.controller_log, stopping.set)
+    agents = AgentReader(workers.fleet.admin_ports, workers.regional.admin_ports)
+    api = Api(service, home.token(), home.controller_log, stopping.set, agents)
+    page = _page_of(base, api)
+    api.opens(page.code)
+    await page.resume()
     site = await _listen(api.app(), home)
     metrics = _serve_metrics(service, home, config.controller.metrics_port)
     log.info(
@@ -83,6 +90,8 @@ async def run(home: Home) -> None:
     await site.cleanup()
     if metrics is not None:
         await metrics.close()
+    await page.close()
+    await agents.close()
     await threads.stop()
     try:
         await asyncio.to_thread(base.leadership.release)
@@ -137,6 +146,21 @@ async def _listen(app: web.Application, home: Home) -> web.AppRunner:
     await web.SockSite(site, listener, backlog=BACKLOG).start()
     write_json(home.controller_address, {"pid": os.getpid()})
     return site
+
+
+def _page_of(base: Foundation, api: Api) -> Dashboard:
+    settings = base.config.dashboard
+    reads, acts = api.for_page()
+    return Dashboard(
+        base.home.dashboard,
+        base.clock.now,
+        lambda: secrets.token_urlsafe(32),
+        reads,
+        acts,
+        port=settings.port,
+        actions=settings.actions,
+        hosts=settings.hosts,
+    )
 
 
 def _serve_metrics(

@@ -20,8 +20,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, StepPatch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from skyserve_cli.account.curves import DAY_S, Array, Timeline, spend, spend_on_demand, timeline
 from skyserve_cli.output import usd
-from skyserve_cli.report.series import DAY_S, Array, Timeline, spend, spend_on_demand, timeline
 from skyserve_cli.report.text import per_day
 from skyserve_cli.sim.frontier import ALL_ON_DEMAND, Point, lower_hull, mixed
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Simulation, percent

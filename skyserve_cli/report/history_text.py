@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from skyserve_cli.account.lived import Lived
 from skyserve_cli.output import date_time, plural, span, usd
-from skyserve_cli.report.history import Lived
 
 Table = tuple[list[str], list[list[str]]]  # columns, named as `tables.table` wants them, and rows
 

@@ -20,9 +20,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure, FigureBase
 
 from provisioners.files import write_bytes
+from skyserve_cli.account.lived import Lived
 from skyserve_cli.report import history_text as lived_wording
 from skyserve_cli.report.figures import MUTED, STYLE, draw_frontier, draw_spend, draw_timelines
-from skyserve_cli.report.history import Lived
 from skyserve_cli.report.text import (
     GLOSSARY,
     LEVELS,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from skyserve_cli.account.curves import timeline
+from skyserve_cli.account.lived import Bought, NothingYetError, lived
 from skyserve_cli.report import history_text as lived_wording
 from skyserve_cli.report import page as report
-from skyserve_cli.report.history import Bought, NothingYetError, lived
-from skyserve_cli.report.series import timeline
 from skyserve_cli.sim.results import ON_DEMAND, SPOT
 
 READY, NOT_READY, DRAINING = "READY", "NOT_READY", "DRAINING"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from scipy.stats import t as student
 
+from skyserve_cli.account.curves import spend, spend_on_demand, timeline
 from skyserve_cli.report import page as report
 from skyserve_cli.report.export import to_json
-from skyserve_cli.report.series import spend, spend_on_demand, timeline
 from skyserve_cli.report.text import equal_availability, per_day, setting, table_cells, verdict
 from skyserve_cli.sim.frontier import ALL_ON_DEMAND, Point, cost_at, lower_hull, mixed
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run, Simulation

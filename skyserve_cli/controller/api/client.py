@@ -144,6 +144,10 @@ class ControllerClient:
         response = self._json("POST", f"/v1/leaks/{cloud}/forget", {}, timeout_s=TIDY_TIMEOUT_S)
         return [str(problem) for problem in response["problems"]]
 
+    def dashboard(self, port: int | None) -> dict[str, Any]:
+        """Return the address of the page, with a code that works once; `port` None: the configured or the last one."""
+        return self._json("POST", "/v1/dashboard", {"port": port})
+
     def stop(self) -> int:
         """Request the controller to stop; returns its pid."""
         return int(self._json("POST", "/v1/stop", {})["pid"])

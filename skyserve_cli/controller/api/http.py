@@ -19,6 +19,7 @@ slow disk does not stop the probes on this event loop.
     GET  /v1/leaks/CLOUD
     POST /v1/leaks/CLOUD/remove  {"kind", "id", "region"} -> {"why": "" or why not, "passes"}
     POST /v1/leaks/CLOUD/forget  -> {"problems"}
+    POST /v1/dashboard           {"port": null or which} -> {"url", "port", "expires_s"}: the page, with a code that works once
     POST /v1/stop
 """
 
@@ -27,7 +28,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import math
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -40,12 +40,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from policies.goals import UpdateMode
 from provisioners.port.base import LogSource
-from provisioners.remote.host_agent.log_times import offset_since
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
+from skyserve_cli.controller.api.log_responses import file_response, log_response, read_file
+from skyserve_cli.controller.api.page_routes import PageRoutes, Reader
+from skyserve_cli.controller.api.query import MAX_HISTORY_REPLICAS, since_of
 from skyserve_cli.controller.api.service import ControllerService, NoFreePortError, NoSuchReplicaError
 from skyserve_cli.controller.api.shells import NoAccessError, access_to
-from skyserve_cli.controller.api.snapshot import Snapshots
+from skyserve_cli.controller.api.snapshot import Rendered, Snapshots
 from skyserve_cli.controller.persistence.leadership import NotLeadingError
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.controller.reconcile.store_health import sentence_of
@@ -55,11 +57,14 @@ from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, St
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8 << 20
-MAX_LOG_BYTES = 1 << 20
 PIECE_BYTES = 64 * 1024
-MAX_HISTORY_REPLICAS = 5_000
 
+OpenPage = Callable[[int | None], Awaitable[dict[str, Any]]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class PageClosedError(Exception):
+    """The port of the page cannot be opened; the text says which and why."""
 
 
 class Api:
@@ -71,12 +76,20 @@ class Api:
         token: str,
         controller_log: Path,
         stop: Callable[[], None],
+        agents: Reader | None = None,
     ) -> None:
+        """`agents` reads the admin ports of load balancers."""
+        self._open_page: OpenPage | None = None
         self._controller_service = controller_service
         self._token = token
         self._controller_log = controller_log
         self._stop = stop
         self._snapshots = Snapshots(controller_service.changes, SteadyClock())
+        self._pages = PageRoutes(controller_service, self._snapshots, _snapshot_response, agents)
+
+    def opens(self, page: OpenPage) -> None:
+        """From now on `POST /v1/dashboard` calls `page` with a port or None, and responds with what it returns."""
+        self._open_page = page
 
     def app(self) -> web.Application:
         @web.middleware
@@ -84,30 +97,47 @@ class Api:
             return await self._guard(request, handler)
 
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard])
-        app.add_routes(
-            [
-                web.get("/v1/health", self._health),
-                web.get("/v1/services", self._services),
-                web.put("/v1/services/{name}", self._put),
-                web.post("/v1/services/{name}/down", self._down),
-                web.post("/v1/services/{name}/replicas/{id:\\d+}/down", self._kill),
-                web.get("/v1/services/{name}/replicas/{id:\\d+}/access", self._access),
-                web.get("/v1/services/{name}/history", self._history),
-                web.get("/v1/services/{name}/series", self._series),
-                web.post("/v1/plan", self._plan),
-                web.get("/v1/events", self._events),
-                web.get("/v1/logs/controller", self._log_of_controller),
-                web.get("/v1/logs/load_balancer/{name}", self._log_of_load_balancer),
-                web.get("/v1/logs/replica/{name}/{id:\\d+}", self._log_of_replica),
-                web.get("/v1/logs/replica/{name}/{id:\\d+}/{node:\\d+}", self._log_of_replica),
-                web.post("/v1/tidy", self._tidy),
-                web.get("/v1/leaks/{cloud}", self._leaks),
-                web.post("/v1/leaks/{cloud}/remove", self._remove_leak),
-                web.post("/v1/leaks/{cloud}/forget", self._forget_cloud),
-                web.post("/v1/stop", self._stop_daemon),
-            ]
-        )
+        app.add_routes([*self._shown(), *self._actions(), *self._own()])
         return app
+
+    def for_page(self) -> tuple[list[web.RouteDef], list[web.RouteDef]]:
+        """Return the routes that read and those that act, for a page; their errors are responses. None gives a secret away."""
+        routes = ([_answered(route) for route in routes] for routes in (self._shown(), self._actions()))
+        reads, acts = routes
+        return reads, acts
+
+    def _shown(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/health", self._health),
+            web.get("/v1/services", self._services),
+            web.get("/v1/services/{name}/history", self._history),
+            web.get("/v1/services/{name}/series", self._series),
+            web.get("/v1/events", self._events),
+            web.get("/v1/logs/load_balancer/{name}", self._log_of_load_balancer),
+            web.get("/v1/logs/replica/{name}/{id:\\d+}", self._log_of_replica),
+            web.get("/v1/logs/replica/{name}/{id:\\d+}/{node:\\d+}", self._log_of_replica),
+            *self._pages.routes(),
+        ]
+
+    def _actions(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/services/{name}/down", self._down),
+            web.post("/v1/services/{name}/replicas/{id:\\d+}/down", self._kill),
+        ]
+
+    def _own(self) -> list[web.RouteDef]:
+        return [
+            web.put("/v1/services/{name}", self._put),
+            web.get("/v1/services/{name}/replicas/{id:\\d+}/access", self._access),
+            web.post("/v1/plan", self._plan),
+            web.get("/v1/logs/controller", self._log_of_controller),
+            web.post("/v1/tidy", self._tidy),
+            web.get("/v1/leaks/{cloud}", self._leaks),
+            web.post("/v1/leaks/{cloud}/remove", self._remove_leak),
+            web.post("/v1/leaks/{cloud}/forget", self._forget_cloud),
+            web.post("/v1/dashboard", self._dashboard),
+            web.post("/v1/stop", self._stop_daemon),
+        ]
 
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "")
@@ -115,28 +145,7 @@ class Api:
             given.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode()
         ):
             return _refuse(401, "the token is missing or wrong")
-        try:
-            return await handler(request)
-        except web.HTTPException:
-            raise
-        except NoSuchServiceError as error:
-            return _refuse(404, f"there is no service {error}")
-        except NoSuchReplicaError as error:
-            return _refuse(404, str(error))
-        except StillGoingDownError as error:
-            return _refuse(409, f"service {error} is still going down; try again when it is gone")
-        except ServiceExistsError as error:
-            return _refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
-        except NotLeadingError as error:
-            return _refuse(409, str(error))
-        except LeaseLostError as error:
-            return _refuse(503, str(error))
-        except SQLAlchemyError as error:
-            return _refuse(503, f"the controller cannot read or write its state: {sentence_of(error)}")
-        except (CloudNotEnabledError, NoFreePortError, ConfigError) as error:
-            return _refuse(422, str(error))
-        except (KeyError, TypeError, ValueError) as error:
-            return _refuse(400, f"{type(error).__name__}: {error}")
+        return await _with_errors(request, handler)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(self._controller_service.health())
@@ -145,19 +154,7 @@ class Api:
         everything, ended = "all" in request.query, "ended" in request.query
         content = partial(self._controller_service.services, down=everything, ended=ended)
         found = await self._snapshots.get((everything, ended), lambda: {"services": content()})
-        headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
-        if found.etag in (tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")):
-            return web.Response(status=304, headers=headers)
-        if len(found.body) <= PIECE_BYTES:
-            return web.Response(body=found.body, content_type="application/json", headers=headers)
-        # Written at once, asyncio would move the rest of it after each piece that the socket takes.
-        response = web.StreamResponse(headers=headers)
-        response.content_type, response.content_length = "application/json", len(found.body)
-        await response.prepare(request)
-        for start in range(0, len(found.body), PIECE_BYTES):
-            await response.write(found.body[start : start + PIECE_BYTES])
-        await response.write_eof()
-        return response
+        return await _snapshot_response(request, found)
 
     async def _put(self, request: web.Request) -> web.Response:
         body = await _body(request)
@@ -193,7 +190,7 @@ class Api:
         return web.json_response(place, headers={"Cache-Control": "no-store"})
 
     async def _history(self, request: web.Request) -> web.Response:
-        since = _since(request)
+        since = since_of(request)
         most = min(MAX_HISTORY_REPLICAS, max(1, int(request.query.get("most", MAX_HISTORY_REPLICAS))))
         history = await asyncio.to_thread(
             self._controller_service.history, request.match_info["name"], since=since, most=most
@@ -201,7 +198,7 @@ class Api:
         return web.json_response(history)
 
     async def _series(self, request: web.Request) -> web.Response:
-        since = _since(request) if "since" in request.query else None
+        since = since_of(request) if "since" in request.query else None
         replica_id = max(0, int(request.query.get("replica", 0)))
         name = request.match_info["name"]
         found = await asyncio.to_thread(
@@ -229,11 +226,11 @@ class Api:
         return web.json_response({"events": events})
 
     async def _log_of_controller(self, request: web.Request) -> web.Response:
-        return await _file_response(request, self._controller_log)
+        return await file_response(request, self._controller_log)
 
     async def _log_of_load_balancer(self, request: web.Request) -> web.Response:
         path = self._controller_service.load_balancer_log(request.match_info["name"])
-        return await _file_response(request, path)
+        return await file_response(request, path)
 
     async def _log_of_replica(self, request: web.Request) -> web.Response:
         name, replica_id = request.match_info["name"], int(request.match_info["id"])
@@ -246,7 +243,7 @@ class Api:
         if instance is not None and isinstance(source, LogSource) and not is_whole:
             first, end = await asyncio.to_thread(source.log_window, instance, node)
             if end:
-                return await _log_answer(
+                return await log_response(
                     request,
                     lambda offset, most: source.read_log(instance, offset, most, node),
                     first,
@@ -255,15 +252,15 @@ class Api:
                 )
         if kept is not None:
             path, first = kept
-            return await _log_answer(
+            return await log_response(
                 request,
-                lambda offset, most: _read(path, offset - first, most),
+                lambda offset, most: read_file(path, offset - first, most),
                 first,
                 first + path.stat().st_size,
                 self._controller_service.log_archive.times(name, replica_id, node),
             )
         if lives or instance is not None:
-            return await _log_answer(request, lambda offset, most: b"")  # not yet, or never a word
+            return await log_response(request, lambda offset, most: b"")  # not yet, or never a word
         return _refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
 
     async def _tidy(self, request: web.Request) -> web.Response:
@@ -290,9 +287,70 @@ class Api:
         )
         return web.json_response({"problems": list(problems)})
 
+    async def _dashboard(self, request: web.Request) -> web.Response:
+        port = (await _body(request)).get("port")
+        if self._open_page is None:
+            return _refuse(404, "this controller has no page")
+        try:
+            return web.json_response(await self._open_page(None if port is None else int(port)))
+        except PageClosedError as error:
+            return _refuse(409, str(error))
+
     async def _stop_daemon(self, request: web.Request) -> web.Response:
         self._stop()
         return web.json_response({"pid": os.getpid()})
+
+
+async def _snapshot_response(request: web.Request, found: Rendered) -> web.StreamResponse:
+    headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
+    if found.etag in (tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")):
+        return web.Response(status=304, headers=headers)
+    if len(found.body) <= PIECE_BYTES:
+        return web.Response(body=found.body, content_type="application/json", headers=headers)
+    # Written at once, asyncio would move the rest of it after each piece that the socket takes.
+    response = web.StreamResponse(headers=headers)
+    response.content_type, response.content_length = "application/json", len(found.body)
+    await response.prepare(request)
+    for start in range(0, len(found.body), PIECE_BYTES):
+        await response.write(found.body[start : start + PIECE_BYTES])
+    await response.write_eof()
+    return response
+
+
+async def _with_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Return the handler's response, or one that says what was wrong."""
+    try:
+        return await handler(request)
+    except web.HTTPException:
+        raise
+    except NoSuchServiceError as error:
+        return _refuse(404, f"there is no service {error}")
+    except NoSuchReplicaError as error:
+        return _refuse(404, str(error))
+    except StillGoingDownError as error:
+        return _refuse(409, f"service {error} is still going down; try again when it is gone")
+    except ServiceExistsError as error:
+        return _refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
+    except NotLeadingError as error:
+        return _refuse(409, str(error))
+    except LeaseLostError as error:
+        return _refuse(503, str(error))
+    except SQLAlchemyError as error:
+        return _refuse(503, f"the controller cannot read or write its state: {sentence_of(error)}")
+    except (CloudNotEnabledError, NoFreePortError, ConfigError) as error:
+        return _refuse(422, str(error))
+    except (KeyError, TypeError, ValueError) as error:
+        return _refuse(400, f"{type(error).__name__}: {error}")
+
+
+def _answered(route: web.RouteDef) -> web.RouteDef:
+    """Return the route with responses in place of errors."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        inner: Any = route.handler
+        return await _with_errors(request, inner)
+
+    return web.RouteDef(route.method, route.path, handler, route.kwargs)
 
 
 def _refuse(status: int, message: str) -> web.Response:
@@ -303,59 +361,8 @@ def _dumped(content: object) -> str:
     return orjson.dumps(content).decode()
 
 
-def _since(request: web.Request) -> float:
-    since = float(request.query.get("since", 0.0))
-    if not math.isfinite(since):
-        raise ValueError("since is not an instant")
-    return since
-
-
 async def _body(request: web.Request) -> dict[str, Any]:
     body = await request.json() if request.can_read_body else {}
     if not isinstance(body, dict):
         raise TypeError("the body must be a JSON object")
     return body
-
-
-async def _log_answer(
-    request: web.Request,
-    read: Callable[[int, int], bytes],
-    first_kept: int = 0,
-    end: int = 0,
-    times: Callable[[float, int], bytes] | None = None,
-) -> web.Response:
-    """`times` reads marks of the log (see `host_agent.log_times`); a log without any is shown whole."""
-    asked = int(request.query.get("offset", 0))
-    if "since" in request.query and times is not None:
-        since = float(request.query["since"])
-        found = await asyncio.to_thread(offset_since, times, since)
-        asked = asked if found is None else end if found < 0 else found
-    offset = min(2**62, max(first_kept, asked))
-    content = await asyncio.to_thread(read, offset, _most(request))
-    return web.Response(body=content, headers={"X-Next-Offset": str(offset + len(content))})
-
-
-async def _file_response(request: web.Request, path: Path) -> web.Response:
-    asked = min(2**62, max(0, int(request.query.get("offset", 0))))
-    content, end = await asyncio.to_thread(_read_cut, path, asked, _most(request))
-    return web.Response(body=content, headers={"X-Next-Offset": str(end)})
-
-
-def _read_cut(path: Path, offset: int, most: int) -> tuple[bytes, int]:
-    """Read a log that is cut when it is large. An offset beyond its end is from before the cut: read from the beginning."""
-    if path.exists() and offset > path.stat().st_size:
-        offset = 0
-    content = _read(path, offset, most)
-    return content, offset + len(content)
-
-
-def _most(request: web.Request) -> int:
-    return min(MAX_LOG_BYTES, max(0, int(request.query.get("max", MAX_LOG_BYTES))))
-
-
-def _read(path: Path, offset: int, most: int) -> bytes:
-    if not path.exists():
-        return b""
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(most)

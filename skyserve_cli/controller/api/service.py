@@ -208,6 +208,19 @@ class ControllerService:
             for row in rows
         ]
 
+    def has(self, name: str) -> bool:
+        """Return whether the service is up, or something of it is left."""
+        return any(row.name == name for row in self._store.services())
+
+    def one(self, name: str, *, ended: bool) -> dict[str, Any]:
+        """Return the view of one service. Raises NoSuchServiceError."""
+        found = next((one for one in self._store.services() if one.name == name), None)
+        if found is None:
+            raise NoSuchServiceError(name)
+        now = self._clock.now()
+        gone = self._store.recently_ended([name], now - ENDED_SHOWN_FOR_S).get(name, [])
+        return self._view(found, self._store.spent(now).get(name, Spent(0.0, 0.0)), gone, ended, now)
+
     def changes(self) -> int:
         """Return how many times the database has changed."""
         return self._store.count()

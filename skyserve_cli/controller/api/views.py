@@ -16,7 +16,7 @@ from provisioners.port.lease import Lease
 from skyserve_cli.controller.api.slo_view import slo_view
 from skyserve_cli.controller.balancers.front_address import reach_of
 from skyserve_cli.controller.balancers.local_fleet import AgentView
-from skyserve_cli.controller.balancers.regional_fleet import RegionalView
+from skyserve_cli.controller.balancers.regional_view import RegionalView
 from skyserve_cli.controller.reconcile.leases import lease_view
 from skyserve_cli.controller.reconcile.mappers import on_demand_price
 from skyserve_cli.spec.model import ServiceSpec

@@ -31,6 +31,7 @@ from skyserve_cli.controller.balancers.agent_process import (
     shape_of,
     table_for,
 )
+from skyserve_cli.controller.balancers.agent_reader import AdminPort
 from skyserve_cli.controller.balancers.demand_follower import DemandFollower
 from skyserve_cli.controller.balancers.totals_follower import TotalsFollower
 from skyserve_cli.controller.reconcile.attention import Attention
@@ -118,6 +119,12 @@ class LocalFleet:
         supervisor = self._supervisors.get(service)
         return None if supervisor is None or supervisor.minutes is None else supervisor.minutes.demand
 
+    def admin_ports(self, service: str) -> dict[int, AdminPort]:
+        """Return the admin port of the service's agent, by its number."""
+        supervisor = self._supervisors.get(service)
+        agent = None if supervisor is None else supervisor.agent
+        return {} if agent is None else {BESIDE: AdminPort(agent.admin_url, agent.authorization)}
+
     def view(self, service: str) -> AgentView:
         supervisor = self._supervisors.get(service)
         return AgentView(False, False, 0, 0) if supervisor is None else supervisor.view()
@@ -172,7 +179,7 @@ class _LocalAgentSupervisor:
         self._session = session
         self._wake = wake
         self._order: AgentOrder | None = None
-        self._agent: LocalAgent | None = None
+        self.agent: LocalAgent | None = None
         self._stirred = asyncio.Event()
         self._acked: Table | None = None
         self._restarts = -1
@@ -194,7 +201,7 @@ class _LocalAgentSupervisor:
         ready = 0
         if acked and self._acked is not None:
             ready = sum(target.state is Readiness.READY for target in self._acked.targets)
-        return AgentView(self._agent is not None, acked, ready, max(0, self._restarts), self._trouble)
+        return AgentView(self.agent is not None, acked, ready, max(0, self._restarts), self._trouble)
 
     async def run(self) -> None:
         """Until the agent is not wanted any more and is gone."""
@@ -230,13 +237,13 @@ class _LocalAgentSupervisor:
             await self._end()
             return
         shape = shape_of(order)
-        if self._agent is not None and self._is_lost(self._agent, shape):
-            await self._lose(self._agent)
-        if self._agent is None:
-            self._agent = await self._adopt(shape) or await self._spawn(order)
+        if self.agent is not None and self._is_lost(self.agent, shape):
+            await self._lose(self.agent)
+        if self.agent is None:
+            self.agent = await self._adopt(shape) or await self._spawn(order)
             self._restarts = max(0, self._restarts)
-            self._watch(self._agent)
-        agent = self._agent
+            self._watch(self.agent)
+        agent = self.agent
         acked = self._acked
         if (
             acked is None
@@ -359,7 +366,7 @@ class _LocalAgentSupervisor:
     async def _lose(self, agent: LocalAgent) -> None:
         """End the agent, if it is not dead already, and forget what it knew."""
         await self._stop(agent)
-        self._agent = None
+        self.agent = None
         self._acked = None
         self._trouble = ""
         self._silences = 0
@@ -380,10 +387,10 @@ class _LocalAgentSupervisor:
                 await asyncio.sleep(0.05)
 
     async def _end(self) -> None:
-        if self._agent is None:
-            self._agent = await self._adopt(None)
-        if self._agent is not None:
-            await self._lose(self._agent)
+        if self.agent is None:
+            self.agent = await self._adopt(None)
+        if self.agent is not None:
+            await self._lose(self.agent)
         if self._folder.is_held():
             raise OSError("an agent lives that does not answer; trying again")
         self._folder.clear()

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +32,7 @@ from provisioners.port.base import LoginSource, Provisioner
 from provisioners.port.commands import HostConnection, ShellError
 from provisioners.port.errors import ProvisionError
 from provisioners.remote.ssh_tunnel import PortForward
+from skyserve_cli.controller.balancers.agent_reader import AdminPort
 from skyserve_cli.controller.balancers.bundle import Bundle, agent_bundle
 from skyserve_cli.controller.balancers.demand_follower import DemandFollower
 from skyserve_cli.controller.balancers.deploy import (
@@ -43,6 +44,7 @@ from skyserve_cli.controller.balancers.deploy import (
     serving,
     tidy,
 )
+from skyserve_cli.controller.balancers.regional_view import RegionalView
 from skyserve_cli.controller.balancers.totals_follower import TotalsFollower
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.clock import Clock
@@ -67,18 +69,6 @@ _THREADS = 16
 
 Key = tuple[str, int]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class RegionalView:
-    """What `serve status` shows of an agent. `version` is of the code that serves, `synced`: it has the newest table."""
-
-    synced: bool = False
-    version: str | None = None
-    newest: bool = False
-    ready_targets: int = 0
-    starts: int = 0
-    trouble: str = ""
 
 
 def admin_token(secret: bytes, token: str) -> str:
@@ -156,6 +146,11 @@ class RegionalFleet:
         if not supervisors:
             return None
         return max((at for one in supervisors if (at := one.heard_at) is not None), default=float("-inf"))
+
+    def admin_ports(self, service: str) -> dict[int, AdminPort]:
+        """Return the admin ports of the service's agents that can be reached, by their numbers."""
+        found = ((id_, one.admin_port()) for (name, id_), one in self._supervisors.items() if name == service)
+        return {id_: port for id_, port in found if port is not None}
 
     def view(self, service: str, replica_id: int) -> RegionalView:
         supervisor = self._supervisors.get((service, replica_id))
@@ -259,6 +254,11 @@ class _RegionalAgentSupervisor:
         return RegionalView(
             synced, version, newest, ready, serving_now.starts if serving_now else 0, self._trouble
         )
+
+    def admin_port(self) -> AdminPort | None:
+        if self._serving is None:
+            return None
+        return AdminPort(f"http://127.0.0.1:{self._forward.port}", self._authorization())
 
     def let_go(self) -> None:
         self._forward.close()

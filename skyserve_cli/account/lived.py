@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from policies.model import EndReason, ReplicaState
-from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run, Simulation
+from skyserve_cli.account.runs import ON_DEMAND, SPOT, FleetSample, Run, Simulation
 
 TICK_S = 0.1  # as fine as anything is drawn
 LEAST_S = 1.0  # a shorter time is no account

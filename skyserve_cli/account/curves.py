@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run
+from skyserve_cli.account.runs import ON_DEMAND, SPOT, Run
 
 Array = NDArray[np.float64]
 

@@ -1,0 +1,1 @@
+"""The page of `serve dashboard`: its port, its guards, its files."""

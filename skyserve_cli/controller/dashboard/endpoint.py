@@ -1,0 +1,208 @@
+"""The port of the page on loopback: files, sessions, and the routes of the API that a page may use.
+
+It is opened by the first `serve dashboard`, and by a controller that starts while a session of before lasts. Files need no
+session: they are the same for everyone. Every route of the API does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from provisioners.files import write_json
+from skyserve_cli.controller.api.http import PageClosedError
+from skyserve_cli.controller.dashboard.guards import HEADERS, refusal
+from skyserve_cli.controller.dashboard.sessions import CODE_S, SESSION_S, Sessions, action_token
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+FOLDER = Path(__file__).parent / "static"
+ACTION_HEADER = "X-Skyserve-Action"
+MAX_BODY_BYTES = 64 * 1024
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Dashboard:
+    """One per daemon. `file` keeps the port and the digests of sessions; `now` is UNIX time.
+
+    `port` is the configured one; None: that of before, or any. `reads` and `acts` are routes of the API; `acts` are served only if `actions`.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        now: Callable[[], float],
+        draw: Callable[[], str],
+        reads: Sequence[web.RouteDef],
+        acts: Sequence[web.RouteDef],
+        *,
+        port: int | None = None,
+        actions: bool = False,
+        hosts: Collection[str] = (),
+    ) -> None:
+        self._file = file
+        self._now = now
+        kept = _kept(file)
+        self._sessions = Sessions(draw, kept["sessions"])
+        self._port: int | None = port or kept["port"]
+        self._reads, self._acts = reads, acts
+        self._actions = actions
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._runner: web.AppRunner | None = None
+        self._opening = asyncio.Lock()
+
+    async def resume(self) -> None:
+        """Open the port of an earlier controller again, while a session of then lasts."""
+        if self._port is not None and any(end > self._now() for end in self._sessions.kept().values()):
+            try:
+                await self._open(self._port)
+            except PageClosedError as error:
+                log.warning("the page is not served: %s", error)
+
+    async def code(self, port: int | None) -> dict[str, Any]:
+        """Return the address of the page with a code that works once. Opens the port. Raises PageClosedError."""
+        async with self._opening:
+            if self._runner is not None and port not in (None, self._port):
+                await self.close()
+            if self._runner is None:
+                await self._open_any(port)
+        code = self._sessions.new_code(self._now())
+        return {"url": f"http://{HOST}:{self._port}/#{code}", "port": self._port, "expires_s": CODE_S}
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    def app(self) -> web.Application:
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            refused = refusal(request.method, request.headers, self._hosts)
+            if refused is not None:
+                return _refuse(*refused)
+            return await handler(request)
+
+        async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+            response.headers.update(HEADERS)
+
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard])
+        app.on_response_prepare.append(add_headers)
+        app.router.add_get("/session", self._session)
+        app.router.add_post("/session", self._enter)
+        for route in self._reads:
+            app.router.add_get(route.path, self._with_session(route.handler))
+        for route in self._acts:
+            app.router.add_post(route.path, self._acting(route.handler))
+        app.router.add_get("/{path:.*}", self._static)
+        return app
+
+    # --- handlers
+
+    async def _session(self, request: web.Request) -> web.Response:
+        secret = self._secret(request)
+        if not self._sessions.knows(secret, self._now()):
+            return _refuse(401, "no session; run serve dashboard again")
+        answer = {"actions": self._actions, "token": action_token(secret) if self._actions else None}
+        return web.json_response(answer, headers={"Cache-Control": "no-store"})
+
+    async def _enter(self, request: web.Request) -> web.Response:
+        try:
+            code = str((await request.json())["code"])
+        except (ValueError, KeyError, TypeError):
+            return _refuse(400, "the body must be a JSON object with a code")
+        secret = self._sessions.enter(code, self._now())
+        if secret is None:
+            return _refuse(401, "the code was used before or is too old; run serve dashboard again")
+        await asyncio.to_thread(self._keep)
+        response = web.Response(status=204)
+        response.set_cookie(
+            self._cookie, secret, max_age=int(SESSION_S), httponly=True, samesite="Strict", path="/"
+        )
+        return response
+
+    async def _static(self, request: web.Request) -> web.Response:
+        name = request.match_info["path"]
+        path = (FOLDER / name).resolve() if "." in Path(name).name else FOLDER / "index.html"
+        if not path.is_relative_to(FOLDER.resolve()) or not path.is_file():
+            return _refuse(404, "there is no such file")
+        content = await asyncio.to_thread(path.read_bytes)
+        kind = _TYPES.get(path.suffix, "text/plain")
+        headers = {"Cache-Control": "no-cache"}
+        return web.Response(body=content, content_type=kind, charset="utf-8", headers=headers)
+
+    def _with_session(self, handler: Any) -> Handler:
+        async def checked(request: web.Request) -> web.StreamResponse:
+            if not self._sessions.knows(self._secret(request), self._now()):
+                return _refuse(401, "no session; run serve dashboard again")
+            found: web.StreamResponse = await handler(request)
+            return found
+
+        return checked
+
+    def _acting(self, handler: Any) -> Handler:
+        async def checked(request: web.Request) -> web.StreamResponse:
+            if not self._actions:
+                return _refuse(403, "the page only reads; set dashboard.actions: true in config.yaml")
+            given = request.headers.get(ACTION_HEADER, "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(given, action_token(self._secret(request)).encode()):
+                return _refuse(403, f"the header {ACTION_HEADER} is missing or wrong")
+            found: web.StreamResponse = await handler(request)
+            return found
+
+        return self._with_session(checked)
+
+    # --- inside
+
+    @property
+    def _cookie(self) -> str:
+        """Cookies are shared by all ports of a host, so the name has the port."""
+        return f"skyserve_{self._port}"
+
+    def _secret(self, request: web.Request) -> str:
+        return request.cookies.get(self._cookie, "")
+
+    async def _open_any(self, port: int | None) -> None:
+        if port is None and self._port is not None:
+            with suppress(PageClosedError):
+                await self._open(self._port)
+                return
+        await self._open(port or 0)
+
+    async def _open(self, port: int) -> None:
+        runner = web.AppRunner(self.app(), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, HOST, port).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise PageClosedError(f"port {port} of {HOST} cannot be opened: {error.strerror}") from error
+        self._runner, self._port = runner, int(runner.addresses[0][1])
+        await asyncio.to_thread(self._keep)
+        log.info("the page is served at http://%s:%d/", HOST, self._port)
+
+    def _keep(self) -> None:
+        write_json(self._file, {"port": self._port, "sessions": self._sessions.kept()})
+
+
+def _kept(file: Path) -> dict[str, Any]:
+    """Return what an earlier controller kept; nothing, where that cannot be read."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = json.loads(file.read_text())
+        sessions = {str(key): float(end) for key, end in found["sessions"].items()}
+        return {"port": None if found["port"] is None else int(found["port"]), "sessions": sessions}
+    return {"port": None, "sessions": {}}
+
+
+def _refuse(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)

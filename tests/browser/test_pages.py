@@ -1,0 +1,193 @@
+"""The dashboard in a browser: what a user sees, and that it is seen without a reload."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import psutil
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import BrowserContext, expect
+
+from skyserve_cli.controller.api.client import ControllerClient
+from skyserve_cli.home import Home
+from tests.browser.conftest import Shown, address
+from tests.e2e.test_cli_series import call
+
+LONG_MS = 30_000
+PATHS = ["/", "/s/small", "/s/small/r/1", "/s/small/explain", "/zones", "/events"]
+
+
+def client(serve: Any) -> ControllerClient:
+    return ControllerClient(Home.from_environment(serve.environment))
+
+
+def controller_of(serve: Any) -> psutil.Process:
+    return psutil.Process(json.loads((serve.home / "controller.json").read_text())["pid"])
+
+
+def test_a_code_in_the_address_is_used_once_and_leaves_the_address(up: Any, context: BrowserContext) -> None:
+    url = address(up)
+    page = context.new_page()
+    page.goto(url)
+    page.get_by_role("link", name="small").wait_for()
+    assert "#" not in page.url
+    context.clear_cookies()
+    page.goto("about:blank")
+    page.goto(url)
+    expect(page.get_by_role("heading", level=1)).to_have_text("No session")
+    page.close()
+
+
+def test_a_preemption_appears_without_a_reload(up: Any, shown: Shown) -> None:
+    shown.go("/s/small")
+    marks = shown.page.locator("svg.timeline path.preempted")
+    shown.page.locator("svg.timeline path.f-READY").first.wait_for()
+    before = len(
+        [each for each in client(up).history("small")["replicas"] if each["end_reason"] == "PREEMPTED"]
+    )
+    victim = next(each["id"] for each in up.view("small")["replicas"] if each["state"] == "READY")
+    shown.page.evaluate("window.sameDocument = true")
+    up.ok("local", "preempt", f"small/{victim}")
+    up.eventually(
+        lambda: (
+            len([r for r in client(up).history("small")["replicas"] if r["end_reason"] == "PREEMPTED"])
+            > before
+        )
+    )
+    expect(marks.first).to_be_attached(timeout=2000)
+    assert shown.page.evaluate("window.sameDocument") is True
+    up.eventually(lambda: up.view("small")["ready"] == 2)
+    expect(shown.page.get_by_text("2 of 2")).to_be_visible(timeout=5000)
+
+
+def test_the_log_follows_and_stays_text(up: Any, shown: Shown) -> None:
+    one = next(each["id"] for each in up.view("small")["replicas"] if each["state"] == "READY")
+    shown.go(f"/s/small/r/{one}")
+    log = shown.page.locator("#log")
+    expect(log).to_contain_text("<script>document.title='taken'</script> begins", timeout=LONG_MS)
+    before = log.inner_text()
+    call(up.view("small")["endpoint"], 3)
+    size = len(client(up).log(f"replica/small/{one}")[0])
+    assert len(before.encode()) <= size
+    expect(shown.page).to_have_title(re.compile("Replica"))
+
+
+def test_the_last_requests_are_explained(up: Any, shown: Shown) -> None:
+    call(up.view("small")["endpoint"], 2)
+    shown.go("/s/small/explain")
+    first = shown.page.locator("summary", has_text="/v1/chat/completions").first
+    first.click()
+    expect(shown.page.get_by_role("cell", name="chose", exact=True).first).to_be_visible()
+
+
+def test_figures_are_those_of_serve_report(up: Any, shown: Shown) -> None:
+    """The page is drawn between two reports, and everything is ready: what it shows lies between theirs."""
+
+    def told() -> dict[str, float]:
+        found: dict[str, float] = up.ok("report", "small", "--since", "2h", "-o", "json").json()
+        return found
+
+    up.eventually(lambda: up.view("small")["ready"] == 2 and up("report", "small", "-o", "json").code == 0)
+    before = told()
+    shown.go("/s/small")
+    shown.page.locator("[data-figure=usd]").wait_for()
+    names = ("usd", "usd_on_demand", "availability")
+    texts = {name: shown.page.locator(f"[data-figure={name}]").inner_text() for name in names}
+    after = told()
+    for name, slack in (("usd", 0.01), ("usd_on_demand", 0.01)):
+        assert before[name] - slack <= float(texts[name].strip("$")) <= after[name] + slack
+    share = float(texts["availability"].strip("%"))
+    assert 100 * before["availability"] - 0.01 <= share <= 100 * after["availability"] + 0.01
+
+
+def test_hostile_messages_stay_text(up: Any, shown: Shown) -> None:
+    """The API's response is replaced on its way to the page: names and messages that are scripts, and 10 KB long."""
+    hostile = (
+        "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>" + "x" * 10_000
+    )
+
+    def swap(route: Any) -> None:
+        asked = {k: v for k, v in route.request.headers.items() if k != "if-none-match"}
+        response = route.fetch(headers=asked)
+        body = response.json()
+        body["notes"] = hostile
+        body["replicas"][0]["zone"] = hostile
+        route.fulfill(response=response, json=body)
+
+    shown.page.route(re.compile(r"/v1/services/small$"), swap)
+    shown.go("/s/small")
+    expect(shown.page.locator("#notes")).to_contain_text("<script>")
+    assert shown.page.locator("main img, main script").count() == 0
+    assert "taken" not in shown.page.title()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", PATHS)
+def test_pages_are_accessible_and_fit_a_phone(shown: Shown, path: str, scheme: Any) -> None:
+    shown.page.emulate_media(color_scheme=scheme)
+    shown.page.set_viewport_size({"width": 360, "height": 740})
+    shown.go(path)
+    shown.page.get_by_text("live", exact=True).wait_for()
+    shown.page.locator("main table, main details, main p").first.wait_for()
+    found = Axe().run(shown.page).response["violations"]
+    serious = [
+        (v["id"], [n["html"][:200] for n in v["nodes"]])
+        for v in found
+        if v["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_the_keyboard_is_enough(shown: Shown) -> None:
+    shown.go("/")
+    shown.page.get_by_role("link", name="small").wait_for()
+    for _ in range(12):
+        shown.page.keyboard.press("Tab")
+        if shown.page.evaluate("document.activeElement.textContent") == "small":
+            break
+    shown.page.keyboard.press("Enter")
+    expect(shown.page.get_by_role("heading", level=1)).to_have_text("small")
+    shown.page.go_back()
+    expect(shown.page.get_by_role("heading", level=1)).to_have_text("Services")
+
+
+def test_a_thousand_replicas_are_drawn_in_a_second(shown: Shown) -> None:
+    """10,000 changes; the median of five draws, by the browser's own clock."""
+    took = shown.page.evaluate(
+        """async () => {
+          const { timeline } = await import("/timeline.js");
+          const replicas = [], changes = [];
+          for (let id = 1; id <= 1000; id++) {
+            const created_at = 1000 + id * 50, ended_at = id % 3 ? created_at + 9000 : null;
+            replicas.push({ id, cloud: "local", zone: `z${id % 9}`, state: "READY", capacity_type: id % 5 ? "spot" : "on_demand",
+              created_at, launched_at: created_at, ended_at, end_reason: ended_at ? "PREEMPTED" : null });
+            for (let n = 0; n < 10; n++) changes.push({ at: created_at + n * 200, replica_id: id, state: n % 2 ? "READY" : "NOT_READY" });
+          }
+          const history = { replicas, changes };
+          const times = [];
+          for (let n = 0; n < 5; n++) {
+            const begin = performance.now();
+            const drawn = timeline(history, 1000, 70000);
+            document.getElementById("main").replaceChildren(drawn);
+            drawn.getBoundingClientRect();
+            times.push(performance.now() - begin);
+          }
+          return times.sort((a, b) => a - b)[2];
+        }"""
+    )
+    print(f"drawn in {took:.0f} ms")
+    assert shown.page.locator("svg.timeline path").count() > 9
+
+
+def test_the_page_goes_on_after_the_controller_was_killed(up: Any, shown: Shown) -> None:
+    shown.go("/s/small")
+    shown.page.get_by_text("live", exact=True).wait_for()
+    controller_of(up).kill()
+    expect(shown.page.locator("#link")).to_contain_text("does not respond", timeout=LONG_MS)
+    expect(shown.page.locator("#link")).to_have_text("live", timeout=LONG_MS)
+    shown.page.reload()
+    expect(shown.page.get_by_text("2 of 2")).to_be_visible(timeout=LONG_MS)
