@@ -615,6 +615,23 @@ def test_survivors_are_a_distribution_and_a_common_region_makes_the_worst_case_l
 
 @settings(max_examples=60, deadline=None)
 @given(
+    st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=8),
+    st.lists(st.floats(0.001, 0.5), min_size=4, max_size=4),
+    st.integers(1, 6),
+)
+def test_what_fleets_have_in_common_is_added_up_once_and_changes_nothing(
+    fleets: list[tuple[int, ...]], losses: list[float], wanted: int
+) -> None:
+    terms = Terms(wanted, 100.0, 3.0, 0, wanted)
+    shared = Odds([0, 0, 1, 2], losses, 0.5, terms)
+    for fleet in fleets:
+        alone = Odds([0, 0, 1, 2], losses, 0.5, terms)
+        assert shared.survivors(fleet) == alone.survivors(fleet)
+        assert shared.hedge(fleet) == alone.hedge(fleet)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
     st.lists(st.floats(0.0, 1.0), min_size=1, max_size=7),
     st.integers(1, 6),
     st.floats(0.0, 500.0),
