@@ -76,7 +76,7 @@ async def run(home: Home) -> None:
     api.opens(page.code)
     await page.resume()
     site = await _listen(api.app(), home)
-    metrics = _serve_metrics(service, home, config.controller.metrics_port)
+    metrics = _serve_metrics(service, home, config.controller.metrics_port, agents)
     log.info(
         "controller is up pid=%d owner=%s database=%s",
         os.getpid(),
@@ -164,7 +164,7 @@ def _page_of(base: Foundation, api: Api) -> Dashboard:
 
 
 def _serve_metrics(
-    controller_service: ControllerService, home: Home, port: int | None
+    controller_service: ControllerService, home: Home, port: int | None, agents: AgentReader
 ) -> MetricsEndpoint | None:
     if port is None:
         return None
@@ -172,6 +172,7 @@ def _serve_metrics(
         home.metrics_token(),
         controller_service.health,
         lambda: controller_service.services(down=False, ended=False),
+        agents,
     )
     metrics.start(port)
     return metrics

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 FILE = """
@@ -58,6 +59,16 @@ def test_a_live_service_is_scraped(serve: Any, tmp_path: Path) -> None:
     assert found["skyserve_service_usd_total"] >= view["cost"]["usd_total"] > 0
     assert found["skyserve_service_load_balancers_alive"] == 1
     assert (found["skyserve_controller_leads"], found["skyserve_controller_store_ok"]) == (1, 1)
+    token = {"Authorization": f"Bearer {(serve.home / 'metrics.token').read_text()}"}
+    listing = f"http://127.0.0.1:{port}/metrics/agents"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(listing, timeout=30)
+    with urllib.request.urlopen(urllib.request.Request(listing, headers=token), timeout=30) as response:
+        (target,) = json.load(response)
+    assert target["targets"] == [f"127.0.0.1:{port}"]
+    address = f"http://{target['targets'][0]}{target['labels']['__metrics_path__']}"
+    with urllib.request.urlopen(urllib.request.Request(address, headers=token), timeout=30) as response:
+        assert 'skyserve_lb_requests_total{policy="gorgo"' in response.read().decode()
     psutil.Process(json.loads((serve.home / "controller.json").read_text())["pid"]).kill()
     serve.eventually(lambda: scrape(serve.home, port).get("skyserve_service_ready_replicas") == 2)
 

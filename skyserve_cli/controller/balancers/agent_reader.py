@@ -36,6 +36,16 @@ class AgentReader:
             number: content for number, content in zip(ports, contents, strict=True) if content is not None
         }
 
+    def numbers(self, service: str) -> list[int]:
+        """Return the numbers of the service's agents that can be reached."""
+        return sorted(number for place in self._places for number in place(service))
+
+    async def read_one(self, service: str, agent: int, path: str) -> bytes | None:
+        """Return what one agent has at `path`; None if it does not respond or refuses."""
+        ports = (port for place in self._places if (port := place(service).get(agent)) is not None)
+        port = next(ports, None)
+        return None if port is None else await self._get(port, path)
+
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()

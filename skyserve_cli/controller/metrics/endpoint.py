@@ -1,7 +1,10 @@
-"""`GET /metrics` on a TCP port of loopback, because Prometheus cannot scrape a Unix socket.
+"""`GET /metrics`, and those of load balancer agents, on a TCP port of loopback, because Prometheus cannot scrape a Unix socket.
 
 It has a token of its own, which reads numbers and nothing else: a Prometheus never holds the token of the API. A port
 that another program has does not stop the controller; the endpoint is tried again until the port is free.
+
+Agents listen on ports that change, with tokens of their own. `GET /metrics/agents/SERVICE/NUMBER` passes on what one of them
+exposes, and `GET /metrics/agents` lists these paths in the format of Prometheus' HTTP service discovery.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import hmac
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -25,6 +28,14 @@ HOST = "127.0.0.1"
 TRY_AGAIN_S = 10.0
 
 
+class Agents(Protocol):
+    """What this needs of `balancers.agent_reader.AgentReader`."""
+
+    def numbers(self, service: str) -> list[int]: ...
+
+    async def read_one(self, service: str, agent: int, path: str) -> bytes | None: ...
+
+
 class MetricsEndpoint:
     """One per daemon. `health` and `services` return views of the API; `services` is called on a thread."""
 
@@ -33,12 +44,14 @@ class MetricsEndpoint:
         token: str,
         health: Callable[[], Mapping[str, Any]],
         services: Callable[[], Sequence[Mapping[str, Any]]],
+        agents: Agents | None = None,
         *,
         try_again_s: float = TRY_AGAIN_S,
     ) -> None:
         self._expected = f"Bearer {token}".encode()
         self._health = health
         self._services = services
+        self._agents = agents
         self._try_again_s = try_again_s
         self._one_at_a_time = asyncio.Lock()
         self._runner: web.AppRunner | None = None
@@ -47,6 +60,8 @@ class MetricsEndpoint:
     def app(self) -> web.Application:
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/metrics/agents", self._agent_targets)
+        app.router.add_get(r"/metrics/agents/{service}/{agent:\d+}", self._agent_metrics)
         return app
 
     def start(self, port: int) -> None:
@@ -77,10 +92,41 @@ class MetricsEndpoint:
                 log.info("metrics are at http://%s:%d/metrics", HOST, port)
                 return
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    def _refusal(self, request: web.Request) -> web.Response | None:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._expected):
-            return web.Response(status=401, text="the token of metrics is missing or wrong\n")
+        if hmac.compare_digest(given, self._expected):
+            return None
+        return web.Response(status=401, text="the token of metrics is missing or wrong\n")
+
+    async def _agent_targets(self, request: web.Request) -> web.Response:
+        if (refused := self._refusal(request)) is not None:
+            return refused
+        names = [str(view["name"]) for view in await asyncio.to_thread(self._services)]
+        found = [
+            {
+                "targets": [request.host],
+                "labels": {
+                    "__metrics_path__": f"/metrics/agents/{name}/{number}",
+                    "agent": str(number),
+                },
+            }
+            for name in names
+            for number in ([] if self._agents is None else self._agents.numbers(name))
+        ]
+        return web.json_response(found)
+
+    async def _agent_metrics(self, request: web.Request) -> web.Response:
+        if (refused := self._refusal(request)) is not None:
+            return refused
+        name, number = request.match_info["service"], int(request.match_info["agent"])
+        body = None if self._agents is None else await self._agents.read_one(name, number, "/-/metrics")
+        if body is None:
+            return web.Response(status=404, text="no such load balancer responds\n")
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if (refused := self._refusal(request)) is not None:
+            return refused
         async with self._one_at_a_time:
             try:
                 services = await asyncio.to_thread(self._services)
