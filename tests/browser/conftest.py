@@ -11,10 +11,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 
 from tests.e2e.conftest import Serve, living_in
 
+#: Nothing here measures time: a busy machine only takes longer.
+PATIENCE_MS = 60_000
 CHROMIUM = shutil.which("chromium")
 FLAGS = [
     "--headless",
@@ -86,6 +88,8 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext
         context = driver.chromium.launch_persistent_context(
             str(tmp_path_factory.mktemp("profile")), executable_path=CHROMIUM, args=FLAGS, bypass_csp=False
         )
+        context.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
         yield context
         context.close()
 

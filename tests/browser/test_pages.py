@@ -16,7 +16,6 @@ from skyserve_cli.home import Home
 from tests.browser.conftest import Shown, address
 from tests.e2e.test_cli_series import call
 
-LONG_MS = 30_000
 PATHS = ["/", "/s/small", "/s/small/r/1", "/s/small/explain", "/zones", "/events"]
 
 
@@ -57,17 +56,17 @@ def test_a_preemption_appears_without_a_reload(up: Any, shown: Shown) -> None:
             > before
         )
     )
-    expect(marks.first).to_be_attached(timeout=2000)
+    expect(marks.first).to_be_attached()
     assert shown.page.evaluate("window.sameDocument") is True
     up.eventually(lambda: up.view("small")["ready"] == 2)
-    expect(shown.page.get_by_text("2 of 2")).to_be_visible(timeout=5000)
+    expect(shown.page.get_by_text("2 of 2")).to_be_visible()
 
 
 def test_the_log_follows_and_stays_text(up: Any, shown: Shown) -> None:
     one = next(each["id"] for each in up.view("small")["replicas"] if each["state"] == "READY")
     shown.go(f"/s/small/r/{one}")
     log = shown.page.locator("#log")
-    expect(log).to_contain_text("<script>document.title='taken'</script> begins", timeout=LONG_MS)
+    expect(log).to_contain_text("<script>document.title='taken'</script> begins")
     before = log.inner_text()
     call(up.view("small")["endpoint"], 3)
     size = len(client(up).log(f"replica/small/{one}")[0])
@@ -187,7 +186,7 @@ def test_the_page_goes_on_after_the_controller_was_killed(up: Any, shown: Shown)
     shown.go("/s/small")
     shown.page.get_by_text("live", exact=True).wait_for()
     controller_of(up).kill()
-    expect(shown.page.locator("#link")).to_contain_text("does not respond", timeout=LONG_MS)
-    expect(shown.page.locator("#link")).to_have_text("live", timeout=LONG_MS)
+    expect(shown.page.locator("#link")).to_contain_text("does not respond")
+    expect(shown.page.locator("#link")).to_have_text("live")
     shown.page.reload()
-    expect(shown.page.get_by_text("2 of 2")).to_be_visible(timeout=LONG_MS)
+    expect(shown.page.get_by_text("2 of 2")).to_be_visible()
