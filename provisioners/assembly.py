@@ -23,7 +23,7 @@ from provisioners.offers.lb_instance_types import small_offers
 from provisioners.offers.matching import Account, Reason, offers_of
 from provisioners.offers.spot_prices import SpotPrices
 from provisioners.own_address import OwnAddresses
-from provisioners.port.base import DISK_GB, Instance, LaunchOrder, Requirements
+from provisioners.port.base import DISK_GB, Instance, LaunchOrder, Requirements, peers_port
 from provisioners.port.commands import Login, UnreachableError
 from provisioners.port.errors import TransientError
 from provisioners.port.firewall import FirewallAccess, block_of
@@ -354,6 +354,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
     token = machine_token(order.token, rank)
     port, is_public = order.port or DEFAULT_PORT, order.role is Role.LOAD_BALANCER
     inner = front_port(order) if rent.tls else port  # the server's own port stays shut then
+    own_ports = (peers_port(port),) if order.has_peers else ()
     plain = MachineOrder(
         token=token,
         owner=order.owner,
@@ -371,7 +372,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         accelerator_count=order.offer.accelerator_count,
         image=order.machine_image or in_region(rent.image, order.offer.zone.region),
         disk_gb=order.disk_gb or rent.disk_gb or DISK_GB,
-        ports=() if is_public else (inner,),
+        ports=own_ports if is_public else (inner,),
         public_ports=(port,) if is_public else (),
         sources=rent.sources,
         labels={**rent.labels, **order.labels},

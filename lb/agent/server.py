@@ -136,7 +136,12 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
         await web.SockSite(admin, admin_socket).start()
     peers_port = None
     if agent.links is not None:
-        peers_port = await agent.links.port.open(options.peers_host, options.peers_port)
+        try:
+            peers_port = await agent.links.port.open(options.peers_host, options.peers_port)
+        except OSError as error:  # clients can be served all the same
+            _log.error(
+                "agents of other regions cannot connect: port=%d why=%r", options.peers_port, str(error)
+            )
     running = loop.create_task(agent.run())
 
     def line() -> str:

@@ -20,6 +20,7 @@ from policies.routing.base import Choice, RequestView
 from policies.routing.request_work import prompt_bytes
 
 FULL_SLACK_S = 0.25  # a peer keeps a forwarded request that it can start within its reported wait and this
+_ANY = RequestView("", "GET", "/")
 _FIRST_LIFE = 2**40  # of peers, so that no request takes one for a replica that it has tried
 SILENT_AFTER_S = 5.0
 
@@ -76,6 +77,10 @@ class Forwarding:
         return made
 
     # --- requests
+
+    def anybody(self, now: float) -> bool:
+        """Return whether a peer has reported lately that it has a replica with room."""
+        return any(peer.available for peer in self._peers.views(_ANY, now))
 
     def elsewhere(
         self,

@@ -225,7 +225,9 @@ class Proxy:
         now = self.clock()
         if self.closing or self.draining:
             return False
-        return any(health is Health.GOOD for _, health, _ in self.table.rows(now))
+        if any(health is Health.GOOD for _, health, _ in self.table.rows(now)):
+            return True
+        return self.forwarding is not None and self.forwarding.anybody(now)
 
     # --- for requests
 

@@ -65,6 +65,15 @@ class Requirements:
     work: tuple[AcceleratorQps, ...] = ()
 
 
+PEERS_OFFSET = 443  # of the port for peers of a load balancer from the port for its clients
+_LAST_PORT = 65_535
+
+
+def peers_port(port: int) -> int:
+    """Return the port for peers of a load balancer whose clients come to `port`."""
+    return port + PEERS_OFFSET if port + PEERS_OFFSET <= _LAST_PORT else port - PEERS_OFFSET
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchOrder:
     """Everything one launch needs; the same order with the same token may be sent any number of times.
@@ -73,7 +82,7 @@ class LaunchOrder:
     (lower-case letters, digits, hyphens; at most 63 characters). `owner` marks everything this controller
     ever launched. `env` are plain variables, `secrets` those that must never reach a log, a command line or a
     disk in clear. `port` is the port the user's server listens on, or None if it takes $SKYSERVE_REPLICA_PORT; a
-    LOAD_BALANCER's is open to the world.
+    LOAD_BALANCER's is open to the world, and with `has_peers` its `peers_port` to the other load balancers of the service.
 
     `setup` and `run` start on each of `num_nodes` machines, `run` when `setup` is done on all of them. They report
     each other apart by $SKYPILOT_NODE_RANK (0 is the head, which serves the port), and find each other by
@@ -99,6 +108,7 @@ class LaunchOrder:
     file_mounts: Mapping[str, str] = field(default_factory=dict)
     num_nodes: int = 1
     role: Role = Role.REPLICA
+    has_peers: bool = False
     image: str | None = None
     disk_gb: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)

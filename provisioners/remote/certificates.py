@@ -48,6 +48,11 @@ class Authority:
             .public_bytes(Encoding.DER)
         )
 
+    @property
+    def pem(self) -> bytes:
+        """Its own certificate in PEM."""
+        return x509.load_der_x509_certificate(self.certificate).public_bytes(Encoding.PEM)
+
     def of_machine(self, token: str) -> bytes:
         """Return the private key and the certificate of the machine of that token, in PEM."""
         return self._issued(token, f"tls\0{self.owner}\0{token}", _FROM, _UNTIL)

@@ -136,9 +136,13 @@ def _log_tail(client: ControllerClient, event: View) -> list[str]:
 def serves(view: View, replicas: int) -> bool:
     """Return whether requests are served: `replicas` of them are ready, and the load balancer knows them."""
     agents = [view["load_balancer"]] if view["load_balancer"] else wanted_agents(view)
-    return bool(view["ready"] >= replicas and agents) and all(
-        agent["alive"] and agent["synced"] and agent["ready_targets"] >= replicas for agent in agents
-    )
+    if view["ready"] < replicas or not agents or not all(one["alive"] and one["synced"] for one in agents):
+        return False
+    known = [agent["ready_targets"] for agent in agents]
+    shared = (
+        agents[0].get("owned") is not None
+    )  # each has the replicas of its region, and all have each other
+    return bool((sum(known) if shared else min(known)) >= replicas)
 
 
 def wanted_agents(view: View) -> list[View]:

@@ -16,17 +16,22 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 
+from lb.config.regions import PeerAgent, Regions
 from lb.config.schema import Table, Target
+from lb.regions.identity import BEATS, Identity
+from provisioners.port.commands import CommandOutput, HostConnection
+from provisioners.remote.certificates import Authority
 from skyserve_cli.controller.agent_files import package_folder, supervisor_file
 from skyserve_cli.controller.balancers.bundle import Bundle, agent_bundle, bundle_of
-from skyserve_cli.controller.balancers.deploy import Release, arguments_of
+from skyserve_cli.controller.balancers.deploy import Release, arguments_of, deploy
 
 POLLS, POLL_S = 600, 0.05
 
@@ -240,9 +245,54 @@ def test_a_bundle_has_the_sources_and_names_the_libraries() -> None:
             Release(agent_bundle(), ("a",), (b"cert2", b"key")),
             id="a renewed certificate",
         ),
+        pytest.param(
+            Release(agent_bundle(), ("a",), None, (b"ca", b"own")),
+            Release(agent_bundle(), ("a",), None, (b"ca", b"own2")),
+            id="a renewed certificate for peers",
+        ),
         pytest.param(Release(agent_bundle(), ("a",)), Release(Bundle("x", b""), ("a",)), id="other code"),
     ],
 )
 def test_what_makes_a_release(one: Release, other: Release) -> None:
     assert one.name != other.name
-    assert one.name == Release(one.bundle, one.arguments, one.tls).name
+    assert one.name == Release(one.bundle, one.arguments, one.tls, one.peers).name
+    assert Release(one.bundle, ("a",)).name == Release(one.bundle, ("a",), None, None).name
+
+
+class _Shell:
+    """A machine's shell and files, in a folder here."""
+
+    def put(self, path: str, content: bytes) -> None:
+        Path(path).write_bytes(content)
+
+    def run(
+        self, script: str, stdin: bytes = b"", timeout_s: float = 60.0, check: bool = True
+    ) -> CommandOutput:
+        made = subprocess.run(["bash", "-c", script], input=stdin, capture_output=True, timeout=timeout_s)
+        assert made.returncode == 0 or not check, made.stderr
+        return CommandOutput(made.returncode, made.stdout, made.stderr)
+
+
+def test_an_agent_with_peers_opens_their_port_and_knows_them_by_their_authority(machine: Machine) -> None:
+    authority = Authority(bytes(32), "owner", "chat")
+    now = datetime.now(UTC)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        number = free.getsockname()[1]
+    arguments = arguments_of("chat", "west", machine.port, has_tls=False, peers_port=number)
+    release = Release(agent_bundle(), arguments, None, (authority.pem, authority.of_agent("west", now)))
+    (machine.folder / "table.json").unlink()
+    peer = PeerAgent("aws/east#1", "aws/east", "https://127.0.0.1:9", "east")
+    table = Table("chat", "1", regions=Regions("aws/west#2", "aws/west", peers=(peer,)))
+    deploy(cast("HostConnection", _Shell()), str(machine.folder), release, table.to_json())
+    until(lambda: machine.serving().get("release") == release.name)
+    own = machine.folder / "east.pem"
+    own.write_bytes(authority.of_agent("east", now))
+    tls = Identity(machine.folder / "peers-ca.pem", own).client(BEATS)
+    with (
+        socket.create_connection(("127.0.0.1", number), timeout=10) as raw,
+        tls.wrap_socket(raw, server_hostname="west") as secure,
+    ):
+        assert secure.version() == "TLSv1.3"
+        assert secure.selected_alpn_protocol() == BEATS
+        secure.sendall(b"{}\n")
+        assert secure.recv(1) == b""  # understood as a beat, and refused as none

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from lb.config.schema import Table, Target
+from lb.config.regions import PeerAgent
+from lb.config.schema import Readiness, Stats, Table, Target
 from policies.goals import UpdateMode
 from policies.history import Load
 from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Role, Zone
 from skyserve_cli.controller.api.views import endpoints_of
-from skyserve_cli.controller.reconcile.demand import merged
+from skyserve_cli.controller.reconcile.demand import load_of, merged
 from skyserve_cli.controller.reconcile.lb_config import without_loopback
 from skyserve_cli.controller.reconcile.mappers import (
     agent_fleet_of,
@@ -21,6 +22,12 @@ from skyserve_cli.controller.reconcile.mappers import (
     stands_beside,
 )
 from skyserve_cli.controller.reconcile.ports import NameOrder
+from skyserve_cli.controller.reconcile.region_tables import (
+    drained_elsewhere,
+    is_linked,
+    own_table,
+    reachable_table,
+)
 from skyserve_cli.spec import load_text
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import ServiceRow
@@ -207,3 +214,118 @@ def test_an_agent_elsewhere_is_not_told_of_replicas_on_this_machine() -> None:
     assert without_loopback(table).revision != table.revision
     plain = Table("chat", "7", (there,))
     assert without_loopback(plain) is plain
+
+
+def replica(id: int, region: str, state: ReplicaState = S.READY) -> Replica:
+    offer = Offer(Zone("aws", region, f"{region}1"), "gpu", "L4", 1.0, CapacityType.SPOT, 0.3)
+    return Replica(id, 1, offer, state, 0.0, 0.0, f"i-{id}", f"http://198.51.100.{id}:8000")
+
+
+def split(*agents: Replica, replicas: tuple[Replica, ...]) -> dict[str, Table]:
+    """The table of each agent, by its region."""
+    drained = {ReplicaState.DRAINING: Readiness.DRAINING}
+    targets = tuple(
+        Target(str(one.id), one.endpoint or "", state=drained.get(one.state, Readiness.READY))
+        for one in replicas
+    )
+    whole = Table("chat", "r1", targets)
+    return {
+        one.zone.region: own_table(whole, replicas, agents, one, lambda agent: f"token-{agent.id}")[0]
+        for one in agents
+    }
+
+
+def ids(table: Table) -> list[str]:
+    return [target.id for target in table.targets]
+
+
+REPLICAS = (replica(11, "east"), replica(12, "east"), replica(13, "west"), replica(14, "north"))
+
+
+def test_each_agent_has_the_replicas_of_its_region_and_the_others_as_peers() -> None:
+    found = split(agent(1, "east"), agent(2, "west"), replicas=REPLICAS)
+    assert ids(found["east"]) == [
+        "11",
+        "12",
+        "14",
+    ]  # nobody is known to be nearer to north: the first by name
+    assert ids(found["west"]) == ["13"]
+    regions = found["west"].regions
+    assert regions is not None
+    assert (regions.agent, regions.here, regions.owned) == ("aws/west#2", "aws/west", ("aws/west",))
+    (peer,) = regions.peers
+    assert peer == PeerAgent("aws/east#1", "aws/east", "https://192.0.2.1:8443", "token-1")
+    assert Table.from_json(found["west"].to_json()) == found["west"]
+
+
+def test_the_replicas_of_a_dead_agent_are_adopted_and_handed_back_when_it_is_ready() -> None:
+    dead = split(agent(1, "east"), agent(2, "west", S.NOT_READY), replicas=REPLICAS)
+    assert ids(dead["east"]) == ["11", "12", "13", "14"]
+    assert ids(dead["west"]) == ["13"]  # what it will own, before the other one lets go
+    assert [peer.id for peer in dead["east"].regions.peers] == ["aws/west#2"]  # type: ignore[union-attr]
+    starting = split(agent(1, "east"), agent(3, "west", S.STARTING), replicas=REPLICAS)
+    assert starting["east"].regions.peers == ()  # type: ignore[union-attr]
+    assert ids(starting["west"]) == ["13"]
+
+
+def test_two_agents_of_a_region_share_its_replicas_and_are_no_peers() -> None:
+    first, second, other = agent(1, "east"), agent(2, "east"), agent(3, "west")
+    whole = Table("chat", "r1", tuple(Target(str(one.id), one.endpoint or "") for one in REPLICAS))
+    tables = [
+        own_table(whole, REPLICAS, (first, second, other), one, lambda agent: "t")[0]
+        for one in (first, second)
+    ]
+    assert ids(tables[0]) == ids(tables[1])
+    for table in tables:
+        assert [peer.region for peer in table.regions.peers] == ["aws/west"]  # type: ignore[union-attr]
+
+
+def test_a_table_has_another_revision_when_a_peer_or_a_replica_comes() -> None:
+    one = split(agent(1, "east"), agent(2, "west"), replicas=REPLICAS)
+    same = split(agent(1, "east"), agent(2, "west"), replicas=REPLICAS)
+    third = split(agent(1, "east"), agent(2, "west"), agent(3, "north"), replicas=REPLICAS)
+    assert one["east"].revision == same["east"].revision
+    assert len({one["east"].revision, third["east"].revision, one["west"].revision}) == 3
+
+
+def test_a_draining_replica_is_empty_for_an_agent_that_does_not_have_it() -> None:
+    replicas = (replica(11, "east", S.DRAINING), replica(13, "west"))
+    whole = Table(
+        "chat", "r1", (Target("11", "http://x", state=Readiness.DRAINING), Target("13", "http://y"))
+    )
+    agents = (agent(1, "east"), agent(2, "west"))
+    east, not_east = own_table(whole, replicas, agents, agents[0], lambda agent: "t")
+    west, not_west = own_table(whole, replicas, agents, agents[1], lambda agent: "t")
+    assert drained_elsewhere(not_west, west) == {11}
+    assert drained_elsewhere(not_east, east) == frozenset()
+    stats = Stats("chat", "west", "r1", 60.0, 60.0, 0, 0, 0, 0)
+    loads = [load_of(stats, east), load_of(stats, west, frozenset({11}))]
+    assert merged(loads).empty == {11}
+    assert drained_elsewhere(not_west, reachable_table(west, not_west, ())) == frozenset()
+
+
+def test_an_agent_has_the_replicas_of_regions_that_it_cannot_reach() -> None:
+    agents = (agent(1, "east"), agent(2, "west"), agent(3, "south"))
+    whole = Table("chat", "r1", tuple(Target(str(one.id), one.endpoint or "") for one in REPLICAS))
+    own, elsewhere = own_table(whole, REPLICAS, agents, agents[1], lambda agent: "t")
+    alone = reachable_table(own, elsewhere, ())
+    assert sorted(ids(alone)) == ["11", "12", "13", "14"]
+    assert reachable_table(own, elsewhere, {"aws/east"}) is own
+    assert alone.revision != own.revision
+    assert alone.regions == own.regions
+
+
+@pytest.mark.parametrize(
+    ("balancers", "linked"),
+    [
+        ("", False),
+        ("{regions: aws/east}", False),
+        ("{regions: aws/east, count: 2}", False),
+        (EAST_WEST, True),
+    ],
+)
+def test_only_agents_of_two_regions_are_linked(balancers: str, linked: bool) -> None:
+    wanted = spec(balancers)
+    assert is_linked(wanted) is linked
+    if balancers:
+        assert agent_order_of("own", "chat", "abcd", agent(7), wanted, "hush").has_peers is linked

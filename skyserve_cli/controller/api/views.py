@@ -214,6 +214,8 @@ def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView, lease: Le
         "alive": agent.state is ReplicaState.READY,
         "synced": seen.synced,
         "ready_targets": seen.ready_targets,
+        "owned": None if seen.owned is None else list(seen.owned),
+        "peers": list(seen.peers),
         "agent_version": seen.version,
         "newest": seen.newest,
         "starts": seen.starts,

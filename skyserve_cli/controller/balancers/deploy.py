@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyserve_cli.controller.balancers.bundle import Bundle
+from skyserve_cli.controller.reconcile.ports import RegionalOrder
 
 if TYPE_CHECKING:
     from provisioners.port.commands import HostConnection
@@ -23,6 +25,7 @@ PREPARE_TIMEOUT_S = 900.0
 _TRANSFER_TIMEOUT_S = 300.0
 TRAFFIC_FILE = "/var/lib/skyserve/traffic"  # of the dead-man switch, on machines that have one
 _TLS = ("tls-cert.pem", "tls-key.pem")
+_PEERS = ("peers-ca.pem", "peers-own.pem")
 
 # The machine's own Python if it can import all that is needed; else one of our own, with the libraries that are pinned.
 # Debian's has no venv until a package of that name is there.
@@ -52,16 +55,21 @@ line.getresponse()
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release to run: code, arguments, and the certificate shown to clients (PEM), if any."""
+    """A release to run: code, arguments, and the certificate shown to clients (PEM), if any.
+
+    `peers` are for agents of other regions: the authority's certificate, and this agent's key and certificate (PEM).
+    """
 
     bundle: Bundle
     arguments: tuple[str, ...]
     tls: tuple[bytes, bytes] | None = field(default=None, repr=False)
+    peers: tuple[bytes, bytes] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
         """Equal for equal releases."""
         parts = [self.bundle.version.encode(), *(one.encode() for one in self.arguments), *(self.tls or ())]
+        parts += self.peers or ()
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
     @property
@@ -83,12 +91,37 @@ class Serving:
     refused: str | None
 
 
-def arguments_of(service: str, region: str, port: int, has_tls: bool) -> tuple[str, ...]:
+def arguments_of(
+    service: str, region: str, port: int, has_tls: bool, peers_port: int | None = None
+) -> tuple[str, ...]:
     """Return how the agent is started; nothing in it is a secret. Of the loopback it takes any port for its admin."""
     arguments: tuple[str, ...] = ("--service", service, "--region", region)
     arguments += ("--host", "0.0.0.0", "--port", str(port), "--admin-host", "127.0.0.1", "--admin-port", "0")  # noqa: S104
     arguments += ("--traffic-file", TRAFFIC_FILE)
+    if peers_port is not None:
+        arguments += (
+            "--peers-port",
+            str(peers_port),
+            "--peers-cafile",
+            _PEERS[0],
+            "--peers-certfile",
+            _PEERS[1],
+        )
     return (*arguments, "--tls-certfile", _TLS[0], "--tls-keyfile", _TLS[1]) if has_tls else arguments
+
+
+def release_of(
+    order: RegionalOrder, bundle: Bundle, peer_files: Callable[[RegionalOrder], tuple[bytes, bytes]]
+) -> Release:
+    """Return what the agent of the order should run. Certificates are read every time: they are renewed on the disk.
+
+    The policy is only of the table that the agent begins with; a later one needs no new release. Raises OSError.
+    """
+    files = order.tls
+    tls = None if files is None else (Path(files[0]).read_bytes(), Path(files[1]).read_bytes())
+    region, port = order.instance.zone.region, order.peers_port
+    arguments = arguments_of(order.service, region, order.port, tls is not None, port)
+    return Release(bundle, arguments, tls, None if port is None else peer_files(order))
 
 
 def deploy(shell: HostConnection, folder: str, release: Release, table: Mapping[str, Any]) -> None:
@@ -109,6 +142,8 @@ def deploy(shell: HostConnection, folder: str, release: Release, table: Mapping[
     if "table.json" not in there:
         shell.put(f"{folder}/table.json", json.dumps(table).encode())
     for name, content in zip(_TLS, release.tls or (), strict=False):
+        shell.put(f"{folder}/{name}", content)
+    for name, content in zip(_PEERS, release.peers or (), strict=False):
         shell.put(f"{folder}/{name}", content)
     shell.put(f"{folder}/wanted.json", release.wanted)
 

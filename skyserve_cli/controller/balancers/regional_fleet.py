@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
@@ -38,18 +37,20 @@ from skyserve_cli.controller.balancers.demand_follower import DemandFollower
 from skyserve_cli.controller.balancers.deploy import (
     Release,
     Serving,
-    arguments_of,
     deploy,
     end_frozen,
+    release_of,
     serving,
     tidy,
 )
+from skyserve_cli.controller.balancers.peer_links import PeerFiles, PeerLinks
 from skyserve_cli.controller.balancers.regional_view import RegionalView
 from skyserve_cli.controller.balancers.totals_follower import TotalsFollower
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.demand import load_of, slowdown
 from skyserve_cli.controller.reconcile.ports import RegionalOrder
+from skyserve_cli.controller.reconcile.region_tables import drained_elsewhere
 from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas, served_report
 from skyserve_cli.controller.reconcile.traffic_book import TrafficBook
 
@@ -100,6 +101,7 @@ class RegionalFleet:
         self._loop = loop
         self._wake = wake
         self._bundle = bundle
+        self.peer_files = PeerFiles(secret, clock.now)
         self._supervisors: dict[Key, _RegionalAgentSupervisor] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="regional")
@@ -222,6 +224,9 @@ class _RegionalAgentSupervisor:
         self._silences = 0  # in a row, of an agent that can be reached
         self._installs = 0  # that failed, in a row
         self._trouble = ""
+        self._elsewhere: frozenset[int] = frozenset()  # see `RegionalOrder`; of the table that was pushed
+        self._links = PeerLinks()
+        self._table = self._links.table(order)  # that it should have
         self._stirred = asyncio.Event()
         self.load = Load()
         self.minutes = DemandFollower(fleet.now)
@@ -231,6 +236,7 @@ class _RegionalAgentSupervisor:
         if order.table.revision != self._order.table.revision:
             self._stirred.set()
         self._order = order
+        self._table = self._links.table(order)
 
     def news(self, now: float) -> tuple[str, Event] | None:
         """Return whether it passes, where that is another thing than what the reconciler knows."""
@@ -242,8 +248,8 @@ class _RegionalAgentSupervisor:
         return None
 
     def view(self) -> RegionalView:
-        order, acked, serving_now = self._order, self._acked, self._serving
-        synced = acked is not None and acked.revision == order.table.revision
+        acked, serving_now = self._acked, self._serving
+        synced = acked is not None and acked.revision == self._table.revision
         ready = sum(t.state is Readiness.READY for t in acked.targets) if synced and acked else 0
         version = serving_now.version if serving_now else None
         newest = (
@@ -251,9 +257,8 @@ class _RegionalAgentSupervisor:
             and self._release is not None
             and serving_now.release == self._release.name
         )
-        return RegionalView(
-            synced, version, newest, ready, serving_now.starts if serving_now else 0, self._trouble
-        )
+        starts = serving_now.starts if serving_now else 0
+        return RegionalView(synced, version, newest, ready, starts, self._trouble, *self._links.shown(acked))
 
     def admin_port(self) -> AdminPort | None:
         if self._serving is None:
@@ -322,10 +327,10 @@ class _RegionalAgentSupervisor:
             self._shell = await on_thread(partial(source.log_in, order.instance))
             self._serving = None
         shell, folder = self._shell, source.work_folder(order.instance)
-        release = self._release = self._release_of(order)
+        release = self._release = release_of(order, self._fleet.bundle(), self._fleet.peer_files.of)
         if self._deployed != release.name:
             self._installs += 1
-            await on_thread(partial(deploy, shell, folder, release, order.table.to_json()))
+            await on_thread(partial(deploy, shell, folder, release, self._table.to_json()))
             self._installs = 0
             self._deployed = release.name
         serving_now = self._serving
@@ -341,10 +346,14 @@ class _RegionalAgentSupervisor:
             self._silences = 0
             await on_thread(partial(end_frozen, shell, serving_now))
             raise ValueError("the agent is silent; it is restarted if it is to its own machine, too")
-        if self._acked is None or self._acked.revision != order.table.revision:
-            await self._push(order.table)
+        if self._acked is None or self._acked.revision != self._table.revision:
+            await self._push(self._table)
         await self._ask(order.window_s)
         url = f"http://127.0.0.1:{self._forward.port}"
+        asks = serving_now.release == release.name and order.peers_port is not None
+        if asks and await self._links.ask(self._session, url, self._authorization()):
+            self._table = self._links.table(self._order)
+            self._stirred.set()
         await self._totals.follow(self._session, url, self._authorization())
         if order.counts_demand and await self.minutes.follow(self._session, url, self._authorization()):
             self._fleet.wake()
@@ -358,14 +367,6 @@ class _RegionalAgentSupervisor:
             self._has_passed = True
             self._fleet.wake()
 
-    def _release_of(self, order: RegionalOrder) -> Release:
-        """Certificates are read every time: they are renewed on the disk."""
-        files = order.tls
-        tls = None if files is None else (Path(files[0]).read_bytes(), Path(files[1]).read_bytes())
-        # The policy is only of the table that the agent begins with; a later one needs no new release.
-        arguments = arguments_of(order.service, order.instance.zone.region, order.port, tls is not None)
-        return Release(self._fleet.bundle(), arguments, tls)
-
     def _authorization(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._fleet.admin_token(self._order.instance.token)}"}
 
@@ -376,6 +377,7 @@ class _RegionalAgentSupervisor:
                 raise ValueError(f"push refused: {response.status} {(await response.text())[:200]}")
         self._acked = table
         self._fleet.wake()
+        self._elsewhere = drained_elsewhere(self._order.elsewhere, table)
 
     async def _ask(self, window_s: float) -> None:
         url = f"http://127.0.0.1:{self._forward.port}/-/stats?window_s={window_s:g}"
@@ -389,7 +391,7 @@ class _RegionalAgentSupervisor:
             self._stirred.set()
             return
         self._fleet.served.reported(*self._order.key, served_report(stats, asked_at))
-        load = load_of(stats, table)
+        load = load_of(stats, table, self._elsewhere)
         stirring = load.empty - self.load.empty or (load.queued > 0) != (self.load.queued > 0)
         self.load = load
         if stirring:

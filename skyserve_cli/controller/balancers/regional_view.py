@@ -1,13 +1,18 @@
-"""What is known of a load balancer agent on a machine of its own, for those who show it."""
+"""What the controller knows of a load balancer agent on a machine of its own, for people."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.model import Json
+
 
 @dataclass(frozen=True, slots=True)
 class RegionalView:
-    """What `serve status` shows of an agent. `version` is of the code that serves, `synced`: it has the newest table."""
+    """What `serve status` shows of an agent. `version` is of the code that serves, `synced`: it has the newest table.
+
+    `owned` are the regions whose replicas it has, None where every agent has all; `peers` is what it says of its peers.
+    """
 
     synced: bool = False
     version: str | None = None
@@ -15,3 +20,5 @@ class RegionalView:
     ready_targets: int = 0
     starts: int = 0
     trouble: str = ""
+    owned: tuple[str, ...] | None = None
+    peers: tuple[Json, ...] = ()

@@ -17,9 +17,10 @@ def slowdown(targets: int) -> float:
     return max(1.0, targets / MANY_TARGETS)
 
 
-def load_of(stats: Stats, table: Table | None) -> Load:
-    """Return what one agent reports, of the `table` that it has."""
+def load_of(stats: Stats, table: Table | None, elsewhere: frozenset[int] = frozenset()) -> Load:
+    """Return what one agent reports, of the `table` that it has. `elsewhere` are draining replicas that are not in it."""
     draining = {t.id for t in table.targets if t.state is Readiness.DRAINING} if table else set()
+    draining |= {str(one) for one in elsewhere} if table else set()
     busy = {target.id for target in stats.targets if target.in_flight > 0}
     return Load(
         # An agent that has just been started cannot report more than it has seen.

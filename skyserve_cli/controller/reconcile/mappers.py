@@ -15,6 +15,7 @@ from provisioners.port.base import Candidate, LaunchOrder, Requirements
 from provisioners.port.vm import MAX_TOKEN
 from skyserve_cli.controller.agent_files import TOKEN_VARIABLE, supervisor_file
 from skyserve_cli.controller.reconcile.ports import NameOrder
+from skyserve_cli.controller.reconcile.region_tables import is_linked
 from skyserve_cli.controller.reconcile.resource_match import candidates_of, copies_of, image_of
 from skyserve_cli.spec.model import RegionalAgents, ResourceChoice, ServiceSpec
 from skyserve_cli.spec.schedule import limits_at
@@ -255,6 +256,7 @@ def agent_order_of(
         file_mounts={"keeper.py": supervisor_file()},
         disk_gb=_AGENT_DISK_GB,
         role=Role.LOAD_BALANCER,
+        has_peers=is_linked(spec),
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from lb.config.demand import Demand
-from lb.config.schema import Table
+from lb.config.schema import Table, Target
 from policies.history import Load
 from policies.model import Event, Offer, Replica
 from provisioners.port.base import Instance, InstanceState, Requirements, is_silent
@@ -153,7 +153,8 @@ class RegionalOrder:
     """The load balancer agent that should serve on a machine of its own.
 
     `instance` is as much of the machine as it takes to log in, `port` where the agent listens. `passing` is what the
-    reconciler knows of it; None: it never responded.
+    reconciler knows of it; None: it never responded. With a `peers_port` it speaks to agents of other regions, and
+    `elsewhere` are targets that these own, by region (see `region_tables`).
     """
 
     service: str
@@ -165,6 +166,8 @@ class RegionalOrder:
     window_s: float = 60.0
     passing: bool | None = None
     counts_demand: bool = False
+    peers_port: int | None = None
+    elsewhere: Mapping[str, tuple[Target, ...]] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from lb.config.schema import Table
 from policies.model import Replica, ReplicaState, Role
-from provisioners.port.base import Instance, InstanceState
+from provisioners.port.base import Instance, InstanceState, peers_port
 from skyserve_cli.controller.reconcile.lb_config import table_of, without_loopback
 from skyserve_cli.controller.reconcile.listing_events import unattended
 from skyserve_cli.controller.reconcile.mappers import (
@@ -26,6 +26,10 @@ from skyserve_cli.controller.reconcile.ports import (
     ProbeOrder,
     RegionalOrder,
     Specs,
+)
+from skyserve_cli.controller.reconcile.region_tables import (
+    is_linked,
+    own_table,
 )
 from skyserve_cli.controller.reconcile.served_replicas import counts_served, has_one_version
 from skyserve_cli.controller.reconcile.tick_cache import (
@@ -78,13 +82,30 @@ class OrderMaker:
             probes=tuple(probes),
             agents=beside,
             regional=tuple(
-                replace(self._regional_order(row, agent, remote, tls, window_s), counts_demand=counts_demand)
+                replace(
+                    self._linked(row, self._regional_order(row, agent, remote, tls, window_s), live, agents)
+                    if is_linked(spec)
+                    else self._regional_order(row, agent, remote, tls, window_s),
+                    counts_demand=counts_demand,
+                )
                 for agent in agents
                 if agent.state in _CONNECTED and agent.endpoint is not None
             ),
             names=tuple(name_orders_of(row, agents, partial(self._specs.get, row.name))),
             clouds=frozenset(replica.zone.cloud for replica in (*live, *agents)),
         )
+
+    def _linked(
+        self, row: ServiceRow, order: RegionalOrder, replicas: Sequence[Replica], agents: Sequence[Replica]
+    ) -> RegionalOrder:
+        """Return the order for an agent that has peers in other regions."""
+
+        def token(agent: Replica) -> str:
+            return token_of(self._owner, row.name, row.incarnation, agent.id, agent.offer)
+
+        agent = next(one for one in agents if one.id == order.replica_id)
+        own, elsewhere = own_table(order.table, replicas, agents, agent, token)
+        return replace(order, table=own, peers_port=peers_port(order.port), elsewhere=elsewhere)
 
     def _regional_order(
         self, row: ServiceRow, agent: Replica, table: Table, tls: tuple[str, str] | None, window_s: float
