@@ -42,6 +42,8 @@ resources:
 setup: echo "I am $SKYSERVE_ZONE" >index.html
 run: exec python3 -m http.server --bind 0.0.0.0 $SKYSERVE_REPLICA_PORT
 """
+REGIONS = ("us-east-1", "us-west-2")
+TWO_REGIONS = "regions: [aws/us-east-1, aws/us-west-2]"
 
 
 @dataclass
@@ -281,6 +283,43 @@ def test_only_the_controller_and_the_agents_can_open_a_replicas_port(
     assert b"I am use1" not in heard
     allowed = {block for port, block in cloud.aws.openings(cloud.live("replica")[0]) if port == 8443}
     assert f"{agent.address}/32" not in allowed
+
+
+@pytest.mark.timeout(400)
+def test_agents_of_two_regions_own_their_replicas_and_forward_to_each_other(
+    serve: Serve, cloud: Cloud, tmp_path: Path
+) -> None:
+    """The only replica is in us-east-1: what enters in us-west-2 goes there through the agent of us-east-1."""
+    file = tmp_path / "web.yaml"
+    file.write_text(
+        SERVICE.replace("regions: aws/us-west-2, dns: {zone: example.com, name: chat}", TWO_REGIONS)
+    )
+    serve.ok("up", file, "-y", "--name", "web")
+
+    def by_region() -> dict[str, dict[str, Any]]:
+        return {one["region"]: one for one in agents(serve)}
+
+    def are_linked() -> bool:
+        found = by_region()
+        return all(one["peers"] and one["peers"][0]["rtt_ms"] is not None for one in found.values())
+
+    serve.eventually(are_linked)
+    serve.eventually(lambda: [by_region()[name]["ready_targets"] for name in REGIONS] == [1, 0])
+    east, west = (by_region()[name] for name in REGIONS)
+    assert (east["owned"], west["owned"]) == (["aws/us-east-1"], ["aws/us-west-2"])
+    with Client(west["endpoint"], b"I am use1-az") as client:
+        serve.eventually(lambda: client.responded > 10)
+        serve.eventually(lambda: by_region()["us-west-2"]["peers"][0]["forwarded_out"] > 10)
+
+        # The agent of us-east-1 is lost: that of us-west-2 takes the replica over, and gives it back.
+        cloud.aws.end(east["instance_id"], "Server.InternalError", "Server.InternalError: lost")
+        serve.eventually(lambda: by_region().get("us-west-2", {}).get("ready_targets") == 1)
+        before = client.responded
+        serve.eventually(lambda: client.responded > before + 10)
+        serve.eventually(lambda: by_region().get("us-west-2", {}).get("ready_targets") == 0)
+        before = client.responded
+        serve.eventually(lambda: client.responded > before + 10)
+    assert client.failed == []
 
 
 def own_addresses(cloud: Cloud, serve: Serve) -> set[tuple[int, str]]:
