@@ -77,6 +77,16 @@ PANELS = (
             (f"skyserve_service_queued_requests{_OF}", "{{service}} waiting"),
         ),
     ),
+    Panel("Demand and its forecast", ((f"skyserve_demand_forecast{_OF}", "{{service}} {{of}}"),), "reqps"),
+    Panel(
+        "Requests within the SLO",
+        (
+            (f"skyserve_slo_attainment{_OF}", "{{service}} in 24 hours"),
+            (f"skyserve_slo_attainment_asked{_OF}", "{{service}} asked"),
+        ),
+        "percentunit",
+    ),
+    Panel("Headroom", ((f"skyserve_headroom{_OF}", "{{service}}"),)),
     Panel(
         "Versions",
         (

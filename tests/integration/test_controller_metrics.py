@@ -57,6 +57,14 @@ def view(name: str = "chat") -> dict[str, Any]:
             "usd_total": 80.25,
             "usd_on_demand_equivalent": 240.5,
         },
+        "slo": {
+            "attainment": 0.9962,
+            "attainment_asked": 0.995,
+            "headroom": 1.12,
+            "requests_per_min": 276.0,
+            "forecast_per_min": 301.0,
+            "forecast_most_per_min": 330.0,
+        },
         "load_balancer": {"alive": True, "synced": False},
         "load_balancers": [{"alive": True, "synced": True}, {"alive": False, "synced": False}],
         "replicas": [

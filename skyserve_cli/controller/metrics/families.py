@@ -75,6 +75,28 @@ def _all_agents(view: View) -> list[View]:
     return [*view["load_balancers"], *([] if beside is None else [beside])]
 
 
+def _slo(name: str) -> Callable[[View], Iterable[Sample]]:
+    """Return a reader of a number of the SLO; a service without an SLO, and one that has decided nothing yet, has none."""
+
+    def read(view: View) -> Iterable[Sample]:
+        slo = view.get("slo") or {}
+        return () if slo.get(name) is None else (((), float(slo[name])),)
+
+    return read
+
+
+def _demand(view: View) -> Iterable[Sample]:
+    """Yield requests per second: of the last minute, and as forecast."""
+    slo = view.get("slo") or {}
+    for of, name in (
+        ("now", "requests_per_min"),
+        ("at_launch", "forecast_per_min"),
+        ("most", "forecast_most_per_min"),
+    ):
+        if slo.get(name) is not None:
+            yield (of,), float(slo[name]) / 60.0
+
+
 def _service(
     name: str, kind: str, text: str, read: Callable[[View], Iterable[Sample]], *labels: str
 ) -> Family:
@@ -141,6 +163,35 @@ OF_SERVICE = (
     ),
     _service(
         "usd", "counter", "US dollars spent since the service was first started.", _one("cost", "usd_total")
+    ),
+    Family(
+        "skyserve_demand_forecast",
+        "gauge",
+        "Requests per second of a service with an SLO: of the last minute (now), forecast for the busiest minute when a replica "
+        "launched now would be ready (at_launch), and the most until a terminated one could be replaced (most).",
+        ("service", "of"),
+        _demand,
+    ),
+    Family(
+        "skyserve_slo_attainment",
+        "gauge",
+        "Share of the requests of the last 24 hours within the SLO.",
+        ("service",),
+        _slo("attainment"),
+    ),
+    Family(
+        "skyserve_slo_attainment_asked",
+        "gauge",
+        "Share that the SLO asks for.",
+        ("service",),
+        _slo("attainment_asked"),
+    ),
+    Family(
+        "skyserve_headroom",
+        "gauge",
+        "Factor by which more is provided for than is forecast, steered by the error budget of the SLO.",
+        ("service",),
+        _slo("headroom"),
     ),
     _service(
         "on_demand_usd",
