@@ -30,9 +30,7 @@ class History:
         ready: Iterable[float] | None = None,
     ) -> History:
         """Return a history of series of the same length. Raises ValueError if they differ in length."""
-        views = [
-            memoryview(array("d", series)).toreadonly() for series in (requests, within_slo, ready or ())
-        ]
+        views = [memoryview(_copy(series)).toreadonly() for series in (requests, within_slo, ready or ())]
         lengths = [len(series) for series in views]
         if lengths[0] != lengths[1] or (ready is not None and lengths[0] != lengths[2]):
             raise ValueError(
@@ -50,6 +48,12 @@ class History:
         length = min(max(0, end - self.first), len(self.requests))
         ready = None if self.ready is None else self.ready[:length]
         return History(self.first, self.requests[:length], self.within_slo[:length], ready)
+
+
+def _copy(series: Iterable[float]) -> array[float]:
+    if isinstance(series, array) and series.typecode == "d":
+        return series[:]  # 40 times as fast, and done every minute for two weeks of them
+    return array("d", series)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,14 @@ RECENT_MIN = (1, 2, 5)
 BLOCKS = 5
 SMOOTH_MIN = 20  # to either side, of a day that is over
 LEAST_MIN = 180  # of history, before anything is fitted
-MOST_ROWS = 2_000
+MOST_ROWS = 1_000
 RIDGE = 10.0
-HUBER_ROUNDS = 4
+HUBER_ROUNDS = 3
+PARTS = 4
+RECENT_SHARE = 0.75  # of the rows give the residuals: a service is not for ever as regular as it was
+SHRUNK = (0.0, 0.25, 0.5, 0.75, 1.0)
+LEAST_GAIN = 0.98  # in error over the level alone, or the regression is shrunk
+MEDIAN_ROWS = 500  # whose residuals give the median
 HUBER = 1.5  # residuals beyond this multiple of the median count less
 LEAST_COUNT = 0.3  # but never less than this, or a rise that comes every morning would teach nothing
 CLIPPED = 0.5  # relative changes beyond this teach no more than this
@@ -79,11 +84,11 @@ class Model:
 
     def many(self, series: Floats, rows: NDArray[np.int64], shares: tuple[float, ...]) -> Floats:
         """As `quantiles`, after each of `rows`: an array of (rows, shares)."""
-        filled = _filled(series)
-        level = _level(filled, rows, self.step_min)
+        known = _Known.of(series)
+        level = _level(known, rows, self.step_min)
         change = np.full(len(rows), self.bias)
         if len(self.weights):
-            found = _features(filled, rows, self.horizon, self.step_min, self.days)
+            found = _features(known, rows, level, self.horizon, self.step_min, self.days)
             change += ((found - self.mean) / self.scale) @ self.weights
         change = np.clip(change, self.low, self.high)
         widths = np.interp(shares, np.linspace(0.0, 1.0, GRID), self.spread)
@@ -102,13 +107,14 @@ def fit(series: Floats, horizon: Horizon, step_min: int = 1) -> Model:
         return _unlearned(horizon, step_min)
     every = max(1, (last - first) // MOST_ROWS)
     rows = np.arange(last - 1, first - 1, -every)[::-1]
-    filled = _filled(series)
-    rows = rows[_known(series, rows, horizon, step_min)]
+    rows = rows[_observed(series, rows, horizon, step_min)]
     if len(rows) * every * step_min < LEAST_MIN:
         return _unlearned(horizon, step_min)
 
-    target = _target(filled, rows, horizon) / _level(filled, rows, step_min) - 1.0
-    found = _features(filled, rows, horizon, step_min, days)
+    known = _Known.of(series)
+    level = _level(known, rows, step_min)
+    target = _target(known.filled, rows, horizon) / level - 1.0
+    found = _features(known, rows, level, horizon, step_min, days)
     mean, scale = found.mean(axis=0), np.maximum(found.std(axis=0), 1e-6)
     bias, weights, rest = _regression((found - mean) / scale, target)
     spread = np.quantile(rest, np.linspace(0.0, 1.0, GRID))
@@ -118,19 +124,38 @@ def fit(series: Floats, horizon: Horizon, step_min: int = 1) -> Model:
 
 
 def _regression(features: Floats, target: Floats) -> tuple[float, Floats, Floats]:
-    """Return bias, weights and residuals of a ridge regression with Huber's weights; residuals are of the target as it is."""
+    """Return bias, weights and residuals of a ridge regression with Huber's weights; residuals are of the target as it is.
+
+    Half of the residuals are those of parts that were left out of the regression (cross-validation), since those of parts that
+    were in it are too small. Where the level alone predicts left-out parts nearly as well, the regression is shrunk.
+    """
     inputs = np.column_stack((np.ones(len(target)), features))
     penalty = RIDGE * np.eye(inputs.shape[1])
     penalty[0, 0] = 0.0
     clipped, counts = np.clip(target, -CLIPPED, CLIPPED), np.ones(len(target))
-    found: Floats = np.zeros(inputs.shape[1])
     for _ in range(HUBER_ROUNDS):
         weighted = inputs * counts[:, None]
-        found = np.linalg.solve(weighted.T @ inputs + penalty, weighted.T @ clipped).astype(np.float64)
+        squares, products = weighted.T @ inputs, weighted.T @ clipped
+        found = np.linalg.solve(squares + penalty, products).astype(np.float64)
         errors = np.abs(clipped - inputs @ found)
-        counts = 1.0 / np.maximum(1.0, errors / (HUBER * float(np.median(errors)) + _TINY))
-        counts = np.maximum(counts, LEAST_COUNT)
-    return float(found[0]), found[1:], target - inputs @ found
+        usual = float(np.median(errors[:: max(1, len(errors) // MEDIAN_ROWS)]))
+        counts = np.maximum(1.0 / np.maximum(1.0, errors / (HUBER * usual + _TINY)), LEAST_COUNT)
+    held = np.empty(len(target))
+    for part in np.array_split(np.arange(len(target)), PARTS):
+        here = weighted[part].T
+        others = np.linalg.solve(squares - here @ inputs[part] + penalty, products - here @ clipped[part])
+        held[part] = inputs[part] @ others
+    share = _shrunk(target, held)
+    recent = slice(round((1.0 - RECENT_SHARE) * len(target)), None)
+    found = share * found
+    rest = np.concatenate(((target - inputs @ found)[recent], (target - share * held)[recent]))
+    return float(found[0]), found[1:], rest
+
+
+def _shrunk(target: Floats, held: Floats) -> float:
+    """Return the factor from 0 to 1 for changes that were predicted as `held`: 1 unless the level alone is nearly as good."""
+    errors = [float(np.abs(target - share * held).mean()) for share in SHRUNK]
+    return 1.0 if errors[-1] <= LEAST_GAIN * errors[0] else SHRUNK[int(np.argmin(errors))]
 
 
 def _unlearned(horizon: Horizon, step_min: int) -> Model:
@@ -151,6 +176,22 @@ def _days(last: int, day: int) -> int:
 # --- series -------------------------------------------------------------------------------------------------
 
 
+class _Known(NamedTuple):
+    """A series without gaps, its sums from the beginning, and the least level that changes are relative to."""
+
+    filled: Floats
+    sums: Floats
+    floor: float
+
+    @classmethod
+    def of(cls, series: Floats) -> _Known:
+        filled = _filled(series)
+        sums = np.empty(len(filled) + 1)
+        sums[0] = 0.0
+        np.cumsum(filled, out=sums[1:])
+        return cls(filled, sums, max(FLOOR_SHARE * float(sums[-1]) / max(1, len(filled)), _TINY))
+
+
 def _filled(series: Floats) -> Floats:
     """Return the series without gaps: a missing step is like the last known one, at the beginning like the first."""
     missing = np.isnan(series)
@@ -165,9 +206,12 @@ def _filled(series: Floats) -> Floats:
     return filled
 
 
-def _known(series: Floats, rows: NDArray[np.int64], horizon: Horizon, step_min: int) -> NDArray[np.bool_]:
+def _observed(series: Floats, rows: NDArray[np.int64], horizon: Horizon, step_min: int) -> NDArray[np.bool_]:
     """Return which rows have a target and a recent past that were mostly observed."""
-    known = np.concatenate(([0.0], np.cumsum(~np.isnan(series))))
+    missing = np.isnan(series)
+    if not missing.any():
+        return np.ones(len(rows), dtype=np.bool_)
+    known = np.concatenate(([0.0], np.cumsum(~missing)))
     past = max(LEVEL_MIN // step_min, 1)
     ahead = known[rows + horizon.lead + horizon.width] - known[rows + horizon.lead]
     before = known[rows + 1] - known[np.maximum(rows + 1 - past, 0)]
@@ -181,11 +225,10 @@ def _target(filled: Floats, rows: NDArray[np.int64], horizon: Horizon) -> Floats
     return found
 
 
-def _level(filled: Floats, rows: NDArray[np.int64], step_min: int) -> Floats:
+def _level(known: _Known, rows: NDArray[np.int64], step_min: int) -> Floats:
     """Return the mean of the last minutes; at least a small share of the mean of all."""
-    sums = np.concatenate(([0.0], np.cumsum(filled)))
-    floor = max(FLOOR_SHARE * sums[-1] / max(1, len(filled)), _TINY)
-    found: Floats = np.maximum(_mean(sums, rows - max(LEVEL_MIN // step_min, 1) + 1, rows + 1), floor)
+    recent = _mean(known.sums, rows - max(LEVEL_MIN // step_min, 1) + 1, rows + 1)
+    found: Floats = np.maximum(recent, known.floor)
     return found
 
 
@@ -199,34 +242,34 @@ def _mean(sums: Floats, start: NDArray[np.int64], end: NDArray[np.int64]) -> Flo
     return found
 
 
-def _features(filled: Floats, rows: NDArray[np.int64], horizon: Horizon, step_min: int, days: int) -> Floats:
+def _features(
+    known: _Known, rows: NDArray[np.int64], level: Floats, horizon: Horizon, step_min: int, days: int
+) -> Floats:
     """Return an array of (rows, features)."""
-    sums = np.concatenate(([0.0], np.cumsum(filled)))
-    level, block = _level(filled, rows, step_min), max(LEVEL_MIN // step_min, 1)
+    sums, block = known.sums, max(LEVEL_MIN // step_min, 1)
     lengths = [minutes // step_min for minutes in RECENT_MIN if minutes // step_min]
     columns = [_mean(sums, rows - length + 1, rows + 1) / level - 1.0 for length in lengths]
     for back in range(1, BLOCKS + 1):
         end = rows + 1 - back * block
         columns.append(_mean(sums, end - block, end) / level - 1.0)
     if days >= 1:
-        then, change = _went_on(sums, rows, horizon, step_min, 1)
+        then, change = _went_on(known, rows, horizon, step_min, 1)
         columns += [change, then / level - 1.0]
     if days >= 7:
-        columns.append(_went_on(sums, rows, horizon, step_min, 7)[1])
+        columns.append(_went_on(known, rows, horizon, step_min, 7)[1])
     found: Floats = np.clip(np.stack(columns, axis=1), -CLIPPED, CLIPPED)
     return found
 
 
 def _went_on(
-    sums: Floats, rows: NDArray[np.int64], horizon: Horizon, step_min: int, days: int
+    known: _Known, rows: NDArray[np.int64], horizon: Horizon, step_min: int, days: int
 ) -> tuple[Floats, Floats]:
     """Return demand `days` ago, and by how much it changed from there to the horizon.
 
     Both are smoothed: of a day that is over, both sides of an instant are known.
     """
-    smooth = SMOOTH_MIN // step_min
+    sums, smooth = known.sums, SMOOTH_MIN // step_min
     then = rows - days * (DAY_MIN // step_min)
     around = _mean(sums, then - smooth, then + 1 + smooth)
     ahead = _mean(sums, then + horizon.lead - smooth, then + horizon.lead + horizon.width + smooth)
-    floor = max(FLOOR_SHARE * sums[-1] / (len(sums) - 1), _TINY)
-    return around, ahead / np.maximum(around, floor) - 1.0
+    return around, ahead / np.maximum(around, known.floor) - 1.0

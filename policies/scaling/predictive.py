@@ -293,17 +293,22 @@ def _ahead(
     until = max(lead + KEEP_MIN, 2 * lead) if keeps_spot else lead + KEEP_MIN
     recent = requests[-READ_MIN:]
     shares = (QUANTILE, *((index + 0.5) / CHANCES for index in range(CHANCES)))
-    adds = _model(history, requests, Horizon(lead, ADD_MIN), 0).quantiles(recent, shares)
-    # Its fit is due a minute after the other one, so that no minute bears both.
-    keep = _model(history, requests, Horizon(1, until), 1).quantiles(recent, (QUANTILE,))
+    to_add, to_keep = _taught_by(history, requests)
+    adds = _fitted(to_add, Horizon(lead, ADD_MIN)).quantiles(recent, shares)
+    keep = _fitted(to_keep, Horizon(1, until)).quantiles(recent, (QUANTILE,))
     return float(adds[0]), float(keep[0]), adds[1:]
 
 
-def _model(history: History, requests: Floats, horizon: Horizon, late: int) -> Model:
-    """Return what the minutes before the last time for a fit teach; that is `late` minutes after a multiple of hours."""
+def _taught_by(history: History, requests: Floats) -> tuple[bytes, bytes]:
+    """Return the minutes that the two forecasts are fitted to.
+
+    They are the same but for one minute: the second fit comes a minute after the first, so that no minute bears both.
+    """
     every = FIT_EVERY_MIN if len(requests) >= 2 * DAY_MIN else FIRST_FITS_EVERY_MIN
-    fitted_at = (history.end - late) // every * every - history.first
-    return _fitted(requests[max(0, fitted_at - FIT_MIN) : max(0, fitted_at)].tobytes(), horizon)
+    ends = [(history.end - late) // every * every - history.first for late in (0, 1)]
+    first, second = (requests[max(0, end - FIT_MIN) : max(0, end)] for end in ends)
+    taught = first.tobytes()
+    return taught, taught if ends[0] == ends[1] else second.tobytes()
 
 
 @lru_cache(maxsize=256)

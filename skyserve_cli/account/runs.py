@@ -25,8 +25,9 @@ class Run:
     load, as (from second, replicas); `n_target` the target where it does not. `zones` names what a baseline that
     stays in one place stayed in. `overprovision` and `availability_target` are None for a policy that has no such
     knob. `outages` is how often fewer than the target became ready, and `growth` the part of the time in which fewer were
-    only because the target had risen within the last cold start. `requests` and `requests_short` (the share that arrived while fewer than the target were ready) are None
-    without requests. `window` counts the stretches of the trace from 0.
+    only because the target had risen within the last cold start. `requests` and `requests_short` (the share that arrived while
+    fewer than the target were ready) are None without requests. `attainment` is the share of requests within the SLO, by what
+    a replica carries and not by the target; None where that is not known. `window` counts the stretches of the trace from 0.
     """
 
     policy: str
@@ -55,6 +56,7 @@ class Run:
     window: int = 0
     outages: int = 0
     growth: float = 0.0
+    attainment: float | None = None
 
     @property
     def label(self) -> str:

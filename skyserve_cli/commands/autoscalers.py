@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from policies.goals import ScalingGoal
-from skyserve_cli.commands import runs
+from skyserve_cli.commands import runs, traffic_options
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import OutputFormat
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span
@@ -21,9 +21,6 @@ from skyserve_cli.sim.summary import Estimate, estimate
 from skyserve_cli.spec import ServiceSpec
 from skyserve_cli.text_tables import put_table, table
 
-TARGET_SHARE = 0.8  # of its capacity, a target that was not measured loads a replica with
-DEFAULT_CAPACITY_QPS = 2.0
-MOST_REPLICAS = 1000
 LONGEST_S = 60 * 86400.0
 
 
@@ -116,18 +113,7 @@ def _asked(words: Words, spec: ServiceSpec | None, seeds: Sequence[int]) -> Aske
             f"--warm-up takes a duration from 1m to an hour less than the recording, {span(length_s)} "
             f"(got {words.warm_up or span(warm_up_s)})"
         )
-    if not 0 <= words.mean_replicas <= MOST_REPLICAS:
-        raise WrongUsage(
-            f"--mean-replicas takes a number from 0 to {MOST_REPLICAS} (got {words.mean_replicas:g})"
-        )
-    factor = 1.0
-    if words.mean_replicas:
-        came = arrivals.count(warm_up_s, length_s)
-        if not came:
-            raise WrongUsage(
-                f"--requests {words.requests}: no request after the --warm-up of {span(warm_up_s)}"
-            )
-        factor = words.mean_replicas * capacity_qps * (length_s - warm_up_s) / came
+    factor = traffic_options.scaled(arrivals, length_s, warm_up_s, words.mean_replicas, capacity_qps)
     scaled = arrivals.scaled(factor)
     trials = {
         seed: ScalingTrial(
@@ -153,7 +139,7 @@ def _one(found: tuple[float, ...], given: str) -> tuple[float]:
 
 def _service(spec: ServiceSpec | None, capacity_qps: float | None) -> tuple[ScalingGoal, float]:
     """Return the goal of the reactive scaler, and the true capacity of a replica."""
-    goal = ScalingGoal(1, MOST_REPLICAS) if spec is None else spec.scaling
+    goal = ScalingGoal(1, traffic_options.MOST_REPLICAS) if spec is None else spec.scaling
     if spec is not None and not spec.autoscaling:
         raise WrongUsage(
             f"service.replica_policy.max_replicas: {spec.name} has a fixed size; give it more than min_replicas"
@@ -163,12 +149,11 @@ def _service(spec: ServiceSpec | None, capacity_qps: float | None) -> tuple[Scal
             "service.replica_policy: --autoscaler knows replicas of one kind and requests without a length; give the "
             "file one target_qps_per_replica"
         )
-    if capacity_qps is not None and not 0 < capacity_qps <= 1e6:
-        raise WrongUsage(f"--capacity takes requests per second above 0 (got {capacity_qps:g})")
+    capacity_qps = traffic_options.capacity_of(spec, capacity_qps)
     target = goal.target_qps_per_replica
-    if capacity_qps is None:
-        capacity_qps = DEFAULT_CAPACITY_QPS if target is None else target / TARGET_SHARE
-    return replace(goal, target_qps_per_replica=target or TARGET_SHARE * capacity_qps), capacity_qps
+    return replace(
+        goal, target_qps_per_replica=target or traffic_options.TARGET_SHARE * capacity_qps
+    ), capacity_qps
 
 
 # --- running and showing ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skyserve_cli.commands import autoscalers, files, pictures, runs
+from skyserve_cli.commands import autoscalers, files, pictures, runs, traffic_options
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Env, EnvFile, Format, OutputFormat, Secret, SecretFile, Set
 from skyserve_cli.commands.racing import run_all
@@ -145,24 +145,24 @@ def simulate(
         typer.Option(
             "--capacity",
             metavar="RATE",
-            help="For --autoscaler: requests per second one replica carries within the SLO. Default: 1.25 times the "
-            "file's target_qps_per_replica, or 2.",
+            help="Requests per second one replica carries within the SLO. Default: the file's capacity_qps, or 1.25 times its "
+            "target_qps_per_replica, or 2.",
         ),
     ] = None,
     mean_replicas: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--mean-replicas",
             metavar="N",
-            help="For --autoscaler: scale the requests so that N replicas carry their mean; 0: as recorded.",
+            help="Scale the requests so that N replicas carry their mean; 0: as recorded. Default: 8 for --autoscaler, else 0.",
         ),
-    ] = 8.0,
+    ] = None,
     warm_up: Annotated[
         str | None,
         typer.Option(
             "--warm-up",
             metavar="DURATION",
-            help="For --autoscaler: the part of the recording known beforehand, and not judged. Default: half of it.",
+            help="The part of the recording known beforehand, and not judged. Default: half of it for --autoscaler, else none.",
         ),
     ] = None,
     tick: Annotated[str, typer.Option("--tick", metavar="DURATION", help="Of the controller.")] = "30s",
@@ -200,7 +200,13 @@ def simulate(
     if autoscaler:
         market_only = {"--trace": trace, "--policy": policy, "--window": window, "--report": report}
         words = autoscalers.Words(
-            autoscaler, attainment, capacity, mean_replicas, warm_up, cold_start, requests
+            autoscaler,
+            attainment,
+            capacity,
+            8.0 if mean_replicas is None else mean_replicas,
+            warm_up,
+            cold_start,
+            requests,
         )
         spec = _spec(file, env, env_file, secret, secret_file, changes)
         autoscalers.compare(words, spec, runs.seeds(seed), jobs, market_only, output)
@@ -224,14 +230,23 @@ def simulate(
         runs.seeds(seed),
     )
     runs.insist_on_few(len(asked) * len(parts))
+    arrivals, traffic = traffic_options.traffic(
+        spec,
+        runs.arrivals(requests, market.length_s),
+        capacity_qps=capacity,
+        mean_replicas=mean_replicas,
+        warm_up=warm_up,
+        tick_s=tick_s,
+    )
     common = Setting(
         trace=market,
         n_target=runs.target_size(spec, replicas),
         cold_start_s=cold_start_s,
         price_ratio=ratio,
-        arrivals=runs.arrivals(requests, market.length_s),
+        arrivals=arrivals,
         spec=runs.sized(spec, replicas),
         notice_s=runs.notice(notice, tick_s),
+        traffic=traffic,
     )
     if common.spec is not None and common.arrivals is not None:
         runs.insist_on_rates(common.spec)

@@ -43,6 +43,8 @@ def table_cells(rows: Sequence[SummaryRow], *, priced: bool) -> tuple[list[str],
     add("#FAILED/DAY", [_rate(row.failed_launches_per_day) for row in rows])
     short = ["" if row.requests_short is None else _share(row.requests_short, 2) for row in rows]
     add("#SHORT REQUESTS", short, unless_empty=True)
+    met = ["" if row.attainment is None else _share(row.attainment, 2) for row in rows]
+    add("#ATTAINMENT", met, unless_empty=True)
     add("WHERE", [row.zones for row in rows], unless_empty=True)
     return [name for name, _ in columns], [
         [cells[index] for _, cells in columns] for index in range(len(rows))
@@ -71,6 +73,7 @@ GLOSSARY = (
     ("on demand", "share of that cost that went to on-demand replicas"),
     ("preempted, failed", "spot replicas lost, and launches without success, per day"),
     ("short requests", "share of requests that arrived while fewer than the target were ready"),
+    ("attainment", "share of requests within the SLO, by what a replica carries, whatever the target was"),
 )
 
 

@@ -85,6 +85,27 @@ class Arrivals:
             tuple(count * factor for count in self.counts),
         )
 
+    def later(self, start_s: float) -> Arrivals:
+        """Return the same from `start_s` on; what was before it comes after the end."""
+        start = start_s % self.length_s
+        if start == 0.0:
+            return self
+        index = bisect_right(self.at_s, start)
+        done = float(np.interp(start, self.at_s, self.counts))
+        rest = [
+            (at - start, count - done)
+            for at, count in zip(self.at_s[index:], self.counts[index:], strict=True)
+        ]
+        end_s, end = rest[-1]
+        again = [
+            (end_s + at, end + count)
+            for at, count in zip(self.at_s[1:index], self.counts[1:index], strict=True)
+        ]
+        knots = [(0.0, 0.0), *rest, *again]
+        if knots[-1][0] < self.length_s:
+            knots.append((self.length_s, self.counts[-1]))
+        return Arrivals(self.name, tuple(at for at, _ in knots), tuple(count for _, count in knots))
+
     def _by(self, t_s: float) -> int:
         """Return how many have arrived before an instant."""
         at_s, counts = self.at_s, self.counts

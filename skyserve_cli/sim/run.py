@@ -27,6 +27,7 @@ from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.sim.market import CLOUD, EPOCH_S, TickClock, TraceMarket, usual_spot_usd_hour
 from skyserve_cli.sim.omniscient import solve
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run
+from skyserve_cli.sim.served import ServedRequests
 from skyserve_cli.sim.settings import OVERPROVISIONING, Job, Setting
 from skyserve_cli.sim.trace_ports import (
     ReplayFleet,
@@ -106,7 +107,11 @@ class Replay:
         specs = SpecCache(self.store, SecretBox(_KEY))
         owner = self.store.owner()
         self._runner = ReplayOperationRunner(self.market, owner, lambda call: specs.order(owner, call))
-        self._fleet = ReplayFleet(self.market, setting.arrivals, self._spec.load_window_s)
+        self._served = None
+        if setting.traffic is not None:
+            self._served = ServedRequests.draw(setting.traffic, trace.length_s, trace.tick_s, job.seed)
+        reported = self._served if self._spec.slo is not None else None
+        self._fleet = ReplayFleet(self.market, setting.arrivals, self._spec.load_window_s, reported)
         self.reconciler = Reconciler(
             clock=self._clock,
             store=self.store,
@@ -129,7 +134,9 @@ class Replay:
             mode=None,
             now=EPOCH_S,
         )
-        self._account = _Account(setting, self.market)
+        if reported is not None:
+            self.store.put_demand(SERVICE, list(reported.known))
+        self._account = _Account(setting, self.market, self._served)
 
     def run(self, progress: Callable[[float], None] = lambda _: None) -> Run:
         """Return the whole trace, once."""
@@ -188,8 +195,9 @@ class _Account:
     Nothing can be ready before one cold start is over, so accounting begins there.
     """
 
-    def __init__(self, setting: Setting, market: TraceMarket) -> None:
+    def __init__(self, setting: Setting, market: TraceMarket, served: ServedRequests | None = None) -> None:
         self._setting = setting
+        self._served = served
         self._market = market
         self._first = market.start_ticks
         self._ticks = self._available = 0
@@ -230,6 +238,8 @@ class _Account:
         shown = tuple(sorted((zone, kind, *both) for (zone, kind), both in counts.items()))
         if not self._steps or self._steps[-1].counts != shown:
             self._steps.append(FleetSample(begin * tick_s, shown))  # type: ignore[arg-type]
+        if self._served is not None:
+            self._served.serve(begin, end, ready, judged=begin >= self._first)
         if begin < self._first:
             return
         span, hours = end - begin, (end - begin) * tick_s / 3600.0
@@ -294,6 +304,7 @@ class _Account:
             availability_target=job.availability_target,
             outages=self._outages,
             growth=self._grown / self._ticks,
+            attainment=None if self._served is None else self._served.attainment,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skyserve_cli.sim.arrivals import Arrivals
+from skyserve_cli.sim.served import Traffic
 from skyserve_cli.sim.trace import Trace
 from skyserve_cli.spec.model import ServiceSpec
 
@@ -44,7 +45,8 @@ class Setting:
 
     `price_ratio` None takes the on-demand prices of the trace. `spec` gives scaling and nodes; where it follows the load,
     `n_target` is only what availability is measured by before the first tick. `notice_s`: preemptions are announced this
-    long before the recorded loss.
+    long before the recorded loss. `traffic` (None: not judged) says which requests are in time; its arrivals take the place of
+    `arrivals` where the service has an SLO.
     """
 
     trace: Trace
@@ -54,3 +56,4 @@ class Setting:
     arrivals: Arrivals | None = None
     spec: ServiceSpec | None = None
     notice_s: float = 0.0
+    traffic: Traffic | None = None

@@ -27,12 +27,12 @@ BUSY = 0.25
 LONGEST_HOLE_S = 6 * 3600.0
 
 
-def drawn(arrivals: Arrivals, length_s: float, seed: int) -> tuple[int, ...]:
-    """Return how many requests arrive in each step of `length_s`."""
+def drawn(arrivals: Arrivals, length_s: float, seed: int, step_s: float = STEP_S) -> tuple[int, ...]:
+    """Return how many requests arrive in each step of `step_s` within `length_s`."""
     at_s = np.asarray(arrivals.at_s)
     rates = np.diff(arrivals.counts) / np.diff(at_s)
-    middles = np.arange(math.ceil(length_s / STEP_S)) * STEP_S + STEP_S / 2
-    means = STEP_S * np.interp(middles % at_s[-1], (at_s[1:] + at_s[:-1]) / 2, rates)
+    middles = np.arange(math.ceil(length_s / step_s)) * step_s + step_s / 2
+    means = step_s * np.interp(middles % at_s[-1], (at_s[1:] + at_s[:-1]) / 2, rates)
     # RandomState, because NumPy promises that its stream stays as it is.
     rng = np.random.RandomState(seed)
     return tuple(rng.poisson(rng.gamma(means / (DISPERSION - 1.0), DISPERSION - 1.0)).tolist())

@@ -37,6 +37,7 @@ class SummaryRow:
     failed_launches_per_day: Estimate
     on_demand_cost_share: Estimate
     requests_short: Estimate | None
+    attainment: Estimate | None
     outages: Estimate
     growth: Estimate
 
@@ -95,6 +96,7 @@ def _row(runs: tuple[Run, ...]) -> SummaryRow:
 
     first = runs[0]
     short = [run.requests_short for run in runs if run.requests_short is not None]
+    met = [run.attainment for run in runs if run.attainment is not None]
     return SummaryRow(
         label=first.label,
         policy=first.policy,
@@ -108,6 +110,7 @@ def _row(runs: tuple[Run, ...]) -> SummaryRow:
         failed_launches_per_day=over(lambda run: run.failed_launches_per_day),
         on_demand_cost_share=over(lambda run: run.on_demand_cost_share),
         requests_short=over(lambda run: run.requests_short or 0.0) if len(short) == len(runs) else None,
+        attainment=over(lambda run: run.attainment or 0.0) if len(met) == len(runs) else None,
         outages=over(lambda run: float(run.outages)),
         growth=over(lambda run: run.growth),
     )

@@ -5,6 +5,7 @@ What a tick orders is done in the same tick, by `ReplayOperationRunner.act`; wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from lb.config.demand import Demand
@@ -24,6 +25,7 @@ from skyserve_cli.controller.reconcile.ports import (
 )
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.market import CLOUD, NEVER, TraceMarket
+from skyserve_cli.sim.served import ServedRequests, next_minute_s
 
 _LONGEST_SAME_S = 3600.0
 
@@ -116,13 +118,23 @@ class ReplayProber:
 
 
 class ReplayFleet:
-    """A load balancer whose requests are over at once, and whose demand is that of `arrivals`."""
+    """A load balancer whose requests are over at once, and whose demand is that of `arrivals`.
 
-    def __init__(self, market: TraceMarket, arrivals: Arrivals | None, window_s: float) -> None:
+    With `served`, requests may wait, and their minutes are reported.
+    """
+
+    def __init__(
+        self,
+        market: TraceMarket,
+        arrivals: Arrivals | None,
+        window_s: float,
+        served: ServedRequests | None = None,
+    ) -> None:
         self.draining: frozenset[int] = frozenset()
         self._market = market
         self._arrivals = arrivals
         self._window_s = window_s
+        self._served = served
 
     def ensure(self, orders: Mapping[str, AgentOrder | None]) -> None:
         tables = [order.table for order in orders.values() if order is not None]
@@ -134,22 +146,34 @@ class ReplayFleet:
         )
 
     def demand(self, service: str) -> Demand | None:
-        return None
+        return None if self._served is None else self._served.demand(self._now_s)
+
+    @property
+    def _now_s(self) -> float:
+        return self._market.clock.tick * self._market.trace.tick_s
 
     def load(self, service: str) -> Load:
+        now = self._now_s
+        if self._served is not None:
+            came, waiting = self._served.came(now - self._window_s, now), self._served.waiting
+            return Load(
+                self._window_s, came, queued=waiting, ongoing=waiting, empty=self.draining, known=True
+            )
         if self._arrivals is None:
             return Load(empty=self.draining, known=True)
         requests = self._requests(self._arrivals, self._market.clock.tick)
         return Load(self._window_s, requests, empty=self.draining, known=True)
 
     def next_load(self, *, same_again: bool) -> int:
-        """Return the next tick at which the load is to be looked at: a window after this one.
+        """Return the next tick at which the load is to be looked at: a window after this one, or when the minute is over.
 
         With `same_again` ticks that would see what this one saw are passed over, for an hour at most.
         """
+        tick_s, tick = self._market.trace.tick_s, self._market.clock.tick
+        if self._served is not None:
+            return math.ceil(next_minute_s(tick * tick_s) / tick_s)
         if self._arrivals is None:
             return NEVER
-        tick_s, tick = self._market.trace.tick_s, self._market.clock.tick
         step = max(1, int(self._window_s / tick_s))
         following = tick + step
         if same_again:

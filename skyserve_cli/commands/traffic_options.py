@@ -1,0 +1,88 @@
+"""What requests a simulated market gets, and what its replicas carry, from the words of a command line."""
+
+from __future__ import annotations
+
+from skyserve_cli.commands.durations import seconds
+from skyserve_cli.output import WrongUsage, span
+from skyserve_cli.sim.arrivals import Arrivals
+from skyserve_cli.sim.served import MINUTE_S, Traffic
+from skyserve_cli.spec import ServiceSpec
+
+TARGET_SHARE = 0.8  # of its capacity, a target that was not measured loads a replica with
+DEFAULT_CAPACITY_QPS = 2.0
+MOST_REPLICAS = 1000
+
+
+def capacity_of(spec: ServiceSpec | None, capacity_qps: float | None) -> float:
+    """Return the requests per second that one replica carries within its SLO. Raises WrongUsage."""
+    if capacity_qps is not None:
+        if not 0 < capacity_qps <= 1e6:
+            raise WrongUsage(f"--capacity takes requests per second above 0 (got {capacity_qps:g})")
+        return capacity_qps
+    if spec is not None and spec.slo is not None and spec.slo.capacity_qps is not None:
+        return spec.slo.capacity_qps
+    target = None if spec is None else spec.scaling.target_qps_per_replica
+    return DEFAULT_CAPACITY_QPS if target is None else target / TARGET_SHARE
+
+
+def scaled(
+    arrivals: Arrivals, length_s: float, warm_up_s: float, mean_replicas: float, capacity_qps: float
+) -> float:
+    """Return by what the requests from `warm_up_s` to `length_s` are multiplied, so that replicas carry their mean.
+
+    Raises WrongUsage.
+    """
+    if not 0 <= mean_replicas <= MOST_REPLICAS:
+        raise WrongUsage(f"--mean-replicas takes a number from 0 to {MOST_REPLICAS} (got {mean_replicas:g})")
+    if not mean_replicas:
+        return 1.0
+    came = arrivals.count(warm_up_s, length_s)
+    if not came:
+        raise WrongUsage(f"--requests: no request after the --warm-up of {span(warm_up_s)}")
+    return mean_replicas * capacity_qps * (length_s - warm_up_s) / came
+
+
+def traffic(
+    spec: ServiceSpec | None,
+    arrivals: Arrivals | None,
+    *,
+    capacity_qps: float | None,
+    mean_replicas: float | None,
+    warm_up: str | None,
+    tick_s: float,
+) -> tuple[Arrivals | None, Traffic | None]:
+    """Return the requests of the market, and by what they are judged: None where it is not known what a replica carries.
+
+    Raises WrongUsage.
+    """
+    if arrivals is None:
+        for option, given in (
+            ("--capacity", capacity_qps),
+            ("--mean-replicas", mean_replicas),
+            ("--warm-up", warm_up),
+        ):
+            if given is not None:
+                raise WrongUsage(f"{option} says something about requests: name them with --requests")
+        if spec is not None and spec.slo is not None:
+            raise WrongUsage(f"{spec.name} has an SLO: say with --requests which requests come")
+        return None, None
+    known_s = 0.0 if warm_up is None else seconds("--warm-up", warm_up)
+    if not 0.0 <= known_s < arrivals.length_s:
+        raise WrongUsage(
+            f"--warm-up takes a duration below that of the recording, {span(arrivals.length_s)} (got {warm_up})"
+        )
+    capacity = capacity_of(spec, capacity_qps)
+    arrivals = arrivals.scaled(scaled(arrivals, arrivals.length_s, known_s, mean_replicas or 0.0, capacity))
+    has_slo = spec is not None and spec.slo is not None
+    if has_slo and tick_s > MINUTE_S:
+        raise WrongUsage(
+            f"--tick: a service with an SLO is decided about every minute; take 60s or less (got {tick_s:g}s)"
+        )
+    goal = None if spec is None else spec.scaling
+    is_known = (
+        capacity_qps is not None or has_slo or (goal is not None and goal.target_qps_per_replica is not None)
+    )
+    if goal is not None and goal.target_qps_by_accelerator:
+        is_known = False
+    judged = Traffic(arrivals, capacity, known_s) if is_known and tick_s <= MINUTE_S else None
+    return arrivals.later(known_s), judged

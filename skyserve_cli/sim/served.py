@@ -1,0 +1,121 @@
+"""Which requests of a simulated market a fleet serves within the SLO, by the queue model of `slo_queue`, tick by tick.
+
+The requests are drawn around the recorded rate, as for `--autoscaler`. The first part of the recording may be history: a service
+with an SLO knows it when the market begins. Its minutes are reported as a load balancer would report them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lb.config.demand import Demand
+from skyserve_cli.sim.arrivals import Arrivals
+from skyserve_cli.sim.market import EPOCH_S
+from skyserve_cli.sim.slo_queue import SloQueue, drawn
+from skyserve_cli.state.values import DemandRow
+
+MINUTE_S = 60.0
+REPORTED_MIN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests of a market run: `known_s` of the recording are over when it begins; a replica carries `capacity_qps` within its SLO."""
+
+    arrivals: Arrivals
+    capacity_qps: float
+    known_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Minute:
+    requests: int = 0
+    met: float = 0.0
+    ready: int = 0
+
+
+@dataclass(slots=True)
+class ServedRequests:
+    """The requests of one run. `counts` are those of each tick."""
+
+    counts: Sequence[int]
+    known: Sequence[DemandRow]
+    tick_s: float
+    queue: SloQueue
+    asked: int = 0
+    met: float = 0.0
+    _minutes: dict[int, _Minute] = field(default_factory=dict)
+
+    @classmethod
+    def draw(cls, traffic: Traffic, length_s: float, tick_s: float, seed: int) -> ServedRequests:
+        """Return the requests of `length_s` seconds in ticks of `tick_s`, at most a minute."""
+        known_ticks = round(traffic.known_s / tick_s)
+        whole = drawn(traffic.arrivals, known_ticks * tick_s + length_s, seed, tick_s)
+        minutes: dict[int, float] = {}
+        for index, count in enumerate(whole[:known_ticks]):
+            number = _minute_of((index - known_ticks) * tick_s)
+            minutes[number] = minutes.get(number, 0.0) + count
+        minutes.pop(_minute_of(0.0), None)  # it is not over
+        known = [DemandRow(number, asked, 0.0, 0.0, 0.0, 0.0) for number, asked in minutes.items()]
+        return cls(whole[known_ticks:], known, tick_s, SloQueue(traffic.capacity_qps))
+
+    @property
+    def attainment(self) -> float | None:
+        """The share of the requests in time; None without any."""
+        return self.met / self.asked if self.asked else None
+
+    def serve(self, begin: int, end: int, ready: int, *, judged: bool) -> None:
+        """Let the ticks from `begin` to before `end` go by with `ready` replicas.
+
+        Where they are not `judged`, nothing can be ready yet: their requests count as in time, and for nothing.
+        """
+        for tick in range(begin, min(end, len(self.counts))):
+            count = self.counts[tick]
+            met = self.queue.step(count, ready, self.tick_s) if judged else float(count)
+            number = _minute_of(tick * self.tick_s)
+            minute = self._minutes.setdefault(number, _Minute(ready=ready))
+            minute.requests += count
+            minute.met += met
+            if judged:
+                self.asked += count
+                self.met += met
+        for old in [
+            number for number in self._minutes if number < _minute_of(end * self.tick_s) - REPORTED_MIN
+        ]:
+            del self._minutes[old]
+
+    def came(self, start_s: float, end_s: float) -> int:
+        """Return how many requests came from `start_s` to `end_s` after the market began."""
+        first, last = round(max(0.0, start_s) / self.tick_s), round(end_s / self.tick_s)
+        return sum(self.counts[first:last])
+
+    @property
+    def waiting(self) -> int:
+        return round(self.queue.waiting)
+
+    def demand(self, now_s: float) -> Demand:
+        """Return the last minutes that are over, `now_s` after the market began."""
+        over = [
+            (number, self._minutes[number]) for number in sorted(self._minutes) if number < _minute_of(now_s)
+        ]
+        zeros = (0,) * len(over)
+        return Demand(
+            EPOCH_S + now_s,
+            over[0][0] if over else _minute_of(now_s),
+            tuple(minute.requests for _, minute in over),
+            zeros,
+            zeros,
+            tuple(max(0, round(minute.requests - minute.met)) for _, minute in over),
+            tuple(minute.ready for _, minute in over),
+        )
+
+
+def next_minute_s(now_s: float) -> float:
+    """Return when the minute in which `now_s` lies is over, in seconds after the market began."""
+    return (_minute_of(now_s) + 1) * MINUTE_S - EPOCH_S
+
+
+def _minute_of(at_s: float) -> int:
+    return math.floor((EPOCH_S + at_s) / MINUTE_S)

@@ -1,0 +1,106 @@
+"""Markets with requests: who is served within the SLO, what a service with an SLO makes of it, and of an hour's delay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from policies.goals import ScalingGoal
+from skyserve_cli.sim.arrivals import Arrivals
+from skyserve_cli.sim.results import Run
+from skyserve_cli.sim.run import Replay, simulate
+from skyserve_cli.sim.served import ServedRequests, Traffic
+from skyserve_cli.sim.settings import Job, Setting
+from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace
+from skyserve_cli.spec.model import ServiceSpec, SloSpec
+
+DAY_S = 86_400.0
+REACTIVE = ScalingGoal(1, 30, 1.6)
+SLO = ServiceSpec("chat", "run", scaling=ScalingGoal(1, 30), slo=SloSpec(2000.0, None, 0.99, 2.0))
+
+
+def market(hours: float) -> Trace:
+    """Three zones, of which one comes and goes."""
+    ticks = round(hours * 120)
+    zones = [
+        ZoneTrace("r1a", "r1", Steps((0,), (50,))),
+        ZoneTrace("r2b", "r2", Steps((0, 100, 200), (50, 0, 50))),
+        ZoneTrace("r3c", "r3", Steps((0,), (3,))),
+    ]
+    return Trace("made", tuple(zones), ticks, 30.0, 30.0, "counts")
+
+
+def a_day(least: float = 6.0, most: float = 18.0) -> Arrivals:
+    """Every day three hours of rising and nine of falling, twice; requests per second."""
+    counts = [0.0]
+    for ten in range(144):
+        hour = ten / 6 % 12
+        share = hour / 3 if hour < 3 else (12 - hour) / 9
+        counts.append(counts[-1] + 600.0 * (least + (most - least) * share))
+    return Arrivals("made", tuple(600.0 * ten for ten in range(145)), tuple(counts))
+
+
+def setting(spec: ServiceSpec, hours: float = 8.0, known_days: int = 2) -> Setting:
+    arrivals = a_day()
+    traffic = Traffic(arrivals, 2.0, known_days * DAY_S)
+    return Setting(market(hours), 1, 180.0, arrivals=arrivals, spec=spec, traffic=traffic)
+
+
+def on_demand(goal: ScalingGoal) -> Run:
+    found = simulate(setting(ServiceSpec("chat", "run", scaling=goal)), Job("on_demand"))
+    assert found.attainment is not None
+    return found
+
+
+def test_an_upscale_delay_of_an_hour_serves_fewer_in_time() -> None:
+    soon, late = on_demand(REACTIVE), on_demand(replace(REACTIVE, upscale_delay_s=3600.0))
+    assert soon.attainment is not None
+    assert late.attainment is not None
+    assert late.attainment < soon.attainment - 0.02
+
+
+def test_a_service_with_an_slo_meets_it_in_a_market() -> None:
+    found = simulate(setting(SLO), Job("spothedge", 0))
+    assert found.attainment is not None
+    assert found.attainment >= 0.985
+    assert len({wanted for _, wanted in found.wanted}) > 4  # it follows the day
+
+
+@pytest.mark.parametrize("policy", ["spothedge", "risk_hedge"])
+def test_ticks_left_out_change_no_story_of_a_service_with_an_slo(policy: str) -> None:
+    given = setting(SLO, 2.0)
+    quick, thorough = Replay(given, Job(policy, 0)), Replay(given, Job(policy, 0), compressed=False)
+    assert quick.run().digest == thorough.run().digest
+
+
+def test_history_ends_where_the_market_begins() -> None:
+    served = ServedRequests.draw(Traffic(a_day(), 2.0, DAY_S), 3600.0, 30.0, 0)
+    first = served.demand(0.0).first
+    assert [row.minute for row in served.known] == list(range(served.known[0].minute, first))
+    assert sum(row.requests for row in served.known) == pytest.approx(12 * DAY_S, rel=0.02)
+    served.serve(0, 8, 10, judged=True)
+    told = served.demand(240.0)
+    assert (told.first, told.end) == (first, first + 4)
+    assert sum(told.requests) <= served.asked
+
+
+def test_requests_that_nobody_can_serve_yet_are_not_judged() -> None:
+    served = ServedRequests.draw(Traffic(a_day(), 2.0), 3600.0, 30.0, 0)
+    served.serve(0, 6, 0, judged=False)
+    assert served.attainment is None
+    served.serve(6, 8, 0, judged=True)
+    assert served.attainment == 0.0
+    assert sum(served.demand(270.0).late) == served.asked
+
+
+@pytest.mark.parametrize("start_s", [0.0, 600.0, 650.0, 86_000.0, 3 * DAY_S + 7.0])
+def test_a_recording_from_later_on_has_the_same_requests(start_s: float) -> None:
+    whole = a_day()
+    later = whole.later(start_s)
+    assert later.length_s == pytest.approx(whole.length_s)
+    assert list(later.at_s) == sorted(later.at_s)
+    for at_s in (0.0, 55.0, 4000.0, 80_000.0, 100_000.0):
+        assert later.count(at_s, at_s + 700.0) == pytest.approx(
+            whole.count(start_s + at_s, start_s + at_s + 700.0), abs=2
+        )
