@@ -208,7 +208,7 @@ class Backlog:
         if running > self._seats:
             self._seats = running
         self._seats_seen_at = now
-        self.busy_from = round(self._seats) - SEATS_SLACK + 1 if self._seats >= SEATS_SLACK else 0
+        self.busy_from = float(max(0, round(self._seats) - SEATS_SLACK + 1))
 
     def _seat_s(self, target: TargetView) -> float:
         """Return seconds from the end of one stream to that of the next."""
