@@ -82,7 +82,7 @@ def address(serve: Any) -> str:
     return str(json.loads(serve.ok("dashboard", "-o", "json").out)["url"])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # it runs an event loop, which must be gone before other modules
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext]:
     with sync_playwright() as driver:
         context = driver.chromium.launch_persistent_context(
@@ -94,7 +94,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext
         context.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # it runs an event loop, which must be gone before other modules
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     """The service is up, for all tests here."""
     folder = tmp_path_factory.mktemp("serve")

@@ -334,8 +334,9 @@ def test_a_failing_setup_leaves_its_last_lines(
 ) -> None:
     _, told = slow["setup"].communicate(timeout=PATIENCE_S)
     assert slow["setup"].returncode == 1, told
-    for doing in ("waiting for ssh (1/", "running setup"):
-        assert told.count(f"replica 1  {doing}") == 1, told
+    assert told.count("replica 1  waiting for ssh (1/") == 1, told
+    for replica in (1, 2, 3):  # on a busy machine a setup may be over before it is seen to run
+        assert told.count(f"replica {replica}  running setup") <= 1, told
     sentence = "`setup` failed with exit code 3: no wheel for this platform"
     assert told.count(f"setup failed -> TERMINATING: {sentence}") == 3
     assert "  | collecting\n  | no wheel for this platform\n" in told

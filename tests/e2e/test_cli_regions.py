@@ -103,7 +103,12 @@ def cloud(serve: Serve) -> Iterator[Cloud]:
         walling = RLock()
 
         aws.on_launch, aws.on_rules = boot, enforce
-        aws.on_gone = lambda instance_id: vms.vms[instance_id].kill()
+
+        def take_away(instance_id: str) -> None:
+            with walling:  # a machine that is gone has no wall to change
+                vms.vms[instance_id].kill()
+
+        aws.on_gone = take_away
         stack.enter_context(aws.running())
         serve.environment |= {
             "AWS_ENDPOINT_URL": aws.url,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.engine import Connection
 
-from skyserve_cli.state import store
+from skyserve_cli.state import database
 from tests.kit.controller_pair import PairLife
 from tests.kit.invariants import InvariantError
 from tests.kit.life import HOSTILE, run_seed
@@ -30,7 +30,7 @@ def test_without_the_fence_an_invariant_breaks(monkeypatch: pytest.MonkeyPatch) 
     def verify(_: Connection, epoch: int) -> None:
         """Whatever the epoch is."""
 
-    monkeypatch.setattr(store, "verify", verify)
+    monkeypatch.setattr(database, "verify", verify)
     assert any(breaks(seed) for seed in range(8))
 
 
