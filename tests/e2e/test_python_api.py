@@ -56,7 +56,8 @@ def test_a_service_from_up_to_down(client: skyserve.Client, tmp_path: Path) -> N
     assert [event.seq for event in events] == sorted({event.seq for event in events})
     assert {event.service for event in events} == {"notebook"}
     assert len([event for event in events if event.state == "READY"]) >= 2
-    assert list(client.events("notebook", after=events[-1].seq)) == []
+    later = [event.seq for event in client.events("notebook", after=events[3].seq)]
+    assert later[: len(events) - 4] == [event.seq for event in events[4:]]  # more may have happened meanwhile
 
     client.down("notebook", timeout_s=60)
     assert client.services() == []
