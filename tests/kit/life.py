@@ -99,6 +99,8 @@ class Life:
 
     reconciler: Reconciler
     make_prober = SimProber
+    make_store = SimStore
+    deaths: Sequence[str] = ("before commit", "after commit", "before calls", "between ticks")
 
     def __init__(
         self, seed: int, faults: Faults, *, zones: int = 4, reconciler: Callable[..., Reconciler] = Reconciler
@@ -117,7 +119,7 @@ class Life:
             for index in range(zones)
         ]
         self.cloud = SimCloud(self.clock, self.rng, places, faults)
-        self.store = SimStore(self.rng)
+        self.store = self.make_store(self.rng)
         self.specs = SpecCache(self.store, SecretBox(_KEY))
         self.agents = SimAgents(self.clock, self.rng)
         self.owner = self.store.owner()
@@ -152,17 +154,14 @@ class Life:
         """One tick, during which the controller may be killed; invariants afterwards."""
         self.ticks += 1
         if self.rng.random() < self.cloud.faults.crash:
-            where = self.rng.choice(["before commit", "after commit", "before calls", "between ticks"])
-            self.store.crash_before_commit = where == "before commit"
-            self.store.crash_after_commit = where == "after commit"
-            self.runner.crash_before_calls = where == "before calls"
+            where = self.rng.choice(self.deaths)
+            self.prepare_death(where)
             try:
                 self.reconciler.tick()
                 crashed = where == "between ticks"
             except Crash:
                 crashed = True
-            self.store.crash_before_commit = self.store.crash_after_commit = False
-            self.runner.crash_before_calls = False
+            self.prepare_death("")
             if crashed:
                 self._die()
         else:
@@ -170,6 +169,19 @@ class Life:
         rows = self.store.services(down=True)
         self.invariants.after_tick(rows, [*self.agents.tables.values(), *self.agents.regional.values()])
         self.invariants.read_cache(self.store.services(), rows)
+
+    def make_user(self) -> User:
+        return User(self)
+
+    def prepare_death(self, where: str) -> None:
+        """Let the controller die at one of `deaths` within the next tick, or at none."""
+        self.store.crash_before_commit = where == "before commit"
+        self.store.crash_after_commit = where == "after commit"
+        self.runner.crash_before_calls = where == "before calls"
+
+    def at_rest(self) -> None:
+        """The fleets are what the goals say. Raises InvariantError."""
+        self.invariants.at_rest(self.store.services(down=True), self.specs)
 
     def run_for(self, seconds: float, tick_s: float) -> None:
         end = self.clock.now() + seconds
@@ -226,7 +238,7 @@ def run_seed(
 
 def _lived(life: Life, busy_s: float) -> Outcome:
     seed = life.seed
-    user = _User(life)
+    user = life.make_user()
     end = life.clock.now() + busy_s
     tick_s = life.rng.choice([0.5, 1.0, 2.0, 5.0])
     while life.clock.now() < end:
@@ -245,12 +257,12 @@ def _lived(life: Life, busy_s: float) -> Outcome:
     return outcome
 
 
-def _rest(life: Life, user: _User) -> None:
+def _rest(life: Life, user: User) -> None:
     """RiskHedge moves a replica whenever another zone has become worth it: it is let finish."""
     moves = 5 if user.weighs_risks() else 0
     for left in range(moves, -1, -1):
         try:
-            life.invariants.at_rest(life.store.services(down=True), life.specs)
+            life.at_rest()
             return
         except InvariantError:
             if not left:
@@ -258,7 +270,7 @@ def _rest(life: Life, user: _User) -> None:
             life.run_for(60.0, 5.0)
 
 
-class _User:
+class User:
     """Somebody who cannot leave a service alone."""
 
     NAMES = ("chat", "embed")

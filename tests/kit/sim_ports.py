@@ -165,7 +165,7 @@ class SimAgents:
     regional: dict[tuple[str, int], Table] = field(default_factory=dict)  # of agents on machines of their own
     busy_until: dict[tuple[str, str], float] = field(default_factory=dict)
     requests_per_s: dict[str, float] = field(default_factory=dict)
-    minutes: dict[str, Demand] = field(default_factory=dict)
+    minutes: dict[tuple[str, int | None], Demand] = field(default_factory=dict)
 
     def accept(self, table: Table, replica_id: int | None = None) -> None:
         """A drained target has requests that end some time later. `replica_id` is of the agent's own machine. A table of an
@@ -186,13 +186,17 @@ class SimAgents:
         else:
             self.regional[table.service, replica_id] = table
 
-    def demand(self, service: str) -> Demand:
-        """The minutes of an agent since it was first polled. A replica answers two requests per second in time."""
+    def demand(self, service: str, replica_id: int | None = None) -> Demand:
+        """The minutes of an agent since it was first polled, with its share of the requests. A replica answers two requests per
+        second in time. `replica_id` is of the agent's own machine."""
+        own = service, replica_id
+        table = self.tables[service] if replica_id is None else self.regional[service, replica_id]
+        share = (service in self.tables) + sum(name == service for name, _ in self.regional)
         end = int(self.clock.now() // 60)
-        known = self.minutes.get(service) or Demand(0.0, end)
-        ready = sum(target.state is Readiness.READY for target in self.tables[service].targets)
-        asked = round(60.0 * self.requests_per_s.get(service, 0.0))
-        late = max(0, asked - 120 * ready)
+        known = self.minutes.get(own) or Demand(0.0, end)
+        ready = sum(target.state is Readiness.READY for target in table.targets)
+        asked = round(60.0 * self.requests_per_s.get(service, 0.0) / share)
+        late = max(0, asked - 120 * ready // share)
         missing = end - known.end
         known = Demand(
             self.clock.now(),
@@ -208,7 +212,7 @@ class SimAgents:
                 )
             ),
         )
-        self.minutes[service] = known
+        self.minutes[own] = known
         return known
 
     def load(self, table: Table, share: int = 1) -> Load:
@@ -283,7 +287,11 @@ class SimRegional:
         return events
 
     def demands(self, service: str) -> list[Demand | None]:
-        return [None for name, _ in self._agents.regional if name == service]
+        return [
+            self._agents.demand(service, order.replica_id) if order.key in self._agents.regional else None
+            for order in self._orders
+            if order.service == service
+        ]
 
     def loads(self, service: str) -> list[Load]:
         tables = [table for (name, _), table in self._agents.regional.items() if name == service]
