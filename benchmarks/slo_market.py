@@ -9,7 +9,7 @@ with its default delays. What it pays at the attainment of another autoscaler is
 nearest to that, on the sums of all windows; a dash where its targets do not reach so far. It sees requests without the
 noise that is drawn around the recording, so that nothing here is to its disadvantage.
 
-`blind` is the predictive autoscaler without the forecast (`autoscaler: reactive` beside `slo`): placement is told nothing of the future
+`blind` is the predictive autoscaler without the forecast (`autoscaler: reactive` beside `slo`): placement knows nothing of the future
 then. Stand-ins are launches on demand, and the hours of those replicas; "avoided" compares them with those of
 the reactive autoscaler, interpolated in the same way, and of `blind`. Intervals: 95 %, over windows.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -68,5 +67,5 @@ def test_a_fleet_too_small_for_its_demand_is_not_at_rest() -> None:
     life.run_for(600.0, 5.0)
     life.at_rest()
     life.agents.requests_per_s["chat"] = 9.0
-    with pytest.raises(InvariantError, match="for 9.00 requests per second"):
+    with pytest.raises(InvariantError, match=r"for 9\.00 requests per second"):
         life.at_rest()
