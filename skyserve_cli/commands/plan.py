@@ -51,6 +51,28 @@ def plan(
         str | None,
         typer.Option("--ondemand-price-ratio", metavar="N|trace", help="With --trace. Default: 3."),
     ] = None,
+    requests: Annotated[
+        str | None,
+        typer.Option(
+            "--requests",
+            metavar="constant:RATE|poisson:RATE[,SEED]|FILE",
+            help="Also the next 24 hours, forecast from this recording as if it ended now.",
+        ),
+    ] = None,
+    history: Annotated[
+        bool,
+        typer.Option(
+            "--history", help="Also the next 24 hours, forecast from what the running service was asked."
+        ),
+    ] = False,
+    capacity: Annotated[
+        float | None,
+        typer.Option(
+            "--capacity",
+            metavar="RATE",
+            help="With --requests or --history: requests per second one replica carries. Default: the file's, or what was learned.",
+        ),
+    ] = None,
     env: Env = None,
     env_file: EnvFile = None,
     secret: Secret = None,
@@ -72,6 +94,13 @@ def plan(
 
     With --trace, its policy is also run over a record of a spot market: how often all replicas would have been
     ready, and for how much. `serve simulate` compares policies and draws pictures.
+
+    With --requests or --history, the demand of the next 24 hours is forecast: the busiest minute of each hour, at its median and its
+    90 % quantile, the replicas for it and what they cost at the prices of the plan.
+
+    \b
+    serve plan service.yaml --requests requests.csv
+    serve plan service.yaml --history
     """
     if trace is None and (cold_start is not None or price_ratio is not None):
         raise WrongUsage(
@@ -80,6 +109,11 @@ def plan(
     loaded = files.load(
         file, env=env, env_file=env_file, secret=secret, secret_file=secret_file, changes=changes
     )
+    day = None
+    if requests is not None or history or capacity is not None:
+        from skyserve_cli.commands import day_plan
+
+        day = day_plan.asked(loaded.spec, requests, history, capacity, unix_now())
     run = None
     if trace is not None:
         # A second of imports, which plans without a trace need not wait for.
@@ -115,6 +149,12 @@ def plan(
         decided["expected"] = expected._asdict()
         if output is OutputFormat.TABLE:
             put(expected.sentence())
+    if day is not None:
+        found = day_plan.planned(loaded.spec, *day, day_plan.price_of(decided, candidates))
+        decided["day"] = found.view()
+        if output is OutputFormat.TABLE:
+            put_table(found.table())
+            put(found.sentence())
     if output is OutputFormat.JSON:
         put_json(decided)
 
