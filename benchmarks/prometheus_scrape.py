@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a live service: every expression of the Grafana board and of the alerts must return data.
+"""A real Prometheus scrapes a live service: every expression of the Grafana boards and of the alerts must return data.
 
     python -m benchmarks.prometheus_scrape [--seconds 120]
 
@@ -26,12 +26,17 @@ from pathlib import Path
 
 import yaml
 
-from scripts.boards import PANELS
+from scripts.boards import BOARDS
 
 ROOT = Path(__file__).parents[1]
 SERVICE = """
 name: scraped
-service: {readiness_probe: /health, replicas: 2}
+service:
+  readiness_probe: /health
+  replica_policy:
+    min_replicas: 2
+    max_replicas: 2
+    slo: {ttft_ms: 10000, attainment: 90%}
 resources: {infra: local}
 run: serve engine --speed 20 --port $SKYSERVE_REPLICA_PORT
 """
@@ -45,12 +50,12 @@ def free_port() -> int:
 
 
 def expressions() -> list[str]:
-    """Those of the board with all services, then the left sides of the alerts."""
-    board = [expression.replace("$service", ".+") for panel in PANELS for expression, _ in panel.lines]
+    """Those of the boards with all services, then the left sides of the alerts."""
+    boards = [expression for board in BOARDS for expression in board.expressions]
     groups = yaml.safe_load((ROOT / "packaging/prometheus/alerts.yml").read_text())["groups"]
     alerts = [rule["expr"] for group in groups for rule in group["rules"]]
     sides = [re.split(r" (?:==|<|>) ", re.sub(r"^absent\((.*)\)$", r"\1", alert))[0] for alert in alerts]
-    return list(dict.fromkeys([*board, *sides]))
+    return list(dict.fromkeys([*boards, *sides]))
 
 
 def points(port: int, expression: str) -> int:
@@ -70,15 +75,22 @@ def serve(home: Path, *arguments: str) -> str:
 
 
 def start_prometheus(folder: Path, home: Path, target: int, port: int) -> subprocess.Popen[bytes]:
+    credentials = {"credentials_file": str(home / "metrics.token")}
+    agents = f"http://127.0.0.1:{target}/metrics/agents"
     config = {
         "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
         "rule_files": [str(ROOT / "packaging/prometheus/alerts.yml")],
         "scrape_configs": [
             {
                 "job_name": "skyserve",
-                "authorization": {"credentials_file": str(home / "metrics.token")},
+                "authorization": credentials,
                 "static_configs": [{"targets": [f"127.0.0.1:{target}"]}],
-            }
+            },
+            {
+                "job_name": "skyserve-load-balancers",
+                "authorization": credentials,
+                "http_sd_configs": [{"url": agents, "authorization": credentials, "refresh_interval": "5s"}],
+            },
         ],
     }
     file = folder / "prometheus.yml"
@@ -96,14 +108,19 @@ def start_prometheus(folder: Path, home: Path, target: int, port: int) -> subpro
 
 
 def put_load(endpoint: str, seconds: float) -> int:
-    """One request after the other; returns how many were responded to with 200."""
-    body = json.dumps({"prompt": "hello", "max_tokens": 8}).encode()
-    end, good = time.monotonic() + seconds, 0
+    """One stream after the other, and some bodies that no engine accepts; returns how many were responded to with 200."""
+    stream = {"prompt": "hello " * 200, "max_tokens": 8, "stream": True}
+    bodies = [json.dumps(stream).encode()] * 9 + [b"no JSON"]
+    end, good, sent = time.monotonic() + seconds, 0, 0
     while time.monotonic() < end:
         request = urllib.request.Request(
-            f"{endpoint}/v1/completions", data=body, headers={"Content-Type": "application/json"}
+            f"{endpoint}/v1/completions",
+            data=bodies[sent % len(bodies)],
+            headers={"Content-Type": "application/json"},
         )
+        sent += 1
         with suppress(urllib.error.URLError), urllib.request.urlopen(request, timeout=10) as response:
+            response.read()
             good += response.status == 200
         time.sleep(0.2)
     return good

@@ -16,6 +16,7 @@ from policies.placement.base import PlannedLaunch
 
 WARN_SHARE = 0.8
 LOOK_AGAIN_S = 60.0  # another service may have made room
+_REFUSED = "not launched for the budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ def affordable(places: Sequence[PlannedLaunch], budget: Budget) -> tuple[list[Pl
     return kept, ""
 
 
+def is_refusal(notes: str) -> bool:
+    """Return whether the notes of a service say that a replica is not launched for a budget."""
+    return _REFUSED in notes
+
+
 def usd_hour_of(places: Iterable[PlannedLaunch]) -> float:
     return sum(place.offer.price_usd_hour for place in places)
 
@@ -71,4 +77,4 @@ def _refusal(count: int, offer: Offer, budget: Budget) -> str:
         else "controller.max_usd_hour in config.yaml"
     )
     market = offer.capacity_type.value.replace("_", "-")
-    return f"{what} not launched for the budget ({limit}): {market} {offer.instance_type} at {offer.price_usd_hour:g} USD per hour"
+    return f"{what} {_REFUSED} ({limit}): {market} {offer.instance_type} at {offer.price_usd_hour:g} USD per hour"

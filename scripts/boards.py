@@ -1,7 +1,8 @@
-"""Writes the Grafana board of services: `python -m scripts.boards`.
+"""Writes the Grafana boards: `python -m scripts.boards`.
 
-The board is a file of the sources, `packaging/grafana/services.json`, for Grafana's "Import". Its panels are the rows of a table
-here. The descriptions of panels are the meanings in the table of families, so that they are the same as those of the reference.
+The boards are files of the sources below `packaging/grafana/`, for Grafana's "Import". Their panels are the rows of the tables in
+`scripts.board_panels`. The descriptions of panels are the meanings in the tables of families, so that they are the same as those
+of the reference.
 """
 
 from __future__ import annotations
@@ -11,128 +12,62 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scripts.board_panels import FLEET, LOAD_BALANCERS, SERVICES, Panel
+from scripts.reference.metrics import agent
 from skyserve_cli.controller.metrics.families import OF_CONTROLLER, OF_SERVICE
 
-BOARD = Path(__file__).parents[1] / "packaging" / "grafana" / "services.json"
-_OF = '{service=~"$service"}'
+FOLDER = Path(__file__).parents[1] / "packaging" / "grafana"
 
 
-class Panel(NamedTuple):
-    """A graph over time: (expression, legend) per line. `unit` is Grafana's name of it."""
+class Board(NamedTuple):
+    """`services_of` is the family whose services the user chooses from; empty: the board shows all."""
 
+    file: str
     title: str
-    lines: tuple[tuple[str, str], ...]
-    unit: str = "short"
+    panels: tuple[Panel, ...]
+    services_of: str = ""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """The expressions for all services."""
+        return tuple(line.replace("$service", ".+") for panel in self.panels for line, _ in panel.lines)
 
 
-PANELS = (
-    Panel(
-        "Replicas: ready, wanted, with overprovisioned ones",
-        (
-            (f"skyserve_service_ready_replicas{_OF}", "{{service}} ready"),
-            (f"skyserve_service_wanted_replicas{_OF}", "{{service}} wanted"),
-            (f"skyserve_service_target_replicas{_OF}", "{{service}} target"),
-        ),
-    ),
-    Panel(
-        "Replicas by state",
-        (
-            (
-                f"sum by (service, state, capacity_type) (skyserve_service_replicas{_OF})",
-                "{{service}} {{state}} {{capacity_type}}",
-            ),
-        ),
-    ),
-    Panel(
-        "Ready replicas by zone",
-        (
-            (
-                f"skyserve_service_ready_replicas_by_zone{_OF}",
-                "{{service}} {{cloud}} {{region}} {{zone}}",
-            ),
-        ),
-    ),
-    Panel(
-        "Price per hour",
-        (
-            (f"skyserve_service_usd_per_hour{_OF}", "{{service}}"),
-            (f"skyserve_service_on_demand_usd_per_hour{_OF}", "{{service}} on demand"),
-            (f"skyserve_service_load_balancers_usd_per_hour{_OF}", "{{service}} load balancers"),
-        ),
-        "currencyUSD",
-    ),
-    Panel(
-        "Spent",
-        (
-            (f"skyserve_service_usd_total{_OF}", "{{service}}"),
-            (f"skyserve_service_on_demand_usd_total{_OF}", "{{service}} on demand"),
-        ),
-        "currencyUSD",
-    ),
-    Panel("Requests", ((f"skyserve_service_requests_per_second{_OF}", "{{service}}"),), "reqps"),
-    Panel(
-        "Requests on replicas and waiting",
-        (
-            (f"skyserve_service_in_flight_requests{_OF}", "{{service}} on replicas"),
-            (f"skyserve_service_queued_requests{_OF}", "{{service}} waiting"),
-        ),
-    ),
-    Panel("Demand and its forecast", ((f"skyserve_demand_forecast{_OF}", "{{service}} {{of}}"),), "reqps"),
-    Panel(
-        "Requests within the SLO",
-        (
-            (f"skyserve_slo_attainment{_OF}", "{{service}} in 24 hours"),
-            (f"skyserve_slo_attainment_asked{_OF}", "{{service}} asked"),
-        ),
-        "percentunit",
-    ),
-    Panel("Headroom", ((f"skyserve_headroom{_OF}", "{{service}}"),)),
-    Panel(
-        "Versions",
-        (
-            (f"skyserve_service_version{_OF}", "{{service}} newest"),
-            (f"skyserve_service_serving_version{_OF}", "{{service}} serving"),
-            (f"skyserve_service_version_given_up{_OF}", "{{service}} given up"),
-        ),
-    ),
-    Panel(
-        "Load balancers",
-        (
-            (f"skyserve_service_load_balancers_alive{_OF}", "{{service}} alive"),
-            (f"skyserve_service_load_balancers_behind{_OF}", "{{service}} behind"),
-        ),
-    ),
-    Panel(
-        "Controller",
-        (
-            ("skyserve_controller_leads", "{{instance}} leads"),
-            ("skyserve_controller_store_ok", "{{instance}} store ok"),
-            ("skyserve_controller_lease_epoch", "{{instance}} lease epoch"),
-        ),
-    ),
-    Panel(
-        "Time since the controller started", (("skyserve_controller_uptime_seconds", "{{instance}}"),), "s"
-    ),
-    Panel(
-        "Time since the state was last good",
-        (("time() - skyserve_controller_store_good_timestamp_seconds", "{{instance}}"),),
-        "s",
-    ),
+BOARDS = (
+    Board("services.json", "SkyServe services", SERVICES, "skyserve_service_version"),
+    Board("load-balancers.json", "SkyServe load balancers", LOAD_BALANCERS, "skyserve_lb_requests_total"),
+    Board("fleet.json", "SkyServe fleet and controller", FLEET),
 )
 
 
-def board() -> str:
-    """Return the board as JSON."""
+def meanings() -> dict[str, str]:
+    """Return what each exposed name means."""
+    found = {
+        one.name + ("_total" if one.type == "counter" else ""): one.help
+        for one in (*OF_CONTROLLER, *OF_SERVICE)
+    }
+    suffixes = {"counter": "_total", "histogram": "_bucket"}
+    return found | {one.name + suffixes.get(one.type, ""): one.documentation for one in agent()}
+
+
+def names_in(expression: str) -> list[str]:
+    """Return the names of families."""
+    return list(dict.fromkeys(re.findall(r"skyserve_\w+", expression)))
+
+
+def text_of(board: Board) -> str:
+    """Return the board as JSON. Raises KeyError for a family that does not exist."""
+    known = meanings()
     content = {
-        "title": "SkyServe services",
-        "uid": "skyserve-services",
+        "title": board.title,
+        "uid": board.title.lower().replace(" ", "-"),
         "tags": ["skyserve"],
         "schemaVersion": 39,
         "editable": True,
         "refresh": "10s",
         "time": {"from": "now-6h", "to": "now"},
-        "templating": {"list": [_data_source(), _service()]},
-        "panels": [_panel(number, panel) for number, panel in enumerate(PANELS)],
+        "templating": {"list": [_data_source(), *([_service(board)] if board.services_of else [])]},
+        "panels": [_panel(number, panel, known) for number, panel in enumerate(board.panels)],
     }
     return json.dumps(content, indent=1) + "\n"
 
@@ -141,12 +76,12 @@ def _data_source() -> dict[str, Any]:
     return {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
 
 
-def _service() -> dict[str, Any]:
+def _service(board: Board) -> dict[str, Any]:
     return {
         "name": "service",
         "type": "query",
         "datasource": {"type": "prometheus", "uid": "$source"},
-        "query": "label_values(skyserve_service_version, service)",
+        "query": f"label_values({board.services_of}, service)",
         "refresh": 2,
         "multi": True,
         "includeAll": True,
@@ -154,17 +89,13 @@ def _service() -> dict[str, Any]:
     }
 
 
-def _panel(number: int, panel: Panel) -> dict[str, Any]:
-    meanings = {
-        one.name + ("_total" if one.type == "counter" else ""): one.help
-        for one in (*OF_CONTROLLER, *OF_SERVICE)
-    }
-    names = re.findall(r"skyserve_\w+", " ".join(expression for expression, _ in panel.lines))
+def _panel(number: int, panel: Panel, known: dict[str, str]) -> dict[str, Any]:
+    names = names_in(" ".join(expression for expression, _ in panel.lines))
     return {
         "id": number + 1,
         "type": "timeseries",
         "title": panel.title,
-        "description": "\n\n".join(f"`{name}`: {meanings[name]}" for name in names),
+        "description": "\n\n".join(f"`{name}`: {known[name]}" for name in names),
         "datasource": {"type": "prometheus", "uid": "$source"},
         "gridPos": {"x": number % 2 * 12, "y": number // 2 * 8, "w": 12, "h": 8},
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
@@ -176,4 +107,5 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    BOARD.write_text(board(), encoding="utf-8")
+    for each in BOARDS:
+        (FOLDER / each.file).write_text(text_of(each), encoding="utf-8")

@@ -44,6 +44,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "events": Verb("Show the event log: what happened to services and replicas, and why.", STORY),
         "report": Verb("Show how available a service was, on what it ran, and what it cost.", STORY),
         "dashboard": Verb("Open the page that shows services, their replicas, spending and requests over time.", STORY),
+        "notify": Verb("Send a test notification to the destinations in config.yaml.", STORY, family=True),
         "validate": Verb("Check a service file without launching anything.", FILES),
         "plan": Verb("Show where a service would run and what it would cost, without launching it.", FILES),
         "simulate": Verb("Show what a service would have cost on a spot market, and how often it would have been short.", FILES),

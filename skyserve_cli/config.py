@@ -21,6 +21,7 @@ from provisioners import plugins
 from provisioners.own_address import ADDRESS_URL
 from provisioners.registry import PROVISIONERS
 from skyserve_cli.config_clouds import SECTIONS, CloudConfig, RentedConfig, Strict
+from skyserve_cli.config_notify import Destination
 from skyserve_cli.spec.problems import did_you_mean, dotted
 
 if TYPE_CHECKING:
@@ -125,12 +126,22 @@ class Config(Strict):
     controller: ControllerConfig = ControllerConfig()
     load_balancer: LoadBalancerConfig = LoadBalancerConfig()
     dashboard: DashboardConfig = DashboardConfig()
+    notify: tuple[Destination, ...] = Field(default=(), max_length=16)
     clouds: dict[str, CloudConfig] = Field(default_factory=lambda: {"local": CloudConfig(poll_seconds=0.5)})
 
     @property
     def enabled(self) -> tuple[str, ...]:
         """The clouds that may be used."""
         return tuple(name for name, cloud in self.clouds.items() if cloud.enabled)
+
+    @field_validator("notify")
+    @classmethod
+    def _names_once(cls, destinations: tuple[Destination, ...]) -> tuple[Destination, ...]:
+        names = [one.name for one in destinations]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"there are two destinations with the name {name}")
+        return destinations
 
     @field_validator("clouds", mode="plain")
     @classmethod
@@ -203,5 +214,7 @@ def _model_above(where: tuple[int | str, ...]) -> type[BaseModel]:
             return DashboardConfig
         case ("load_balancer", _, *_):
             return LoadBalancerConfig
+        case ("notify", int(), _, *_):
+            return Destination
         case _:
             return Config

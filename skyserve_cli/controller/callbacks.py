@@ -245,12 +245,16 @@ class Commands:
         self._is_closed = False
 
     def run(self, callback: Callback) -> str:
+        """See `execute`."""
+        return self.execute(callback.command, callback.variables)
+
+    def execute(self, shell_command: str, variables: Mapping[str, str]) -> str:
         """Return why the command failed, or "". Nothing that it started in its process group is left."""
         # `timeout` stops it also if this process exits before it.
-        command = ["timeout", "--signal=KILL", f"{self._timeout_s:g}", "bash", "-c", callback.command]
+        command = ["timeout", "--signal=KILL", f"{self._timeout_s:g}", "bash", "-c", shell_command]
         with tempfile.TemporaryFile() as output:
             try:
-                process = self._started(command, callback.variables, output)
+                process = self._started(command, variables, output)
             except (OSError, ValueError) as error:
                 return str(error)
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its id stays taken until `wait`

@@ -36,6 +36,7 @@ from skyserve_cli.controller.clouds.garbage_collector import Sweeper
 from skyserve_cli.controller.dashboard.endpoint import Dashboard
 from skyserve_cli.controller.gc_pauses import GcPauses
 from skyserve_cli.controller.metrics.endpoint import MetricsEndpoint
+from skyserve_cli.controller.notify.watch import NotificationWatch
 from skyserve_cli.controller.persistence.housekeeping import Housekeeper
 from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysError
 from skyserve_cli.controller.persistence.leadership import LeaseKeeper
@@ -122,8 +123,17 @@ class _Threads:
         self._callbacks = Callbacks(store, base.specs, clock, home.callbacks)
         self._recorder = SeriesRecorder(store, workers.traffic, clock)
         self.term = Term(home, store, clock, stop)
+        self._notify = NotificationWatch(
+            base.config.notify,
+            store,
+            clock,
+            service.health,
+            lambda: service.services(down=False, ended=True),
+            lambda: secrets.token_hex(12),
+        )
         followers = (self._sweeper, self._housekeeper, self._callbacks, self._recorder)
-        self.term.threads = (self._ticker, *followers)
+        notify = (self._notify,) if base.config.notify else ()
+        self.term.threads = (self._ticker, *followers, *notify)
         self._lease_keeper = LeaseKeeper(base.leadership, self.term.begin, begin_again, self._ticker.turn)
 
     def start(self) -> None:
@@ -134,6 +144,7 @@ class _Threads:
         await asyncio.to_thread(self._ticker.stop)
         await asyncio.to_thread(self._housekeeper.stop)
         await asyncio.to_thread(self._recorder.stop)
+        await asyncio.to_thread(self._notify.stop)
         self._sweeper.stop()
         await asyncio.to_thread(self._lease_keeper.stop)
 

@@ -24,10 +24,10 @@ from skyserve_cli.state import costs, demand, event_log, goals, prune, rewrites,
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import replica_from_row
-from skyserve_cli.state.database import Database
 from skyserve_cli.state.history import read_history
 from skyserve_cli.state.lease import ControllerLease
 from skyserve_cli.state.opening import sqlite_file
+from skyserve_cli.state.outbox import OutboxDatabase
 from skyserve_cli.state.read_cache import ReadCache
 from skyserve_cli.state.samples import Slot
 from skyserve_cli.state.ticks import PreparedCommits
@@ -45,7 +45,7 @@ from skyserve_cli.state.values import (
 _LEAST_FREE_BYTES = 256 << 10
 
 
-class Store(Database):
+class Store(OutboxDatabase):
     """The verbs over a database: one method is one transaction."""
 
     def __init__(

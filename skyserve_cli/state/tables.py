@@ -165,3 +165,30 @@ events = sa.Table(
     sa.Column("message", sa.Text, nullable=False),
     sa.Index("ix_events_service_seq", "service", "seq"),
 )
+
+#: Notifications that a destination has not received yet, in order. `message` is what is sent (`controller.notify.message`); no
+#: address and no secret is stored.
+outbox = sa.Table(
+    "outbox",
+    metadata,
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("destination", sa.String(31), nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    # Deliveries that failed.
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("message", sa.JSON, nullable=False),
+    sa.Index("ix_outbox_destination", "destination", "attempts", "seq"),
+)
+
+#: What the controller last decided about each kind of notification of each service (`controller.notify.alarms`).
+alarms = sa.Table(
+    "alarms",
+    metadata,
+    sa.Column("service", sa.String(63), primary_key=True),
+    sa.Column("kind", sa.String(32), primary_key=True),
+    # Since when it is the case; NULL: it is not.
+    sa.Column("since", sa.Float),
+    sa.Column("notified_at", sa.Float),
+    # Whether the last notification said that it is the case.
+    sa.Column("announced", sa.Boolean, nullable=False),
+)

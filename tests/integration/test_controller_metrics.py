@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import OperationalError
 
 from policies.model import ReplicaState
-from scripts.boards import BOARD, board
+from scripts.boards import BOARDS, FOLDER, Board, names_in, text_of
 from skyserve_cli.controller.metrics.endpoint import MetricsEndpoint
 from skyserve_cli.controller.metrics.exposition import exposition
 from skyserve_cli.controller.metrics.families import OF_CONTROLLER, OF_SERVICE
@@ -223,15 +223,30 @@ def test_alerts_use_the_names_of_the_table() -> None:
     assert {rule["alert"] for rule in rules} <= set(re.findall(r"alertname: (\w+)", tested))
 
 
-def test_the_board_of_grafana_is_the_one_that_the_table_makes_and_shows_every_family() -> None:
-    """A family without a panel fails here; a panel of an unknown family cannot be written (KeyError)."""
-    content = board()
-    assert BOARD.read_text() == content, "run `python -m scripts.boards`"
-    shown = {
-        line for panel in json.loads(content)["panels"] for line in (t["expr"] for t in panel["targets"])
-    }
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.file)
+def test_a_board_of_grafana_is_the_one_that_the_tables_make(board: Board) -> None:
+    """A panel of an unknown family cannot be written (KeyError)."""
+    assert (FOLDER / board.file).read_text() == text_of(board), "run `python -m scripts.boards`"
+
+
+def test_there_are_no_other_boards_and_every_family_of_the_controller_is_shown() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == {board.file for board in BOARDS}
+    shown = {name for board in BOARDS for line in board.expressions for name in names_in(line)}
     names = {one.name + ("_total" if one.type == "counter" else "") for one in (*OF_CONTROLLER, *OF_SERVICE)}
-    assert set(re.findall(r"skyserve_\w+", " ".join(shown))) == names
+    assert names <= shown
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian package prometheus)")
+def test_prometheus_parses_every_expression_of_the_boards(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"board:{number}", "expr": expression}
+        for number, expression in enumerate(line for board in BOARDS for line in board.expressions)
+    ]
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": [{"name": "boards", "rules": rules}]}))
+    done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(rules)} rules found" in done.stdout
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian package prometheus)")

@@ -105,6 +105,13 @@ ADDED: dict[str, list[tuple[str, dict[str, Any]]]] = {
         )
     ],
     "0009": [("series", {"service": "chat", "span": 60, "at": 1_740_000_000, "samples": b"\x00"})],
+    "0010": [
+        ("outbox", {"destination": "ops", "at": NOW, "attempts": 3, "message": {"text": "é"}}),
+        (
+            "alarms",
+            {"service": "chat", "kind": "short", "since": NOW, "notified_at": None, "announced": True},
+        ),
+    ],
 }
 
 
@@ -128,7 +135,7 @@ def fill(url: str, revision: str) -> None:
             extra = {key: value for table, values in added if table == name for key, value in values.items()}
             connection.execute(tables.tables[name].insert(), [{**row, **extra} for row in rows])
         for table, values in added:
-            if table in ("fingerprints", "demand", "series"):
+            if table in ("fingerprints", "demand", "series", "outbox", "alarms"):
                 connection.execute(tables.tables[table].insert(), [values])
             elif table not in ROWS:
                 connection.execute(tables.tables[table].update().values(values))

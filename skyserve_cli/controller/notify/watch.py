@@ -1,0 +1,138 @@
+"""Looks every few seconds for something to notify of, on a thread of its own, and stores it in the outbox."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from skyserve_cli.config_notify import Destination
+from skyserve_cli.controller.callbacks import Commands
+from skyserve_cli.controller.notify.alarms import Notice, decide
+from skyserve_cli.controller.notify.conditions import KINDS, STORE, of_services, of_store
+from skyserve_cli.controller.notify.courier import Courier
+from skyserve_cli.controller.notify.delivery import deliver
+from skyserve_cli.controller.notify.message import message_of
+from skyserve_cli.controller.reconcile.clock import Clock
+from skyserve_cli.state.lease import LeaseLostError
+from skyserve_cli.state.outbox import Alarm, Key
+from skyserve_cli.state.store import Store
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+#: The views of services are read at every fifth look, that of the controller's health at each.
+SERVICES_EVERY = 5
+
+View = Mapping[str, Any]
+
+
+class NotificationWatch(threading.Thread):
+    """`health` and `services` return views of the API. `draw` returns a new id."""
+
+    def __init__(
+        self,
+        destinations: Sequence[Destination],
+        store: Store,
+        clock: Clock,
+        health: Callable[[], View],
+        services: Callable[[], Sequence[View]],
+        draw: Callable[[], str],
+    ) -> None:
+        super().__init__(name="notifications", daemon=True)
+        self._destinations = destinations
+        self._store = store
+        self._clock = clock
+        self._health = health
+        self._services = services
+        self._draw = draw
+        self._commands = Commands()
+        self._alarms: dict[Key, Alarm] = {}
+        self._has_started = False
+        self._looks = 0
+        self._stopping = threading.Event()
+        self.couriers = {one.name: self._courier(one) for one in destinations}
+
+    def _courier(self, to: Destination) -> Courier:
+        def send(message: View) -> str:
+            return deliver(to, message, self._clock.now(), self._commands.execute)
+
+        return Courier(to.name, self._store, send, random.Random())
+
+    def run(self) -> None:
+        for courier in self.couriers.values():
+            courier.start()
+        while not self._stopping.is_set():
+            try:
+                self.step()
+            except (SQLAlchemyError, LeaseLostError) as error:  # the next step tries again
+                log.warning("nothing is notified of: %s", type(error).__name__)
+            except Exception:
+                log.exception("notifications")
+            self._stopping.wait(LOOK_EVERY_S)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for courier in self.couriers.values():
+            courier.stop()
+        self._commands.kill()
+        if self.is_alive():
+            self.join(timeout=10.0)
+
+    def step(self) -> None:
+        """Look once. Raises SQLAlchemyError, LeaseLostError if nothing could be stored; then nothing was decided."""
+        now = self._clock.now()
+        found, known = of_store(self._health(), now), [STORE]
+        try:
+            if not self._has_started:
+                self._alarms = self._begin() | self._alarms
+                self._has_started = True
+            if self._looks % SERVICES_EVERY == 0:
+                found |= of_services(self._services(), now)
+                known = list(KINDS)
+            self._looks += 1
+        except SQLAlchemyError as error:  # what is known of the store is decided all the same
+            log.debug("services cannot be read: %s", type(error).__name__)
+        alarms, notices = decide(self._alarms, found, now, known)
+        if alarms == self._alarms and not notices:
+            return
+        messages = [(notice, message_of(notice, self._draw(), now)) for notice in notices]
+        routed = [
+            (to.name, message)
+            for notice, message in messages
+            for to in self._destinations
+            if to.wants(notice.kind, notice.service)
+        ]
+        try:
+            dropped = self._store.put_notifications(alarms, routed, now=now)
+        except SQLAlchemyError:
+            self._send_of_store(alarms, messages)
+            raise
+        self._alarms = alarms
+        for notice in notices:
+            log.info("notification: %s", notice.text)
+        if dropped:
+            log.warning("%d notifications are dropped: their destinations do not receive them", dropped)
+        for name in {name for name, _ in routed}:
+            self.couriers[name].wake()
+
+    def _begin(self) -> dict[Key, Alarm]:
+        """Return what an earlier controller decided."""
+        dropped = self._store.forget_destinations(list(self.couriers))
+        if dropped:
+            log.warning("%d notifications to destinations that are no longer configured are dropped", dropped)
+        return self._store.alarms()
+
+    def _send_of_store(self, alarms: Mapping[Key, Alarm], messages: Sequence[tuple[Notice, View]]) -> None:
+        """Send that the store cannot be written, which cannot be stored."""
+        key = ("", STORE)
+        if key in alarms:
+            self._alarms = {**self._alarms, key: alarms[key]}
+        for notice, message in messages:
+            for to in self._destinations:
+                if notice.kind == STORE and to.wants(STORE, ""):
+                    self.couriers[to.name].send_unstored(message)

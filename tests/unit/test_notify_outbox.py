@@ -1,0 +1,242 @@
+"""Notifications reach their destinations at least once, whatever fails in between."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from skyserve_cli.config_notify import Destination
+from skyserve_cli.controller.notify.courier import LONGEST_RETRY_S, LOOK_EVERY_S, Courier
+from skyserve_cli.controller.notify.watch import SERVICES_EVERY, NotificationWatch
+from skyserve_cli.state.outbox import MOST_WAITING, Alarm
+from skyserve_cli.state.store import Store
+from tests.unit.databases import KINDS, empty_database
+
+GOOD = {"store": {"ok": True, "since": 0.0, "why": ""}}
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    store = Store(empty_database(request.param, tmp_path))
+    yield store
+    store.close()
+
+
+def message(number: int) -> dict[str, Any]:
+    return {"id": str(number), "text": f"text {number}"}
+
+
+def put(store: Store, *numbers: int, to: str = "ops") -> int:
+    return store.put_notifications({}, [(to, message(n)) for n in numbers], now=1.0)
+
+
+class Receiver:
+    """A destination that can be away, reject messages, and after which the process can be killed."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.got: list[str] = []
+        self.away = False
+        self.rejects: set[str] = set()
+        self.dies_after_receipt = False
+
+    def courier(self) -> Courier:
+        """Also what a controller has that was killed and started again."""
+        return Courier("ops", self.store, self._deliver, random.Random(1))
+
+    def _deliver(self, sent: Mapping[str, Any]) -> str:
+        if self.away or sent["id"] in self.rejects:
+            return "the response has status 503"
+        self.got.append(sent["id"])
+        if self.dies_after_receipt:
+            raise KeyboardInterrupt
+        return ""
+
+
+def test_alarms_and_messages_are_stored_together(store: Store) -> None:
+    alarms = {
+        ("chat", "short"): Alarm(1.0, 2.5, announced=True),
+        ("", "store"): Alarm(None, 3.0, announced=False),
+    }
+    store.put_notifications(alarms, [("ops", message(1))], now=4.0)
+    assert store.alarms() == alarms
+    assert store.waiting_notifications() == {"ops": 1}
+    store.put_notifications({}, [], now=5.0)
+    assert store.alarms() == {}
+    assert store.waiting_notifications() == {"ops": 1}
+
+
+def test_messages_arrive_in_order_and_leave_the_outbox(store: Store) -> None:
+    put(store, 1, 2, 3)
+    receiver = Receiver(store)
+    courier = receiver.courier()
+    assert [courier.step() for _ in range(4)] == [0.0, 0.0, 0.0, LOOK_EVERY_S]
+    assert receiver.got == ["1", "2", "3"]
+    assert store.waiting_notifications() == {}
+
+
+def test_a_receiver_that_is_away_is_asked_less_and_less_often_and_loses_nothing(store: Store) -> None:
+    put(store, 1, 2)
+    receiver = Receiver(store)
+    courier = receiver.courier()
+    receiver.away = True
+    pauses = [courier.step() for _ in range(14)]
+    for number, pause in enumerate(pauses):
+        assert 0.5 * min(LONGEST_RETRY_S, 2.0**number) <= pause <= min(LONGEST_RETRY_S, 2.0**number)
+    assert courier.trouble == "the response has status 503"
+    receiver.away = False
+    while courier.step() == 0.0:
+        pass
+    assert sorted(receiver.got) == ["1", "2"]
+    assert courier.trouble == ""
+
+
+def test_one_that_is_rejected_does_not_hold_up_the_others(store: Store) -> None:
+    put(store, 1, 2, 3)
+    receiver = Receiver(store)
+    receiver.rejects = {"1"}
+    courier = receiver.courier()
+    for _ in range(5):
+        courier.step()
+    assert receiver.got == ["2", "3"]
+    receiver.rejects = set()
+    courier.step()
+    assert receiver.got == ["2", "3", "1"]
+
+
+def test_a_process_that_is_killed_after_receipt_sends_again_and_loses_nothing(store: Store) -> None:
+    put(store, 1, 2)
+    receiver = Receiver(store)
+    receiver.dies_after_receipt = True
+    with pytest.raises(KeyboardInterrupt):
+        receiver.courier().step()
+    receiver.dies_after_receipt = False
+    courier = receiver.courier()
+    while courier.step() == 0.0:
+        pass
+    assert receiver.got == ["1", "1", "2"]
+
+
+def test_the_outbox_is_bounded_by_destination(store: Store) -> None:
+    assert put(store, *range(MOST_WAITING)) == 0
+    assert put(store, 1, to="other") == 0
+    assert put(store, MOST_WAITING, MOST_WAITING + 1) == 2
+    assert store.waiting_notifications() == {"ops": MOST_WAITING, "other": 1}
+    first = store.next_notification("ops")
+    assert first is not None
+    assert first.message == message(2)
+
+
+def test_notifications_of_a_removed_destination_are_dropped(store: Store) -> None:
+    put(store, 1)
+    put(store, 2, to="old")
+    assert store.forget_destinations(["ops"]) == 1
+    assert store.waiting_notifications() == {"ops": 1}
+
+
+def test_what_was_received_is_not_sent_again_by_a_process_whose_store_was_away(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, 1)
+    receiver = Receiver(store)
+    courier = receiver.courier()
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "notification_received", _away)
+        assert courier.step() > 0.0
+    courier.step()
+    assert receiver.got == ["1"]
+    assert store.waiting_notifications() == {}
+
+
+def _away(*args: object, **options: object) -> Any:
+    raise OperationalError("", None, Exception("disk full"))
+
+
+# --- the watch ----------------------------------------------------------------------------------------------
+
+
+class World:
+    """A watch whose threads do not run, and whose couriers are stepped by hand."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.at = 1000.0
+        self.health: Mapping[str, Any] = GOOD
+        self.views: list[dict[str, Any]] = []
+        self.ids = iter(range(1000))
+        self.watch = self.fresh()
+
+    def now(self) -> float:
+        return self.at
+
+    def fresh(self) -> NotificationWatch:
+        to = [Destination(name="ops", command="x"), Destination(name="few", command="x", services=("code",))]
+        return NotificationWatch(
+            to, self.store, self, lambda: self.health, lambda: self.views, lambda: str(next(self.ids))
+        )
+
+    def look(self) -> None:
+        """Until services have been read."""
+        for _ in range(SERVICES_EVERY):
+            self.watch.step()
+
+    def waiting(self) -> dict[str, int]:
+        return self.store.waiting_notifications()
+
+
+def given_up(name: str) -> dict[str, Any]:
+    return {
+        "name": name, "status": "READY", "ready": 1, "wanted": 1, "target": 1, "version": 2, "serving_version": 1,
+        "failed_versions": [2], "notes": "", "replicas": [], "load_balancers": [], "last_failure": None,
+    }  # fmt: skip
+
+
+def test_what_begins_is_stored_once_for_each_destination_that_wants_it(store: Store) -> None:
+    world = World(store)
+    world.views = [given_up("chat"), given_up("code")]
+    world.look()
+    assert world.waiting() == {"ops": 2, "few": 1}
+    world.watch = world.fresh()  # killed and started again
+    world.look()
+    assert world.waiting() == {"ops": 2, "few": 1}
+    world.views = []
+    world.look()
+    assert world.waiting() == {"ops": 4, "few": 2}
+
+
+def test_what_cannot_be_stored_is_decided_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(store)
+    world.views = [given_up("chat")]
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "put_notifications", _away)
+        with pytest.raises(OperationalError):
+            world.watch.step()
+    world.look()
+    assert world.waiting() == {"ops": 1}
+
+
+def test_a_store_that_is_away_is_notified_of_without_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, got = World(store), list[Mapping[str, Any]]()
+    world.look()
+    world.health = {"store": {"ok": False, "since": 1000.0, "why": "disk full"}}
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "put_notifications", _away)
+        for _ in range(4):
+            world.at += 1.0
+            with suppress(OperationalError):  # the thread logs it
+                world.watch.step()
+        for courier in world.watch.couriers.values():
+            courier._deliver = lambda sent: got.append(sent) or ""  # type: ignore[func-returns-value]
+            courier.step()
+    assert [sent["kind"] for sent in got] == ["store", "store"]  # one for each destination
+    world.health = GOOD
+    world.watch.step()
+    assert world.waiting() == {"ops": 1, "few": 1}  # that it is over
