@@ -107,7 +107,7 @@ class Agent:
         if limits is not None:
             self.proxy.api_keys.share(limits, self._started_at)
         self.model_poller = ModelPoller(self.targets, self._fetcher.fetch, clock, changed=self.proxy.changed)
-        self.proxy.on_wrong_model = self.model_poller.wrong_model
+        self.proxy.retries.on_wrong_model = self.model_poller.wrong_model
         self.proxy.on_missing_model = self.model_poller.missing_model
         self.links: RegionLinks | None = None
         if identity is not None:
@@ -304,7 +304,7 @@ class Agent:
             "buffered_bytes": proxy.buffers.taken,
             "buffer_limit_bytes": proxy.buffers.limit,
             "internal_errors": proxy.faults.total,
-            "retries_refused": proxy.budget.refused,
+            "retries_refused": proxy.retries.refused,
         }
         if proxy.max_clients is not None:
             agent_gauges["max_client_connections"] = proxy.max_clients

@@ -28,7 +28,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -38,6 +38,7 @@ from lb.core.admission import EngineLoad
 from lb.core.distances import Distance
 from lb.core.targets import Key
 from lb.engines.kinds import NO_RESPONSE, Adapter, EngineKind, Fetched, LoadQuery, detection
+from lb.engines.polled_load import GOLDEN, PolledLoad, due_at_of, place_after
 from policies.backoff import delay_s
 
 IDLE_PROBE_S = 5.0
@@ -52,7 +53,6 @@ SHORTEST_TIMEOUT_S = 1.0
 _LOOKS_PER_PROBE = 8
 _BURST = 2.0  # how far one look may exceed its share of the budget
 _SHORTEST_PAUSE_S = 0.005
-_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples spread evenly over an interval, however many there are
 
 Fetch = Callable[[Target, str, float], Awaitable[Fetched]]
 """GETs a path of a target within a time limit in seconds. Raises OSError or asyncio.TimeoutError; bounds the body."""
@@ -97,24 +97,6 @@ class Probed(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _PolledLoad:
-    """State of one target."""
-
-    key: Key
-    target: Target
-    place: float  # in the interval, 0 to 1
-    asked_at: float  # until it was polled: when it was first seen
-    kind: EngineKind = EngineKind.UNKNOWN
-    adapter: Adapter | None = None
-    mute_since: float | None = None  # since when it has been polled for its load in vain
-    failed: int = 0  # attempts in a row to find out what it is
-    probe: asyncio.Task[None] | None = None
-    interval_s: float = math.inf
-    due_at: float = math.inf  # infinite while a probe is under way
-    distance: Distance | None = None  # of a target in another region
-
-
 class LoadPoller:
     """One loop over the table; every probe is a task of its own, one per target at a time.
 
@@ -136,12 +118,12 @@ class LoadPoller:
         self._changed = changed
         self._anybody_held = anybody_held
         self._region = region  # of the agent; without it no distance is measured
-        self._watches: dict[Key, _PolledLoad] = {}
+        self._watches: dict[Key, PolledLoad] = {}
         self._seen = 0
         self._reviewed = (-1, False)  # the table, and whether requests are held
         self._held_until = -math.inf
         self._due: list[
-            tuple[float, float, _PolledLoad]
+            tuple[float, float, PolledLoad]
         ] = []  # a heap; a row whose watch has another `due_at` is void
         self._intervals: Counter[float] = Counter()  # how many watches have each
         self._stretch = 1.0  # of all intervals, to keep within the budget
@@ -221,7 +203,7 @@ class LoadPoller:
                 watch.probe.cancel()
         self._hurry(list(self._watches.values()), now)
 
-    def _hurry(self, watches: list[_PolledLoad], now: float) -> None:
+    def _hurry(self, watches: list[PolledLoad], now: float) -> None:
         """These targets may have other intervals now."""
         late = [watch for watch in watches if self._count(watch, now)]
         self._share_budget()
@@ -231,17 +213,17 @@ class LoadPoller:
             late = list(self._watches.values())
         for watch in late:
             if self._schedule(watch) < now:  # not all of them at once
-                self._put(watch, _place_after(now, watch.place, watch.interval_s * self._stretch))
+                self._put(watch, place_after(now, watch.place, watch.interval_s * self._stretch))
 
-    def _new_watch(self, key: Key, target: Target, now: float) -> _PolledLoad:
+    def _new_watch(self, key: Key, target: Target, now: float) -> PolledLoad:
         self._seen += 1
-        return _PolledLoad(key, target, place=self._seen * _GOLDEN % 1.0, asked_at=now)
+        return PolledLoad(key, target, place=self._seen * GOLDEN % 1.0, asked_at=now)
 
     def _share_budget(self) -> None:
         probes_per_s = sum(many / interval_s for interval_s, many in self._intervals.items())
         self._stretch = max(1.0, probes_per_s / PROBES_PER_S)
 
-    def _count(self, watch: _PolledLoad, now: float) -> bool:
+    def _count(self, watch: PolledLoad, now: float) -> bool:
         """Find out the interval of a target as things are now. Returns True if it has changed."""
         interval_s = self._interval_s(watch, now)
         if interval_s == watch.interval_s:
@@ -251,20 +233,20 @@ class LoadPoller:
         watch.interval_s = interval_s
         return True
 
-    def _schedule(self, watch: _PolledLoad) -> float:
+    def _schedule(self, watch: PolledLoad) -> float:
         """Return when the target is due for its next probe; infinite if one is under way."""
         due_at = math.inf
         if watch.probe is None and watch.interval_s < math.inf:
-            due_at = _due_at(watch, watch.interval_s * self._stretch)
+            due_at = due_at_of(watch, watch.interval_s * self._stretch)
         self._put(watch, due_at)
         return due_at
 
-    def _put(self, watch: _PolledLoad, due_at: float) -> None:
+    def _put(self, watch: PolledLoad, due_at: float) -> None:
         if due_at < math.inf and due_at != watch.due_at:
             heappush(self._due, (due_at, watch.place, watch))
         watch.due_at = due_at
 
-    def _interval_s(self, watch: _PolledLoad, now: float) -> float:
+    def _interval_s(self, watch: PolledLoad, now: float) -> float:
         """Return how long to wait between two probes."""
         pushing = self._table.table.pushing
         if watch.target.state is Readiness.DRAINING:
@@ -282,7 +264,7 @@ class LoadPoller:
             return pushing.probe_s
         return max(IDLE_PROBE_S, pushing.probe_s, len(self._watches) / IDLE_PROBES_PER_S)
 
-    def _start(self, watch: _PolledLoad, selective: bool) -> None:
+    def _start(self, watch: PolledLoad, selective: bool) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             watch.probe = None
             if self._watches.get(watch.key) is watch:
@@ -294,13 +276,13 @@ class LoadPoller:
         watch.probe = asyncio.get_running_loop().create_task(self._probe(watch, selective))
         watch.probe.add_done_callback(ended)
 
-    async def _probe(self, watch: _PolledLoad, selective: bool) -> None:
+    async def _probe(self, watch: PolledLoad, selective: bool) -> None:
         if watch.adapter is None or watch.adapter.ask is None:
             await self._find_out(watch)
         if selective and watch.adapter is not None:
             await self._read(watch, watch.adapter)
 
-    async def _find_out(self, watch: _PolledLoad) -> None:
+    async def _find_out(self, watch: PolledLoad) -> None:
         questions = detection()
         ask = next(questions)
         while True:
@@ -319,7 +301,7 @@ class LoadPoller:
         if adapter.kind is not EngineKind.UNKNOWN:
             self._usual = adapter.kind
 
-    async def _read(self, watch: _PolledLoad, adapter: Adapter) -> None:
+    async def _read(self, watch: PolledLoad, adapter: Adapter) -> None:
         asked_at, load = self._clock(), None
         if adapter.ask is not None:
             load = adapter.read(await self._get(watch.target, adapter.ask))
@@ -337,7 +319,7 @@ class LoadPoller:
         if self._table.loaded(watch.key, load, asked_at, now, every_s):
             self._changed()
 
-    def _measure(self, watch: _PolledLoad, took_s: float, now: float) -> None:
+    def _measure(self, watch: PolledLoad, took_s: float, now: float) -> None:
         region = watch.target.region
         if not self._region or not region or region == self._region:
             return
@@ -354,17 +336,6 @@ class LoadPoller:
             return await self._fetch(target, ask.path, timeout_s)
         except (OSError, asyncio.TimeoutError):  # noqa: UP041  (two classes in Python 3.10)
             return NO_RESPONSE
-
-
-def _due_at(watch: _PolledLoad, interval_s: float) -> float:
-    """Return when its place in the interval will come next, but for half an interval since it was polled."""
-    return _place_after(watch.asked_at + 0.5 * interval_s, watch.place, interval_s)
-
-
-def _place_after(instant: float, place: float, interval_s: float) -> float:
-    # Without the hundredth, rounding would have a target that was polled in its place polled there again.
-    intervals = math.floor(instant / interval_s + place + 0.01) + 1
-    return (intervals - place) * interval_s
 
 
 def _on_port(url: str, port: int) -> str:

@@ -21,16 +21,19 @@
 #include <time.h>
 #include <unistd.h>
 
-#define READ_BYTES (256 * 1024)
-#define OUT_BYTES (2 * READ_BYTES) /* `null` in the place of `{}` is longer */
-#define BATCH 16
+#define READ_BYTES (256 * 1024)         /* of one read, at least */
+#define BUFFER_BYTES (2 * READ_BYTES)   /* for the reads of a batch; pages that are not used take no memory */
+#define OUT_BYTES (2 * BUFFER_BYTES)    /* `null` in the place of `{}` is longer */
+#define BATCH 32
 /* Of one call of `run`, after which the event loop sees to everything else: new connections and first chunks need some ten
  * turns of the loop, so this is about a tenth of what they wait while more comes than one core can move. */
 #define BUDGET_NS 1000000
-/* Where chunks come closer together than this, they are moved once in this time: a turn of the event loop, and waking the
- * client's process, for each of them costs half as much as moving it. A chunk waits 1 ms on average then, of the 10 to 50 ms
- * between two tokens of a stream; the first ones do not come through here. */
-#define PACE_NS 2000000
+/* Where chunks come closer together than CLOSE_NS they are moved once in PACE_NS: a turn of the event loop, and waking the
+ * client's process, for each of them costs half as much as moving it. A chunk waits 2 ms on average then, of the 10 to 50 ms
+ * between two tokens of a stream; the first ones do not come through here. Paced until fewer than PACE_CHUNKS come together. */
+#define CLOSE_NS 1000000
+#define PACE_NS 4000000
+#define PACE_CHUNKS 3
 #define MAX_SIZE_DIGITS 7
 #define MAX_CUTS 64 /* of one chunk */
 
@@ -198,10 +201,11 @@ static int is_regular(const char *payload, const char *end) {
            !FIND(payload, size, "data: {\"error\"") && !FIND(payload, size, "\"finish_reason\":\"abort\"");
 }
 
-/* What may be sent of a read, and its size; NULL if any of it is irregular. `counts` are then of no use. */
-static const char *passable(FastPath *fast_path, int mode, size_t *size, Counts *counts) {
-    const char *at = fast_path->buffer, *end = at + *size, *payload_end;
-    char *out = fast_path->out;
+/* What may be sent of a read, and its size: `data` itself, or what was written to `changed_data`. NULL if any of it is
+ * irregular; `counts` are then of no use. */
+static const char *passable(const char *data, char *changed_data, int mode, size_t *size, Counts *counts) {
+    const char *at = data, *end = at + *size, *payload_end;
+    char *out = changed_data;
     int changed = 0;
     while (at < end) {
         const char *chunk = at, *payload = payload_of(at, end, &payload_end);
@@ -219,9 +223,9 @@ static const char *passable(FastPath *fast_path, int mode, size_t *size, Counts 
         changed |= count > 0;
         out = count ? write_chunk(out, payload, payload_end, cuts, count) : mempcpy(out, chunk, (size_t)(at - chunk));
     }
-    if (!changed) return fast_path->buffer;
-    *size = (size_t)(out - fast_path->out);
-    return fast_path->out;
+    if (!changed) return data;
+    *size = (size_t)(out - changed_data);
+    return changed_data;
 }
 
 /* Keep what came: all of it until Python takes it, or only the last bytes. 0 if there is no memory. */
@@ -333,7 +337,7 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     fast_path->epoll = epoll_create1(EPOLL_CLOEXEC);
     fast_path->sources = epoll_create1(EPOLL_CLOEXEC);
     fast_path->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    fast_path->buffer = malloc(READ_BYTES);
+    fast_path->buffer = malloc(BUFFER_BYTES);
     fast_path->out = malloc(OUT_BYTES);
     struct epoll_event event = {.events = EPOLLIN};
     if (fast_path->epoll < 0 || fast_path->sources < 0 || fast_path->timer < 0 || !fast_path->buffer || !fast_path->out ||
@@ -393,32 +397,70 @@ static int stop(PyObject *stopped, Forwarding *forwarding, int reason, const cha
     return !failed;
 }
 
-/* One read of one forwarding; 0 on an exception. */
-static int move(FastPath *fast_path, Forwarding *forwarding, PyObject *stopped) {
-    ssize_t got = recv(forwarding->source, fast_path->buffer, READ_BYTES, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 1;
-    if (got <= 0) return stop(stopped, forwarding, STOP_ENDED, got < 0 ? "reset" : "", got < 0 ? 5 : 0);
+/* One read, and what becomes of it. */
+typedef struct {
+    Forwarding *forwarding;
+    const char *data; /* to be sent; of a stop: to be returned */
+    size_t size;
+    int reason; /* MOVING, or why it stops */
+} Read;
+
+enum { MOVING = -1, NO_MEMORY = -2 };
+
+/* Read what there is; `used` and `written` say how much of the buffers is taken. */
+static Read read_one(FastPath *fast_path, Forwarding *forwarding, size_t *used, size_t *written) {
+    char *buffer = fast_path->buffer + *used, *out = fast_path->out + *written;
+    ssize_t got = recv(forwarding->source, buffer, READ_BYTES, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return (Read){forwarding, "", 0, MOVING};
+    if (got == 0) return (Read){forwarding, "", 0, STOP_ENDED};
+    if (got < 0) return (Read){forwarding, "reset", 5, STOP_ENDED};
     size_t size = (size_t)got;
+    *used += size;
     Counts counts = forwarding->counts;
-    const char *data = passable(fast_path, forwarding->mode, &size, &counts);
-    if (!data) return stop(stopped, forwarding, STOP_IRREGULAR, fast_path->buffer, (size_t)got);
-    if (!keep(forwarding, fast_path->buffer, (size_t)got)) {
-        PyErr_NoMemory();
-        return 0;
-    }
+    const char *data = passable(buffer, out, forwarding->mode, &size, &counts);
+    if (!data) return (Read){forwarding, buffer, (size_t)got, STOP_IRREGULAR};
+    if (data == out) *written += size;
+    if (!keep(forwarding, buffer, (size_t)got)) return (Read){forwarding, "", 0, NO_MEMORY};
     forwarding->counts = counts;
     forwarding->sent_bytes += size;
-    ssize_t sent = send(forwarding->sink, data, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    return (Read){forwarding, data, size, MOVING};
+}
+
+static void send_one(Read *read) {
+    if (read->reason != MOVING || !read->size) return;
+    Forwarding *forwarding = read->forwarding;
+    ssize_t sent = send(forwarding->sink, read->data, read->size, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0) sent = 0; /* whatever the reason, the event loop will meet it as well */
-    if ((size_t)sent < size) return stop(stopped, forwarding, STOP_UNSENT, data + sent, size - (size_t)sent);
-    if (forwarding->mode != MODE_CHUNKS && forwarding->kept_bytes > forwarding->limit)
-        return stop(stopped, forwarding, STOP_FULL, "", 0);
+    read->data += sent;
+    read->size -= (size_t)sent;
+    if (read->size) {
+        read->reason = STOP_UNSENT;
+    } else if (forwarding->mode != MODE_CHUNKS && forwarding->kept_bytes > forwarding->limit) {
+        read->reason = STOP_FULL;
+    }
+}
+
+/* Send what was read, then add to the list what has stopped; 0 on an exception. First all reads of a batch, then all sends:
+ * the caches hold one path through the kernel at a time, and a client's process is woken once for several chunks. Nothing of
+ * Python runs between a read and its send, so no forwarding is stopped, and no socket closed, in between. */
+static int send_all(Read *reads, int count, PyObject *stopped) {
+    for (int i = 0; i < count; i++) send_one(&reads[i]);
+    for (int i = 0; i < count; i++) {
+        Read *read = &reads[i];
+        if (read->reason == MOVING || !read->forwarding->fast_path) continue;
+        if (read->reason == NO_MEMORY) {
+            PyErr_NoMemory();
+            return 0;
+        }
+        if (!stop(stopped, read->forwarding, read->reason, read->data, read->size)) return 0;
+    }
     return 1;
 }
 
 /* One read of each of the next forwardings that have something; how many, or -1 on an exception. */
 static int move_batch(FastPath *fast_path, PyObject *stopped) {
     struct epoll_event events[BATCH];
+    Read reads[BATCH];
     int count = epoll_wait(fast_path->sources, events, BATCH, 0);
     if (count < 0) {
         if (errno == EINTR) return 0;
@@ -428,12 +470,17 @@ static int move_batch(FastPath *fast_path, PyObject *stopped) {
     /* Adding to the list runs Python's memory management, and what that runs may stop forwardings: each stays ours until the
      * end. */
     for (int i = 0; i < count; i++) Py_INCREF((PyObject *)events[i].data.ptr);
-    int sound = 1;
-    for (int i = 0; i < count; i++) {
+    int sound = 1, pending = 0;
+    size_t used = 0, written = 0;
+    for (int i = 0; i < count && sound; i++) {
         Forwarding *forwarding = events[i].data.ptr;
-        if (sound && forwarding->fast_path) sound = move(fast_path, forwarding, stopped);
-        Py_DECREF(forwarding);
+        if (forwarding->fast_path) reads[pending++] = read_one(fast_path, forwarding, &used, &written);
+        if (i + 1 < count && used <= BUFFER_BYTES - READ_BYTES) continue;
+        sound = send_all(reads, pending, stopped);
+        pending = 0;
+        used = written = 0;
     }
+    for (int i = 0; i < count; i++) Py_DECREF((PyObject *)events[i].data.ptr);
     return sound ? count : -1;
 }
 
@@ -464,7 +511,7 @@ static PyObject *fast_path_run(FastPath *fast_path, PyObject *Py_UNUSED(none)) {
     int count, moved = 0;
     do moved += (count = move_batch(fast_path, stopped)) > 0 ? count : 0;
     while (count == BATCH && now_ns() < began + BUDGET_NS);
-    int close_together = fast_path->paced ? moved > 1 : began - fast_path->ran_ns < PACE_NS;
+    int close_together = fast_path->paced ? moved >= PACE_CHUNKS : began - fast_path->ran_ns < CLOSE_NS;
     set_pace(fast_path, close_together && count < BATCH); /* what the budget left out does not wait for the timer */
     fast_path->ran_ns = began;
     if (count < 0) Py_CLEAR(stopped);

@@ -14,16 +14,7 @@ from lb.core.byte_budget import SMALL_BYTES, SMALL_FACTOR, ByteBudget, parsed_by
 from lb.core.demand_minutes import DemandMinutes, ready_targets
 from lb.core.forwarding import Forwarding
 from lb.core.queue import RequestQueue
-from lb.core.retry import (
-    RetryBudget,
-    RetryHistory,
-    RetryVerdict,
-    Tries,
-    backoff_s,
-    is_free,
-    is_repeatable,
-    may_retry,
-)
+from lb.core.retry import Tries, is_repeatable
 from lb.core.scheduler import Scheduler
 from lb.core.sliding_window import WindowCounter, WindowMean
 from lb.core.target_state import TargetState
@@ -43,19 +34,16 @@ from lb.proxy.entrance import RequestAdmission
 from lb.proxy.fast_path import FastPath
 from lb.proxy.faults import Faults
 from lb.proxy.ports import ClientPort, Rejection
+from lb.proxy.rejections import NO_ROOM
 from lb.proxy.request import ProxiedRequest
-from lb.stream.model_name import names_model
+from lb.proxy.retries import Retries
 from lb.stream.openai_request import for_model, is_dense
 
 DEFAULT_BUFFERS_BYTES = 1024 * 1024 * 1024
-MOST_WRONG_MODELS = 8  # targets that may say of one request that they do not know its model
 LET_IN_AT_ONCE = (
     8  # queued requests launched in one turn of the loop, each of which takes a few tenths of a millisecond
 )
 _TROUBLE_EVERY_S = 10.0
-_NO_ROOM = Rejection(
-    503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0
-)
 
 _log = logging.getLogger("lb.proxy")
 
@@ -112,14 +100,12 @@ class Proxy:
         self.demand = DemandMinutes(clock(), unix_offset_s, lambda: ready_targets(table.table))
         # Set by the agent; the first moves requests off lost targets.
         self.on_changed: Callable[[], None] = lambda: None
-        self.on_wrong_model: Callable[[Key], None] = lambda _: None
         self.on_missing_model: Callable[[], None] = lambda: None
-        self._rng = rng
         self._let_in_due = self._changed_due = False
         self._trouble_at = self._full_at = float("-inf")
         self._counts: dict[TargetState, TargetCounts] = {}  # until the table changes
         self.api_keys = ApiKeyStore(table.table.access, clock())
-        self.budget = RetryBudget(table.table.retries, self.arrivals)
+        self.retries = Retries(table, self.arrivals, rng)
         self.limits: Limits = table.table.limits
         self.gate = RequestAdmission(
             table, self.api_keys, metrics, self.explanations, id_prefix, begin_span, self.ready
@@ -190,7 +176,7 @@ class Proxy:
                 dense = is_dense(body, parsed)
                 size += 0 if dense else parsed
         if not self.buffers.take(size):
-            return _NO_ROOM
+            return NO_ROOM
         arrival = self.gate.arrival(head, body, admission, client, dense, now)
         if isinstance(arrival, Rejection):
             self.buffers.give_back(size)
@@ -259,40 +245,6 @@ class Proxy:
             self.let_in_soon()
         self.table_of(booking).release(booking, now, tokens)
 
-    def verdict(self, request: ProxiedRequest, history: RetryHistory, now: float) -> RetryVerdict:
-        rules = self.table.table.retries
-        tries = request.tries
-        verdict = may_retry(history, rules, self.table.anybody(now, request.tried))
-        if verdict.goes_on and not tries.replayable:
-            return RetryVerdict.NOT_REPEATABLE
-        if verdict.goes_on and not is_free(history) and not self.budget.allow(now):
-            return RetryVerdict.OVER_BUDGET
-        return verdict
-
-    def serves_other_models(self, request: ProxiedRequest, body: bytes) -> bool:
-        """Return True if the 404 of a request's target means its model, and another target may serve that.
-
-        The engine has done nothing then, so any request may be sent again. Which models the target serves is
-        not known rightly, or not yet: it is polled.
-        """
-        model, booking = request.arrival.model, request.booking
-        if booking is None or not names_model(body, model):
-            return False
-        self.on_wrong_model(booking.key)
-        tries = request.tries
-        may_move = tries.replayable and tries.attempts <= MOST_WRONG_MODELS
-        return may_move and self.table.models.served_elsewhere(model, tries.by_epoch)
-
-    def delay_before(
-        self, request: ProxiedRequest, verdict: RetryVerdict, epoch: int, now: float
-    ) -> float | None:
-        if not verdict.goes_on:
-            request.arrival.explanation.note(now, "no_retry", why=verdict.value)
-            return None
-        if verdict is RetryVerdict.SAME_TARGET:
-            request.tries.by_epoch.pop(epoch, None)
-        return backoff_s(self.table.table.retries, request.tries.executions, self._rng)
-
     def local_trouble(self, why: str, now: float) -> None:
         self.metrics.counts.local_failures += 1
         if now - self._trouble_at >= _TROUBLE_EVERY_S:
@@ -356,7 +308,7 @@ class Proxy:
         self.gate.apply()
         self.heads = Reader()  # which remembers what was accepted under other limits
         self.api_keys.apply(table.access, self.clock())
-        self.budget.rules = table.retries
+        self.retries.applied()
         peers = () if self.forwarding is None else self.forwarding.peer_table.table.targets
         self.pools.retain({target.url for target in (*table.targets, *peers)})
         for client in self.clients:

@@ -29,21 +29,18 @@ from lb.proxy.client_output import (
     ClientOutput,
 )
 from lb.proxy.ports import Rejection
-from lb.proxy.upload import TinyChunksError, Upload
+from lb.proxy.rejections import (
+    BODY_TIMEOUT,
+    HEAD_TIMEOUT,
+    NO_ROOM,
+    TOO_MANY_CONNECTIONS,
+)
+from lb.proxy.upload import TinyChunksError, Upload, refusal_of
 from lb.stream.openai_request import for_model
 
 WRITE_HIGH_WATER = 64 * 1024
 _NEVER = float("inf")
 MAX_AHEAD_BYTES = 256 * 1024  # what a client may send before its response is over
-
-_NO_ROOM = Rejection(
-    503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0
-)
-_TINY = Rejection(400, "tiny_chunks", "The chunks of the body are too small.")
-_MALFORMED_BODY = Rejection(400, "malformed_body", "The body is not well-formed.")
-_TOO_MANY = Rejection(
-    503, "too_many_connections", "The load balancer has as many connections as it may.", 1.0
-)
 
 
 class ClientConnection(ClientOutput):
@@ -62,8 +59,8 @@ class ClientConnection(ClientOutput):
         self.proxy.clients.add(self)
         if self.proxy.is_full():
             # Closed at once, without waiting for the client: its descriptor is needed.
-            self.proxy.refused(_TOO_MANY)
-            self.transport.write(self._error(_TOO_MANY, None, close=True))
+            self.proxy.refused(TOO_MANY_CONNECTIONS)
+            self.transport.write(self._error(TOO_MANY_CONNECTIONS, None, close=True))
             self._close()
 
     def data_received(self, data: bytes) -> None:
@@ -189,18 +186,16 @@ class ClientConnection(ClientOutput):
         upload, head, admission = self.upload, self.head, self._admission
         assert upload is not None and head is not None and admission is not None  # noqa: S101, PT018
         limits = self.proxy.limits
-        refusal = None
+        refusal: Rejection | None = None
         try:
             part, end = upload.feed(data)
-        except FramingError:
-            refusal = _MALFORMED_BODY
-        except TinyChunksError:
-            refusal = _TINY
+        except (FramingError, TinyChunksError) as error:
+            refusal = refusal_of(error)
         else:
             if upload.size > limits.max_body_bytes and for_model(head.path):
                 refusal = self._too_large()
             elif not upload.keep(part):
-                refusal = _NO_ROOM
+                refusal = NO_ROOM
         if refusal is not None:
             self._drop_upload()
             self._refuse(refusal)
@@ -249,11 +244,8 @@ class ClientConnection(ClientOutput):
         assert upload is not None and head is not None  # noqa: S101, PT018 (for the type checker)
         try:
             part, end = upload.feed(data)
-        except FramingError:
-            self._abort_body(_MALFORMED_BODY)
-            return
-        except TinyChunksError:
-            self._abort_body(_TINY)
+        except (FramingError, TinyChunksError) as error:
+            self._abort_body(refusal_of(error))
             return
         self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
         if upload.size > self.proxy.limits.max_body_bytes and for_model(head.path):
@@ -334,7 +326,7 @@ class ClientConnection(ClientOutput):
             if not self.body_left:
                 return
             if not self._paused_by and now >= self._deadline:
-                self._abort_body(Rejection(408, "body_timeout", "The body did not arrive in time."))
+                self._abort_body(BODY_TIMEOUT)
                 return
             wait_s = max(1.0, self.proxy.limits.head_timeout_s)
             wait_s = min(wait_s, max(0.05, self._deadline - now)) if not self._paused_by else 1.0
@@ -344,12 +336,10 @@ class ClientConnection(ClientOutput):
         phase = self._phase
         if now >= self._deadline:
             if phase == HEAD:
-                self._refuse(
-                    Rejection(408, "head_timeout", "The head of the request did not arrive in time.")
-                )
+                self._refuse(HEAD_TIMEOUT)
             elif phase == BODY:
                 self._drop_upload()
-                self._refuse(Rejection(408, "body_timeout", "The body did not arrive in time."))
+                self._refuse(BODY_TIMEOUT)
             elif phase == IDLE:
                 self._close()
             else:

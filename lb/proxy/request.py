@@ -162,7 +162,9 @@ class ProxiedRequest(ForwardingRequest):
             self.proxy.waiting.pop(self, None)
             self.tries.executions += 1
             self._failed(Failure.REFUSED, f"HTTP status {response.status}", self.proxy.clock())
-        elif response.status == 404 and self.proxy.serves_other_models(self, body):
+        elif response.status == 404 and self.proxy.retries.serves_other_models(
+            self.booking, self.arrival.model, self.tries, body
+        ):
             self.call_back("it does not serve the model")
         else:
             self._first_byte(response.status)
@@ -197,7 +199,7 @@ class ProxiedRequest(ForwardingRequest):
         stale = failure is Failure.STALE and not tries.stale and tries.may_move()
         if stale:
             tries.deaths -= 1
-        verdict = proxy.verdict(self, history, now)
+        verdict = proxy.retries.verdict(history, self.tried, tries.replayable, now)
         # Two targets dead of one request: it is the request that is to blame, and not the second target as well.
         innocent = verdict is RetryVerdict.KILLS_TARGETS
         self._blame(booking, Failure.STALE if innocent else failure, why, now)
@@ -222,7 +224,11 @@ class ProxiedRequest(ForwardingRequest):
 
     def _go_on(self, failure: Failure, verdict: RetryVerdict, on_target: int, epoch: int, now: float) -> None:
         proxy = self.proxy
-        delay = proxy.delay_before(self, verdict, epoch, now)
+        delay: float | None = None
+        if verdict.goes_on:
+            delay = proxy.retries.delay_s(verdict, self.tries, epoch)
+        else:
+            self.arrival.explanation.note(now, "no_retry", why=verdict.value)
         if failure is Failure.MALFORMED and not proxy.table.anybody(now, self.tried):
             delay = None  # retrying later would meet the same malformed target
         if delay is None:

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from lb.config.options import Limits
 from lb.core.forwarding import Forwarding
 from lb.core.queue import RequestQueue
-from lb.core.retry import RetryHistory, RetryVerdict
 from lb.core.scheduler import Scheduler
 from lb.core.sliding_window import WindowCounter, WindowMean
 from lb.core.targets import Booking, Key, TargetTable
@@ -22,6 +21,7 @@ from lb.observe.metrics import Metrics
 from lb.proxy.ending import Endings
 from lb.proxy.fast_path import FastPath
 from lb.proxy.faults import Faults
+from lb.proxy.retries import Retries
 
 
 class Services(Protocol):
@@ -37,6 +37,7 @@ class Services(Protocol):
     metrics: Metrics
     faults: Faults
     endings: Endings
+    retries: Retries
     fast_path: FastPath | None
     closing: bool  # no connection is kept alive any longer
     queueing: bool  # may a request wait for a target?
@@ -71,18 +72,6 @@ class Services(Protocol):
 
     def release(self, booking: Booking, now: float, tokens: int | None = None) -> None:
         """The attempt is over; a queued request may find room now."""
-        ...
-
-    def verdict(self, request: Any, history: RetryHistory, now: float) -> RetryVerdict:
-        """Return whether and where a failed request may be tried again, by the rules and the budget."""
-        ...
-
-    def serves_other_models(self, request: Any, body: bytes) -> bool:
-        """Return True if the 404 of a request's target means its model, and another target may serve that."""
-        ...
-
-    def delay_before(self, request: Any, verdict: RetryVerdict, epoch: int, now: float) -> float | None:
-        """Return how long to wait before another attempt; None if there must be none. `epoch` is the target's that failed."""
         ...
 
     def local_trouble(self, why: str, now: float) -> None:

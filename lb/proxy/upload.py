@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from lb.core.byte_budget import ByteBudget
-from lb.http.body_framing import ChunkedDecoder
+from lb.http.body_framing import ChunkedDecoder, FramingError
+from lb.proxy.ports import Rejection
+from lb.proxy.rejections import MALFORMED_BODY, TINY_CHUNKS
 
 _LEAST_CHUNK_BYTES = 2  # on average, once `_CHUNKS_TO_JUDGE` have come
 _CHUNKS_TO_JUDGE = 4096
@@ -65,3 +67,8 @@ class Upload:
         if self._reserved:
             self._budget.give_back(self._reserved)
             self._reserved = 0
+
+
+def refusal_of(error: FramingError | TinyChunksError) -> Rejection:
+    """Return what the client of a body that cannot be taken gets."""
+    return TINY_CHUNKS if isinstance(error, TinyChunksError) else MALFORMED_BODY

@@ -181,6 +181,57 @@ def test_many_forwardings_at_once(wires: Wires) -> None:
             one.close()
 
 
+def test_reads_of_a_batch_share_the_buffers_and_stay_apart() -> None:
+    """More than the buffers hold at once: whole reads, one that is changed, one that comes back, one that ends."""
+    fast_path: Any = native.FastPath()
+    ids = b'data: {"choices":[{"delta":{"content":"b"},"token_ids":[7],"finish_reason":null}]}\n\n'
+    sent: dict[int, bytes] = {}
+    pairs = []
+    for number in range(24):
+        engine, source = socket.socketpair()
+        sink, client = socket.socketpair()
+        for one in (engine, sink):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        for one in (engine, source, sink, client):
+            one.setblocking(False)
+        text = b"%d" % number * 40_000
+        data = chunk(b'data: {"choices":[{"delta":{"content":"' + text + b'"},"finish_reason":null}]}\n\n')
+        if number % 6 == 1:
+            data = chunk(ids)
+        elif number % 6 == 2:
+            data = chunk(b"data: half " + text)
+        mode = ForwardingMode.WITHOUT_IDS
+        forwarding = fast_path.forwarding(source.fileno(), sink.fileno(), LIMIT, number, mode)
+        assert engine.send(data) == len(data)
+        if number % 6 == 3:
+            engine.close()  # the end is another read
+        sent[number] = data
+        pairs.append((engine, source, sink, client, forwarding))
+    stopped: list[tuple[int, int, bytes]] = []
+    for _ in range(4):
+        stopped += fast_path.run()
+    expected = {(number, StopReason.IRREGULAR, sent[number]) for number in range(24) if number % 6 == 2}
+    expected |= {(number, StopReason.ENDED, b"") for number in range(24) if number % 6 == 3}
+    assert {(number, StopReason(reason), data) for number, reason, data in stopped} == expected
+    for number, (*sockets, forwarding) in enumerate(pairs):
+        got = b""
+        while number % 6 != 2 and (more := _read(sockets[3])):
+            got += more
+        want = {1: chunk(ids.replace(b',"token_ids":[7]', b"")), 2: b""}.get(number % 6, sent[number])
+        assert got == want
+        assert forwarding.take() == (b"" if number % 6 == 2 else sent[number])
+        forwarding.stop()
+        for one in sockets:
+            one.close()
+
+
+def _read(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(1 << 20)
+    except BlockingIOError:
+        return b""
+
+
 def test_a_closed_socket_is_refused(wires: Wires) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         wires.fast_path.forwarding(1_000_000, wires.sink.fileno(), LIMIT, wires, ForwardingMode.EVENTS)

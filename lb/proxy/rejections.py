@@ -1,0 +1,14 @@
+"""What connections and requests are refused with before they have a target."""
+
+from __future__ import annotations
+
+from lb.proxy.ports import Rejection
+
+NO_ROOM = Rejection(503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0)
+TINY_CHUNKS = Rejection(400, "tiny_chunks", "The chunks of the body are too small.")
+MALFORMED_BODY = Rejection(400, "malformed_body", "The body is not well-formed.")
+TOO_MANY_CONNECTIONS = Rejection(
+    503, "too_many_connections", "The load balancer has as many connections as it may.", 1.0
+)
+HEAD_TIMEOUT = Rejection(408, "head_timeout", "The head of the request did not arrive in time.")
+BODY_TIMEOUT = Rejection(408, "body_timeout", "The body did not arrive in time.")
