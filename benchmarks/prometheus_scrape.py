@@ -75,7 +75,7 @@ def serve(home: Path, *arguments: str) -> str:
 
 
 def start_prometheus(folder: Path, home: Path, target: int, port: int) -> subprocess.Popen[bytes]:
-    credentials = {"credentials_file": str(home / "metrics.token")}
+    credentials = {"type": "Bearer", "credentials_file": str(home / "metrics.token")}
     agents = f"http://127.0.0.1:{target}/metrics/agents"
     config = {
         "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
@@ -108,9 +108,9 @@ def start_prometheus(folder: Path, home: Path, target: int, port: int) -> subpro
 
 
 def put_load(endpoint: str, seconds: float) -> int:
-    """One stream after the other, and some bodies that no engine accepts; returns how many were responded to with 200."""
+    """One stream after the other, and some requests for a model that no engine has; returns how many were responded to with 200."""
     stream = {"prompt": "hello " * 200, "max_tokens": 8, "stream": True}
-    bodies = [json.dumps(stream).encode()] * 9 + [b"no JSON"]
+    bodies = [json.dumps(stream).encode()] * 9 + [json.dumps({**stream, "model": "none"}).encode()]
     end, good, sent = time.monotonic() + seconds, 0, 0
     while time.monotonic() < end:
         request = urllib.request.Request(

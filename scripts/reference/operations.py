@@ -47,6 +47,10 @@ CONTROLLER = (
         "{requests: [...]}", (("limit", "requests of each load balancer, at most 100; default 20"),),
     ),
     Operation(
+        "GET", "/v1/fleet", "Return all services in brief, without their replicas. Has an ETag.",
+        "services as in /v1/services, with `traffic`: what load balancers counted in the last traffic_s seconds",
+    ),
+    Operation(
         "GET", "/v1/stream", "Send an event whenever what /v1/services shows has changed. Supports Last-Event-ID.",
         "server-sent events; id and data.changes are the count of changes; a comment every 15 s", text=True,
     ),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import BrowserContext, expect
 
+from skyserve_cli.controller.api.change_stream import POLL_S
 from skyserve_cli.controller.api.client import ControllerClient
+from skyserve_cli.controller.dashboard.endpoint import FOLDER
 from skyserve_cli.home import Home
 from tests.browser.conftest import Shown, address
 from tests.e2e.test_cli_series import call
@@ -40,24 +43,45 @@ def test_a_code_in_the_address_is_used_once_and_leaves_the_address(up: Any, cont
     page.close()
 
 
+#: Records when more preemptions than `many` are drawn first, in UNIX seconds.
+WATCH_MARKS = """many => {
+  window.sameDocument = true;
+  const look = () => {
+    const mark = document.querySelector("svg.timeline path.preempted");
+    if (mark && Number(mark.dataset.preemptions) > many) { window.drawnAt ??= Date.now() / 1000; observer.disconnect(); }
+  };
+  const observer = new MutationObserver(look);
+  observer.observe(document.getElementById("main"), { subtree: true, childList: true });
+}"""
+
+
+def preempted(serve: Any) -> list[dict[str, Any]]:
+    return [each for each in client(serve).history("small")["replicas"] if each["end_reason"] == "PREEMPTED"]
+
+
+def test_a_change_waits_less_than_two_seconds_for_the_page() -> None:
+    """The longest waits between a commit and a request of the page: of the stream, and of a page that has just refreshed."""
+    pause = re.search(r"LEAST_PAUSE_MS = (\d+);", (FOLDER / "app.js").read_text())
+    assert pause is not None
+    assert POLL_S + int(pause[1]) / 1000 < 2.0
+
+
 def test_a_preemption_appears_without_a_reload(up: Any, shown: Shown) -> None:
     shown.go("/s/small")
-    marks = shown.page.locator("svg.timeline path.preempted")
     shown.page.locator("svg.timeline path.f-READY").first.wait_for()
-    before = len(
-        [each for each in client(up).history("small")["replicas"] if each["end_reason"] == "PREEMPTED"]
-    )
+    before = len(preempted(up))
+    requested: list[str] = []
+    shown.page.on("request", lambda request: requested.append(request.url))
+    shown.page.evaluate(WATCH_MARKS, before)
     victim = next(each["id"] for each in up.view("small")["replicas"] if each["state"] == "READY")
-    shown.page.evaluate("window.sameDocument = true")
     up.ok("local", "preempt", f"small/{victim}")
-    up.eventually(
-        lambda: (
-            len([r for r in client(up).history("small")["replicas"] if r["end_reason"] == "PREEMPTED"])
-            > before
-        )
+    shown.page.locator(f'svg.timeline path.preempted[data-preemptions="{before + 1}"]').wait_for(
+        state="attached"
     )
-    expect(marks.first).to_be_attached()
+    ended_at = next(each["ended_at"] for each in preempted(up) if each["id"] == victim)
+    print(f"drawn {shown.page.evaluate('window.drawnAt') - ended_at:.2f} s after the controller stored it")
     assert shown.page.evaluate("window.sameDocument") is True
+    assert not [url for url in requested if urlsplit(url).path.endswith((".js", ".css", ".html"))]
     up.eventually(lambda: up.view("small")["ready"] == 2)
     expect(shown.page.get_by_text("2 of 2")).to_be_visible()
 

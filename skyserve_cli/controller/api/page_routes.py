@@ -1,5 +1,6 @@
 """What the page needs beside the CLI's routes: one service, its account, and why requests went where they went.
 
+GET  /v1/fleet                    all services in brief, with an ETag; see `fleet_view`
 GET  /v1/services/NAME            one service as in /v1/services, with an ETag
 GET  /v1/services/NAME/report     ?since= UNIX seconds    figures of `serve report`, and curves of spending
 GET  /v1/services/NAME/explain    ?limit=    the last requests with their candidates
@@ -18,9 +19,11 @@ from aiohttp import web
 from skyserve_cli.account.lived import NothingYetError, lived
 from skyserve_cli.account.view import curves_view, report_view
 from skyserve_cli.controller.api.change_stream import ChangeStream
+from skyserve_cli.controller.api.fleet_view import FleetView
 from skyserve_cli.controller.api.query import MAX_HISTORY_REPLICAS, since_of
 from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.api.snapshot import Rendered, Snapshots
+from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.state.values import NoSuchServiceError
 
 MOST_EXPLAINED = 100
@@ -47,14 +50,25 @@ class PageRoutes:
         self._respond = respond
         self._agents = agents
         self._stream = ChangeStream(service.changes)
+        self._fleet_view = FleetView(
+            lambda: service.services(down=False, ended=False),
+            lambda name, since: service.series(name, since=since, replica_id=0)["total"],
+            SystemClock(),
+        )
 
     def routes(self) -> list[web.RouteDef]:
         return [
+            web.get("/v1/fleet", self._fleet),
             web.get("/v1/services/{name}", self._one),
             web.get("/v1/services/{name}/report", self._report),
             web.get("/v1/services/{name}/explain", self._explain),
             web.get("/v1/stream", self._stream.serve),
         ]
+
+    async def _fleet(self, request: web.Request) -> web.StreamResponse:
+        found = await self._snapshots.get("fleet", self._fleet_view.content)
+        response: web.StreamResponse = await self._respond(request, found)
+        return response
 
     async def _one(self, request: web.Request) -> web.StreamResponse:
         name, ended = request.match_info["name"], "ended" in request.query

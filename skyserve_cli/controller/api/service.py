@@ -261,7 +261,7 @@ class ControllerService:
 
         `since` None: for as long as the finest numbers are kept. Raises NoSuchServiceError.
         """
-        if not any(row.name == name for row in self._store.services(down=True)):
+        if not self.has(name) and not any(row.name == name for row in self._store.services(down=True)):
             raise NoSuchServiceError(name)
         until = self._clock.now()
         begin = until - RINGS[0].keep_s if since is None else since

@@ -20,7 +20,8 @@ const ROUTES = [
 const main = document.getElementById("main");
 const link = document.getElementById("link");
 let page = null;
-let busy = false, again = false;
+let busy = false, again = false, hurry = null;
+const LEAST_PAUSE_MS = 1000;
 
 function open() {
   if (page && page.close) page.close();
@@ -28,11 +29,12 @@ function open() {
   main.replaceChildren();
   page = found ? found[1](main, ...found[0].slice(1)) : null;
   if (!page) main.append(el("h1", {}, "There is no such page"));
+  if (hurry) hurry(); // another page does not wait
   document.title = `${main.querySelector("h1")?.textContent || "Services"} - SkyServe`;
   refresh();
 }
 
-// One refresh at a time; changes that come meanwhile cause one more.
+// One refresh at a time; changes that come meanwhile cause one more, a second later: many changes at once are common.
 async function refresh() {
   if (busy) { again = true; return; }
   busy = true;
@@ -43,6 +45,7 @@ async function refresh() {
     if (error instanceof NoSession) leave(error);
     else if (shown === page) say(error.message, true);
   } finally {
+    if (again && shown === page) await new Promise((later) => { hurry = later; setTimeout(later, LEAST_PAUSE_MS); });
     busy = false;
     if (again || shown !== page) { again = false; refresh(); }
   }

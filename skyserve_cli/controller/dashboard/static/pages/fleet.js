@@ -8,14 +8,11 @@ import { section } from "../sections.js";
 export function fleet(main) {
   main.append(el("h1", {}, "Services"));
   const sums = section(main), rows = section(main);
-  const numbers = new Map();
   return {
     async refresh() {
-      const { services } = await get("/v1/services");
-      const found = await Promise.all(services.slice(0, 50).map((one) => get(`/v1/services/${one.name}/series`)));
-      found.forEach((series) => numbers.set(series.name, series.total));
+      const { services } = await get("/v1/fleet");
       sums(undefined, () => cards(totals(services)));
-      rows(undefined, () => (services.length ? list(services, numbers) : el("p", {}, "No service is up. Begin with: serve up service.yaml")));
+      rows(undefined, () => (services.length ? list(services) : el("p", {}, "No service is up. Begin with: serve up service.yaml")));
     },
   };
 }
@@ -31,8 +28,8 @@ function totals(services) {
   ];
 }
 
-function list(services, numbers) {
-  const of = (one, read) => (numbers.get(one.name) ? read(numbers.get(one.name)) : null);
+function list(services) {
+  const of = (one, read) => (one.traffic ? read(one.traffic) : null);
   return table("Services", [
     ["service", (one) => el("a", { href: `/s/${one.name}` }, one.name)],
     ["state", (one) => state(one.status)],
