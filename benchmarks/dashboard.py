@@ -47,28 +47,37 @@ class Read(NamedTuple):
 class Reader:
     """A page in a browser. `shows` returns the paths that a refresh requests, at an instant in UNIX seconds."""
 
-    def __init__(self, url: str, shows: Callable[[float], list[str]]) -> None:
-        self._base, self._code = url.split("/#")
+    def __init__(self, shows: Callable[[float], list[str]]) -> None:
         self._shows = shows
+        self._base = ""
         self._tags: dict[str, str] = {}
         self._changed = asyncio.Event()
         self._counts = [0, 0, 0, 0]
+        self._session = aiohttp.ClientSession(
+            cookie_jar=aiohttp.CookieJar(unsafe=True),
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=60.0),
+            auto_decompress=False,
+        )
+
+    async def enter(self, url: str) -> None:
+        """Begin a session with the code in an address of the page."""
+        self._base, code = url.split("/#")
+        headers = {"Sec-Fetch-Site": "same-origin"}
+        async with self._session.post(
+            f"{self._base}/session", json={"code": code}, headers=headers
+        ) as entered:
+            entered.raise_for_status()
 
     async def read(self, seconds: float) -> Read:
-        jar = aiohttp.CookieJar(unsafe=True)
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=60.0)
-        async with aiohttp.ClientSession(cookie_jar=jar, timeout=timeout, auto_decompress=False) as session:
-            same = {"Sec-Fetch-Site": "same-origin"}
-            async with session.post(
-                f"{self._base}/session", json={"code": self._code}, headers=same
-            ) as entered:
-                entered.raise_for_status()
-            parts = [asyncio.create_task(part(session)) for part in (self._follow, self._refresh)]
-            done, _ = await asyncio.wait(parts, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-            for part in parts:
-                part.cancel()
-            for part in done:
-                part.result()
+        """Read for a time, and close the page."""
+        parts = [asyncio.create_task(part(self._session)) for part in (self._follow, self._refresh)]
+        done, pending = await asyncio.wait(parts, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        for part in pending:
+            part.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        await self._session.close()
+        for part in done:
+            part.result()
         return Read(*self._counts)
 
     async def _follow(self, session: aiohttp.ClientSession) -> None:
@@ -129,7 +138,9 @@ class Measured(NamedTuple):
 
 async def measure(bench: Bench, readers: Iterable[Callable[[float], list[str]]], seconds: float) -> Measured:
     """Run readers for a time in which one replica per second is terminated."""
-    pages = [Reader(bench.client.dashboard(None)["url"], shows) for shows in readers]
+    pages = [Reader(shows) for shows in readers]
+    for page in pages:  # one after the other: of many codes only the last ones work
+        await page.enter((await asyncio.to_thread(bench.client.dashboard, None))["url"])
     stopping = asyncio.Event()
     changes = asyncio.create_task(_change(bench, stopping))
     started, used = time.monotonic(), bench.cpu_s()

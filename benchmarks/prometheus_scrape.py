@@ -108,15 +108,13 @@ def start_prometheus(folder: Path, home: Path, target: int, port: int) -> subpro
 
 
 def put_load(endpoint: str, seconds: float) -> int:
-    """One stream after the other, and some requests for a model that no engine has; returns how many were responded to with 200."""
-    stream = {"prompt": "hello " * 200, "max_tokens": 8, "stream": True}
-    bodies = [json.dumps(stream).encode()] * 9 + [json.dumps({**stream, "model": "none"}).encode()]
+    """One stream after the other, and some requests that the load balancer rejects; returns how many had status 200."""
+    body = json.dumps({"prompt": "hello " * 200, "max_tokens": 8, "stream": True}).encode()
     end, good, sent = time.monotonic() + seconds, 0, 0
     while time.monotonic() < end:
+        path = "/v1/completions" if sent % 10 else "/-/none"
         request = urllib.request.Request(
-            f"{endpoint}/v1/completions",
-            data=bodies[sent % len(bodies)],
-            headers={"Content-Type": "application/json"},
+            endpoint + path, data=body, headers={"Content-Type": "application/json"}
         )
         sent += 1
         with suppress(urllib.error.URLError), urllib.request.urlopen(request, timeout=10) as response:

@@ -67,6 +67,12 @@ CONTROLLER = (
         ),
     ),
     Operation(
+        "POST", "/v1/services/{name}/chat", "Send a chat through the endpoint of a service and stream the response. The header "
+        "X-Skyserve-Key has the API key, if the service needs one.",
+        "what the endpoint responds: server-sent events of a chat completion",
+        body=(("messages", "role and content of each"), ("max_tokens", "at most 4096; default 512")), text=True,
+    ),
+    Operation(
         "POST", "/v1/services/{name}/down", "Terminate a service.", "{}",
         body=(("purge", "true: do not wait for running requests"),),
     ),

@@ -161,13 +161,14 @@ async def _listen(app: web.Application, home: Home) -> web.AppRunner:
 
 def _page_of(base: Foundation, api: Api) -> Dashboard:
     settings = base.config.dashboard
-    reads, acts = api.for_page()
+    reads, acts, sends = api.for_page()
     return Dashboard(
         base.home.dashboard,
         base.clock.now,
         lambda: secrets.token_urlsafe(32),
         reads,
         acts,
+        sends,
         port=settings.port,
         actions=settings.actions,
         hosts=settings.hosts,

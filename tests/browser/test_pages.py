@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -106,6 +108,40 @@ def test_the_last_requests_are_explained(up: Any, shown: Shown) -> None:
     expect(shown.page.get_by_role("cell", name="chose", exact=True).first).to_be_visible()
 
 
+def test_a_chat_streams_and_says_which_replica_answered(up: Any, shown: Shown) -> None:
+    shown.go("/s/small")
+    shown.page.get_by_label("Message", exact=True).fill("<b>hello</b>")
+    shown.page.get_by_role("button", name="Send").click()
+    said = shown.page.get_by_role("log", name="Chat")
+    expect(said).to_contain_text(re.compile(r"replica \d+; first token after \d"))
+    question, reply, _ = (part.text_content() for part in said.locator("p").all())
+    assert question == "<b>hello</b>"
+    assert reply
+    up.ok(
+        "local",
+        "preempt",
+        f"small/{next(r['id'] for r in up.view('small')['replicas'] if r['state'] == 'READY')}",
+    )
+    up.eventually(lambda: up.view("small")["ready"] == 2)
+    expect(said.locator("p")).to_have_count(3)  # the page was drawn again, and what was said is still there
+
+
+@pytest.mark.parametrize(("path", "name", "height"), [("/", "services", 300), ("/s/small", "service", 960)])
+def test_pictures_for_the_documentation(
+    up: Any, shown: Shown, tmp_path: Path, path: str, name: str, height: int
+) -> None:
+    """Those of docs/pictures are these: $SKYSERVE_PICTURES=docs/pictures writes them there."""
+    folder = Path(os.environ.get("SKYSERVE_PICTURES", tmp_path))
+    call(up.view("small")["endpoint"], 20)
+    shown.page.emulate_media(color_scheme="light")
+    shown.page.set_viewport_size({"width": 1100, "height": height})
+    shown.go(path)
+    expect(shown.page.get_by_text("2 of 2").first).to_be_visible()
+    file = folder / f"dashboard-{name}.png"
+    shown.page.screenshot(path=file, animations="disabled")
+    assert file.stat().st_size > 10_000
+
+
 def test_figures_are_those_of_serve_report(up: Any, shown: Shown) -> None:
     """The page is drawn between two reports, and everything is ready: what it shows lies between theirs."""
 
@@ -204,6 +240,35 @@ def test_a_thousand_replicas_are_drawn_in_a_second(shown: Shown) -> None:
     )
     print(f"drawn in {took:.0f} ms")
     assert shown.page.locator("svg.timeline path").count() > 9
+
+
+def test_regions_and_the_slo_are_drawn_from_the_view_of_a_service(shown: Shown) -> None:
+    shown.page.evaluate(
+        """async () => {
+          const { regions, slo } = await import("/regions.js");
+          const peer = { forwarded_out: 3, forwarded_in: 4, trouble: "", rtt_ms: 12.34 };
+          const agent = { cloud: "local", state: "READY", alive: true, synced: true, ready_targets: 2, message: "<script>x</script>" };
+          const load_balancers = [
+            { ...agent, id: 1, region: "eu", owned: ["eu"], peers: [{ ...peer, id: "2", region: "us" }] },
+            { ...agent, id: 2, region: "us", owned: null, peers: [] },
+          ];
+          const kept = { attainment_asked: 0.99, ttft_ms: 2000, tpot_ms: null, attainment: 0.985, budget_left: -0.5, headroom: 1.2,
+            cold_start_s: 240, would_want: null, requests_per_min: 60, forecast_per_min: 90, forecast_most_per_min: null, capacity_qps: 2 };
+          const parts = [regions({ load_balancers }), slo({ slo: kept, ready: 2 })];
+          document.getElementById("main").replaceChildren(...parts.flat().filter(Boolean));
+        }"""
+    )
+    main = shown.page.locator("main")
+    expect(main.get_by_role("img", name="eu and us: 12.3 ms")).to_be_visible()
+    expect(main.get_by_text("<script>x</script>")).to_have_count(2)
+    expect(main.get_by_text("99.00% of requests: first token within 2000 ms")).to_be_visible()
+    for text in ("98.50%", "-50%", "4 min", "60/min", "90/min", "240/min"):
+        expect(main.get_by_text(text, exact=True)).to_be_visible()
+    assert [
+        v["id"]
+        for v in Axe().run(shown.page).response["violations"]
+        if v["impact"] in ("serious", "critical")
+    ] == []
 
 
 def test_the_page_goes_on_after_the_controller_was_killed(up: Any, shown: Shown) -> None:

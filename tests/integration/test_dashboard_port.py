@@ -41,8 +41,9 @@ class World:
         stream = ChangeStream(lambda: self.count, poll_s=0.01)
         reads = [web.get("/v1/services", self.secret), web.get("/v1/stream", stream.serve)]
         acts = [web.post("/v1/services/{name}/down", self.kill)]
+        sends = [web.post("/v1/services/{name}/chat", self.secret)]
         draw = lambda: f"drawn-{next(self.numbers)}-{'x' * 20}"  # noqa: E731
-        self.pages.append(Dashboard(self.file, lambda: self.time, draw, reads, acts, **options))
+        self.pages.append(Dashboard(self.file, lambda: self.time, draw, reads, acts, sends, **options))
         return self.pages[-1]
 
     async def get(self, url: str, **headers: str) -> tuple[int, dict[str, str]]:
@@ -166,3 +167,13 @@ async def test_changes_are_streamed_and_resumed(world: World) -> None:
     world.count = 7
     async with world.browser.get(f"{base}/v1/stream", headers={"Last-Event-ID": "3"}) as response:
         assert await lines(response, 1) == ["id: 7"]
+
+
+async def test_a_chat_needs_a_session_and_the_page_itself(world: World) -> None:
+    page = world.page()
+    base = (await page.code(None))["url"].split("/#")[0]
+    url = f"{base}/v1/services/chat/chat"
+    assert (await world.post(url, {}, SAME)).status == 401
+    await entered(world, page)
+    assert (await world.post(url, {}, {"Sec-Fetch-Site": "cross-site"})).status == 403
+    assert (await world.post(url, {}, SAME)).status == 200

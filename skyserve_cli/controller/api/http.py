@@ -5,6 +5,7 @@ slow disk does not stop the probes on this event loop.
 
     GET  /v1/health
     GET  /v1/services            ?all=1 also those that are down   ?ended=1 with replicas that have terminated
+    POST /v1/services/NAME/chat  see `chat_route`
     PUT  /v1/services/NAME       {"spec", "secrets", "mode": null | "rolling" | "blue_green"} -> {"version"}
     POST /v1/services/NAME/down  {"purge"}
     POST /v1/services/NAME/replicas/ID/down
@@ -42,6 +43,7 @@ from policies.goals import UpdateMode
 from provisioners.port.base import LogSource
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
+from skyserve_cli.controller.api.chat_route import ChatRoute
 from skyserve_cli.controller.api.log_responses import file_response, log_response, read_file
 from skyserve_cli.controller.api.page_routes import PageRoutes, Reader
 from skyserve_cli.controller.api.query import MAX_HISTORY_REPLICAS, since_of
@@ -85,6 +87,7 @@ class Api:
         self._controller_log = controller_log
         self._stop = stop
         self._snapshots = Snapshots(controller_service.changes, SteadyClock())
+        self._chat = ChatRoute(lambda name: controller_service.one(name, ended=False))
         self._pages = PageRoutes(controller_service, self._snapshots, _snapshot_response, agents)
 
     def opens(self, page: OpenPage) -> None:
@@ -97,14 +100,17 @@ class Api:
             return await self._guard(request, handler)
 
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard])
-        app.add_routes([*self._shown(), *self._actions(), *self._own()])
+        app.add_routes([*self._shown(), *self._chat.routes(), *self._actions(), *self._own()])
         return app
 
-    def for_page(self) -> tuple[list[web.RouteDef], list[web.RouteDef]]:
-        """Return the routes that read and those that act, for a page; their errors are responses. None gives a secret away."""
-        routes = ([_answered(route) for route in routes] for routes in (self._shown(), self._actions()))
-        reads, acts = routes
-        return reads, acts
+    def for_page(self) -> tuple[list[web.RouteDef], list[web.RouteDef], list[web.RouteDef]]:
+        """Return the routes that read, those that act, and those that send requests to services, for a page.
+
+        Their errors are responses. None gives a secret away.
+        """
+        kinds = (self._shown(), self._actions(), self._chat.routes())
+        reads, acts, sends = ([_answered(route) for route in routes] for routes in kinds)
+        return reads, acts, sends
 
     def _shown(self) -> list[web.RouteDef]:
         return [

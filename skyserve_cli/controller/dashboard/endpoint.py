@@ -36,7 +36,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Dashboard:
     """One per daemon. `file` keeps the port and the digests of sessions; `now` is UNIX time.
 
-    `port` is the configured one; None: that of before, or any. `reads` and `acts` are routes of the API; `acts` are served only if `actions`.
+    `port` is the configured one; None: that of before, or any. `reads` and `acts` are routes of the API; `acts` are served only if `actions`, `sends` for every session.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Dashboard:
         draw: Callable[[], str],
         reads: Sequence[web.RouteDef],
         acts: Sequence[web.RouteDef],
+        sends: Sequence[web.RouteDef] = (),
         *,
         port: int | None = None,
         actions: bool = False,
@@ -56,7 +57,7 @@ class Dashboard:
         kept = _kept(file)
         self._sessions = Sessions(draw, kept["sessions"])
         self._port: int | None = port or kept["port"]
-        self._reads, self._acts = reads, acts
+        self._reads, self._acts, self._sends = reads, acts, sends
         self._actions = actions
         self._hosts = frozenset(host.lower() for host in hosts)
         self._runner: web.AppRunner | None = None
@@ -104,6 +105,8 @@ class Dashboard:
             app.router.add_get(route.path, self._with_session(route.handler))
         for route in self._acts:
             app.router.add_post(route.path, self._acting(route.handler))
+        for route in self._sends:
+            app.router.add_post(route.path, self._with_session(route.handler))
         app.router.add_get("/{path:.*}", self._static)
         return app
 

@@ -2,8 +2,10 @@
 
 import { act, get, session } from "../api.js";
 import { chart } from "../charts.js";
+import { chat } from "../chat.js";
 import { cards, el, state, table } from "../dom.js";
 import { age, clock, number, percent, seconds, usd } from "../format.js";
+import { regions, slo } from "../regions.js";
 import { section } from "../sections.js";
 import { timeline } from "../timeline.js";
 
@@ -16,7 +18,8 @@ export function service(main, name) {
     WINDOWS.map(([text, value]) => el("option", { value, selected: value === window_s }, text)));
   main.append(el("h1", {}, name), el("p", {}, chosen, " ", el("a", { href: `/s/${name}/explain` }, "Why requests went where they went")));
   const top = section(main), line = section(main, "Replicas over time"), spent = section(main, "Spending"),
-    load = section(main, "Requests"), list = section(main, "Replicas"), happened = section(main, "Last events");
+    promise = section(main), load = section(main, "Requests"), places = section(main), list = section(main, "Replicas"), happened = section(main, "Last events");
+  main.append(el("section", {}, el("h2", {}, "Try it"), chat(name))); // is drawn once: what was said stays
 
   async function refresh() {
     const since = Date.now() / 1000 - window_s;
@@ -28,11 +31,17 @@ export function service(main, name) {
     top(undefined, () => head(one, account));
     line(undefined, () => timeline(history, Math.max(since, history.since), history.now));
     spent(undefined, () => spending(account));
+    promise(undefined, () => titled("Service level", slo(one)));
     load(undefined, () => requests(series));
+    places(undefined, () => titled("Load balancers", regions(one)));
     list(undefined, () => replicas(name, one, series, history.now));
     happened(undefined, () => story(events));
   }
   return { refresh };
+}
+
+function titled(title, parts) {
+  return parts ? [el("h2", {}, title), ...parts] : [];
 }
 
 function head(one, { figures, why }) {
