@@ -75,6 +75,7 @@ async def run(home: Home) -> None:
     api = Api(service, home.token(), home.controller_log, stopping.set, agents)
     page = _page_of(base, api)
     api.opens(page.code)
+    api.shows(threads.notifications.view)
     await page.resume()
     site = await _listen(api.app(), home)
     metrics = _serve_metrics(service, home, config.controller.metrics_port, agents)
@@ -123,7 +124,7 @@ class _Threads:
         self._callbacks = Callbacks(store, base.specs, clock, home.callbacks)
         self._recorder = SeriesRecorder(store, workers.traffic, clock)
         self.term = Term(home, store, clock, stop)
-        self._notify = NotificationWatch(
+        self.notifications = NotificationWatch(
             base.config.notify,
             store,
             clock,
@@ -132,7 +133,7 @@ class _Threads:
             lambda: secrets.token_hex(12),
         )
         followers = (self._sweeper, self._housekeeper, self._callbacks, self._recorder)
-        notify = (self._notify,) if base.config.notify else ()
+        notify = (self.notifications,) if base.config.notify else ()
         self.term.threads = (self._ticker, *followers, *notify)
         self._lease_keeper = LeaseKeeper(base.leadership, self.term.begin, begin_again, self._ticker.turn)
 
@@ -144,7 +145,7 @@ class _Threads:
         await asyncio.to_thread(self._ticker.stop)
         await asyncio.to_thread(self._housekeeper.stop)
         await asyncio.to_thread(self._recorder.stop)
-        await asyncio.to_thread(self._notify.stop)
+        await asyncio.to_thread(self.notifications.stop)
         self._sweeper.stop()
         await asyncio.to_thread(self._lease_keeper.stop)
 

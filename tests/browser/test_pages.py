@@ -21,7 +21,7 @@ from skyserve_cli.home import Home
 from tests.browser.conftest import Shown, address
 from tests.e2e.test_cli_series import call
 
-PATHS = ["/", "/s/small", "/s/small/r/1", "/s/small/explain", "/zones", "/events"]
+PATHS = ["/", "/s/small", "/s/small/r/1", "/s/small/explain", "/zones", "/events", "/doctor"]
 
 
 def client(serve: Any) -> ControllerClient:

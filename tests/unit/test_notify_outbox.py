@@ -240,3 +240,18 @@ def test_a_store_that_is_away_is_notified_of_without_it(
     world.health = GOOD
     world.watch.step()
     assert world.waiting() == {"ops": 1, "few": 1}  # that it is over
+
+
+def test_how_many_wait_and_why_is_shown(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(store)
+    world.views = [given_up("chat")]
+    world.look()
+    courier = world.watch.couriers["ops"]
+    courier._deliver = lambda sent: "exit code 3"
+    courier.step()
+    assert world.watch.view() == {
+        "ops": {"waiting": 1, "trouble": "exit code 3"},
+        "few": {"waiting": 0, "trouble": ""},
+    }
+    monkeypatch.setattr(store, "waiting_notifications", _away)
+    assert world.watch.view()["ops"] == {"waiting": None, "trouble": "exit code 3"}

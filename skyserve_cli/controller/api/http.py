@@ -82,6 +82,7 @@ class Api:
     ) -> None:
         """`agents` reads the admin ports of load balancers."""
         self._open_page: OpenPage | None = None
+        self._notifications: Callable[[], dict[str, Any]] = dict
         self._controller_service = controller_service
         self._token = token
         self._controller_log = controller_log
@@ -93,6 +94,10 @@ class Api:
     def opens(self, page: OpenPage) -> None:
         """From now on `POST /v1/dashboard` calls `page` with a port or None, and responds with what it returns."""
         self._open_page = page
+
+    def shows(self, notifications: Callable[[], dict[str, Any]]) -> None:
+        """From now on `GET /v1/health` has what `notifications` returns, which is called on a thread."""
+        self._notifications = notifications
 
     def app(self) -> web.Application:
         @web.middleware
@@ -154,7 +159,8 @@ class Api:
         return await _with_errors(request, handler)
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.json_response(self._controller_service.health())
+        notifications = await asyncio.to_thread(self._notifications)
+        return web.json_response({**self._controller_service.health(), "notifications": notifications})
 
     async def _services(self, request: web.Request) -> web.StreamResponse:
         everything, ended = "all" in request.query, "ended" in request.query

@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -82,6 +83,16 @@ class NotificationWatch(threading.Thread):
         self._commands.kill()
         if self.is_alive():
             self.join(timeout=10.0)
+
+    def view(self) -> dict[str, Any]:
+        """Return for each destination how many notifications wait (None: the store cannot be read) and why the last one failed."""
+        waiting: Mapping[str, int] | None = None
+        with suppress(SQLAlchemyError):
+            waiting = self._store.waiting_notifications() if self.couriers else {}
+        return {
+            name: {"waiting": None if waiting is None else waiting.get(name, 0), "trouble": courier.trouble}
+            for name, courier in self.couriers.items()
+        }
 
     def step(self) -> None:
         """Look once. Raises SQLAlchemyError, LeaseLostError if nothing could be stored; then nothing was decided."""

@@ -2,6 +2,7 @@
 
 import { NoSession, enter, follow } from "./api.js";
 import { el } from "./dom.js";
+import { doctor } from "./pages/doctor.js";
 import { events } from "./pages/events.js";
 import { explain } from "./pages/explain.js";
 import { fleet } from "./pages/fleet.js";
@@ -16,6 +17,7 @@ const ROUTES = [
   [/^\/s\/([\w-]+)\/explain$/, explain],
   [/^\/zones$/, zones],
   [/^\/events$/, events],
+  [/^\/doctor$/, doctor],
 ];
 const main = document.getElementById("main");
 const link = document.getElementById("link");

@@ -13,7 +13,7 @@ export function zones(main) {
   const rows = section(main);
   return {
     async refresh() {
-      const { services } = await get("/v1/services");
+      const { services } = await get("/v1/fleet");
       const since = Date.now() / 1000 - DAY_S;
       const histories = await Promise.all(services.slice(0, 50).map((one) => get(`/v1/services/${one.name}/history?since=${since}`)));
       const found = [...grouped(histories, since).values()].sort((one, other) => (one.key < other.key ? -1 : 1));
