@@ -115,7 +115,7 @@ class Predictive:
         )
         add, keep, then = _behind(requests)
         if slo.looks:
-            add, keep, then = _ahead(history, requests, ahead.cold_start_s, _may_use_spot(observation))
+            add, keep, then = ahead_of(history, requests, ahead.cold_start_s, _may_use_spot(observation))
         wanted = _size(ahead, add, keep, requests, current, observation)
         why, seen = ahead.sentence(add, load.queued), ahead.seen(add, keep)
         if not slo.forecast:
@@ -280,7 +280,7 @@ def _spent(history: History, requests: Floats, memory: Json, slo: SloGoal) -> fl
     return spent
 
 
-def _ahead(
+def ahead_of(
     history: History, requests: Floats, cold_start_s: float, keeps_spot: bool
 ) -> tuple[float, float, Floats]:
     """Return the forecast of what replicas have to be added for, and of what has to be kept for; requests per minute.

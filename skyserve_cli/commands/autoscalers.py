@@ -7,14 +7,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from policies.goals import ScalingGoal
-from skyserve_cli.commands import runs, traffic_options
+from skyserve_cli.commands import pictures, runs, traffic_options
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import OutputFormat
 from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span
 from skyserve_cli.sim import workers
+from skyserve_cli.sim.foreseen import foreseen
 from skyserve_cli.sim.scaling import AUTOSCALERS, Judged, ScalingTrial, goal_for, run
 from skyserve_cli.sim.slo_queue import STEP_S, bridged, drawn
 from skyserve_cli.sim.summary import Estimate, estimate
@@ -55,9 +57,11 @@ def compare(
     seeds: Sequence[int],
     jobs: int | None,
     market_only: Mapping[str, object],
+    report: Path | None,
     output: OutputFormat,
 ) -> None:
-    """Run every autoscaler with every seed, and print a row for each. Raises WrongUsage."""
+    """Run every autoscaler with every seed, print a row for each, and draw them to `report`. Raises WrongUsage, CommandFailed."""
+    pictures.insist_on_writable("--report", report)
     for option, given in market_only.items():
         if given is not None:
             raise WrongUsage(
@@ -66,19 +70,44 @@ def compare(
     asked = _asked(words, spec, seeds)
     found = _run(asked, jobs)
     rows = {name: [one for one in found if one.autoscaler == name] for name in asked.names}
+    setting = _setting(asked, found[0].days)
+    cells = [_cells(name, judged) for name, judged in rows.items()]
     if output is OutputFormat.JSON:
         put_json(_to_json(asked, rows))
-        return
+    else:
+        say(setting)
+        put_table(table(_HEADER, cells))
+        say(f"{plural(len(found), 'run')}, {sum(one.cpu_s for one in found):.1f} s of CPU")
+    if report is not None:
+        _draw(asked, rows, setting, cells, report)
+
+
+_HEADER = ("AUTOSCALER", "ATTAINMENT", "HOURS/IDEAL", "MOVES/DAY", "TURNS/DAY", "REPLICA HOURS")
+
+
+def _setting(asked: Asked, days: float) -> str:
     trial = next(iter(asked.trials.values()))
     holes = f", {plural(asked.bridges, 'bin')} without requests bridged" if asked.bridges else ""
-    say(
-        f"{asked.recording} x {asked.factor:.4g}{holes}: {span(found[0].days * 86400)} judged after "
+    return (
+        f"{asked.recording} x {asked.factor:.4g}{holes}: {span(days * 86400)} judged after "
         f"{span(trial.known_min * 60)} of history; {trial.capacity_qps:g} requests/s per replica, ready after "
         f"{span(trial.cold_start_s)}; asked: {100 * trial.attainment:g} % within the SLO"
     )
-    header = ("AUTOSCALER", "ATTAINMENT", "HOURS/IDEAL", "MOVES/DAY", "TURNS/DAY", "REPLICA HOURS")
-    put_table(table(header, [_cells(name, judged) for name, judged in rows.items()]))
-    say(f"{plural(len(found), 'run')}, {sum(one.cpu_s for one in found):.1f} s of CPU")
+
+
+def _draw(
+    asked: Asked,
+    rows: Mapping[str, Sequence[Judged]],
+    setting: str,
+    cells: Sequence[Sequence[str]],
+    path: Path,
+) -> None:
+    from skyserve_cli.report import scaling_page  # Matplotlib takes a second to import
+
+    trial = next(iter(asked.trials.values()))
+    found = foreseen(trial) if "predictive" in rows else None
+    shown = scaling_page.Comparison(asked.recording, setting, (_HEADER, cells), rows, trial, found)
+    pictures.draw("--report", path, lambda command: scaling_page.write(shown, path, command=command))
 
 
 # --- options ------------------------------------------------------------------------------------------

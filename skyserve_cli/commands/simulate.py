@@ -171,7 +171,11 @@ def simulate(
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FILE.html|FILE.png", help="Draw it: over time, frontier, spend."),
+        typer.Option(
+            "--report",
+            metavar="FILE.html|FILE.png",
+            help="Draw it: over time, frontier, spend; or error budget and calibration.",
+        ),
     ] = None,
     list_policies: Annotated[bool, typer.Option("--list-policies", help="Say what each does.")] = False,
     list_traces: Annotated[
@@ -198,7 +202,7 @@ def simulate(
     serve simulate service.yaml --requests trace.csv --autoscaler reactive,predictive,oracle --cold-start 5m
     """
     if autoscaler:
-        market_only = {"--trace": trace, "--policy": policy, "--window": window, "--report": report}
+        market_only = {"--trace": trace, "--policy": policy, "--window": window}
         words = autoscalers.Words(
             autoscaler,
             attainment,
@@ -209,7 +213,7 @@ def simulate(
             requests,
         )
         spec = _spec(file, env, env_file, secret, secret_file, changes)
-        autoscalers.compare(words, spec, runs.seeds(seed), jobs, market_only, output)
+        autoscalers.compare(words, spec, runs.seeds(seed), jobs, market_only, report, output)
         return
     if list_policies or list_traces:
         _list(output, policies=list_policies, traces=list_traces)

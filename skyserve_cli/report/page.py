@@ -37,11 +37,28 @@ from skyserve_cli.sim.summary import SummaryRow, cheapest, most_available, summa
 
 SUFFIXES = (".html", ".png")
 
-_WIDTH_IN = 11.0
+WIDTH_IN = 11.0
 _PANEL_IN, _LEGEND_IN = 1.5, 1.0
 _FRONTIER_IN, _SPEND_IN = 4.8, 3.8
-_LINE_IN = 0.24  # of text
-_DPI = 130
+LINE_IN = 0.24  # of text
+DPI = 130
+
+CSS = """body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; color: #1f2933;
+  background: #fff; max-width: 1120px; margin: 2.5rem auto; padding: 0 1.5rem; }
+h1 { font-size: 1.55rem; margin: 0 0 .25rem; }
+h2 { font-size: 1.1rem; margin: 2.4rem 0 .3rem; }
+p.setting, p.note, dl { color: #66707c; margin: .2rem 0 .8rem; font-size: .9rem; }
+p.verdict { border-left: 4px solid #0072B2; background: #f2f7fb; padding: .6rem .9rem; margin: 1.2rem 0 .6rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; margin: .6rem 0; }
+th { text-align: left; font-size: .74rem; letter-spacing: .03em; color: #66707c; }
+th, td { padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #e4e7eb; white-space: nowrap; }
+th.number, td.number { text-align: right; }
+div.wide { overflow-x: auto; }
+svg { width: 100%; height: auto; }
+pre { background: #f5f6f8; padding: .7rem .9rem; overflow-x: auto; font-size: .85rem; }
+dt { float: left; clear: left; font-weight: 600; margin-right: .5rem; }
+dd { margin: 0; }
+"""
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -50,22 +67,7 @@ _PAGE = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
-body {{ font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; color: #1f2933;
-  background: #fff; max-width: 1120px; margin: 2.5rem auto; padding: 0 1.5rem; }}
-h1 {{ font-size: 1.55rem; margin: 0 0 .25rem; }}
-h2 {{ font-size: 1.1rem; margin: 2.4rem 0 .3rem; }}
-p.setting, p.note, dl {{ color: #66707c; margin: .2rem 0 .8rem; font-size: .9rem; }}
-p.verdict {{ border-left: 4px solid #0072B2; background: #f2f7fb; padding: .6rem .9rem; margin: 1.2rem 0 .6rem; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; margin: .6rem 0; }}
-th {{ text-align: left; font-size: .74rem; letter-spacing: .03em; color: #66707c; }}
-th, td {{ padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #e4e7eb; white-space: nowrap; }}
-th.number, td.number {{ text-align: right; }}
-div.wide {{ overflow-x: auto; }}
-svg {{ width: 100%; height: auto; }}
-pre {{ background: #f5f6f8; padding: .7rem .9rem; overflow-x: auto; font-size: .85rem; }}
-dt {{ float: left; clear: left; font-weight: 600; margin-right: .5rem; }}
-dd {{ margin: 0; }}
-</style>
+{css}</style>
 </head>
 <body>
 <h1>{title}</h1>
@@ -183,19 +185,20 @@ def shown_runs(rows: Sequence[SummaryRow], availability: float) -> list[Run]:
 def _page(document: _Document) -> bytes:
     simulation, runs = document.simulation, document.runs
     text = _PAGE.format(
+        css=CSS,
         title=html.escape(document.title),
         setting=html.escape(document.setting),
         verdicts="\n".join(f'<p class="verdict">{html.escape(line)}</p>' for line in document.verdicts),
-        tables="\n".join(f'<div class="wide">{_html_table(*table)}</div>' for table in document.tables),
+        tables="\n".join(f'<div class="wide">{html_table(*table)}</div>' for table in document.tables),
         glossary="".join(
             f"<dt>{html.escape(term)}</dt><dd>{html.escape(said)}</dd>" for term, said in document.glossary
         ),
         timelines_note=html.escape(document.timelines_note),
-        timelines=_svg(
+        timelines=svg(
             _LEGEND_IN + _PANEL_IN * len(runs), lambda figure: draw_timelines(figure, simulation, runs)
         ),
         frontier=_html_frontier(document.rows) if document.rows else "",
-        spend=_svg(_SPEND_IN, lambda figure: draw_spend(figure, simulation, runs)),
+        spend=svg(_SPEND_IN, lambda figure: draw_spend(figure, simulation, runs)),
         command=html.escape(document.command),
     )
     return text.encode()
@@ -204,12 +207,12 @@ def _page(document: _Document) -> bytes:
 def _html_frontier(rows: Sequence[SummaryRow]) -> str:
     levels = [[policy, *(f"{cost:.1%}" for cost in costs)] for policy, costs in equal_availability(rows)]
     return _FRONTIER.format(
-        frontier=_svg(_FRONTIER_IN, lambda figure: draw_frontier(figure, rows)),
-        levels=_html_table(["COST AT", *(f"#{percent(level)}" for level in LEVELS)], levels),
+        frontier=svg(_FRONTIER_IN, lambda figure: draw_frontier(figure, rows)),
+        levels=html_table(["COST AT", *(f"#{percent(level)}" for level in LEVELS)], levels),
     )
 
 
-def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     def line(tag: str, cells: Sequence[str]) -> str:
         return "".join(
             f"<{tag}{_NUMBER if column[0] in '#$' else ''}>{html.escape(cell)}</{tag}>"
@@ -223,11 +226,11 @@ def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 _NUMBER = ' class="number"'
 
 
-def _svg(height_in: float, draw: Callable[[FigureBase], None]) -> str:
-    figure = Figure((_WIDTH_IN, height_in), layout="constrained")
+def svg(height_in: float, draw: Callable[[FigureBase], None]) -> str:
+    figure = Figure((WIDTH_IN, height_in), layout="constrained")
     draw(figure)
     out = io.StringIO()
-    figure.savefig(out, format="svg", dpi=_DPI, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    figure.savefig(out, format="svg", dpi=DPI, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     # An HTML page has no place for the XML prologue, and knows the namespaces.
     bare = re.sub(r"\A.*?(?=<svg)", "", out.getvalue(), count=1, flags=re.DOTALL)
     return re.sub(r' xmlns(:\w+)?="[^"]*"', "", bare)
@@ -247,36 +250,36 @@ def _picture(document: _Document) -> bytes:
         document.command, 130, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
     parts: list[tuple[float, Callable[[FigureBase], None]]] = [
-        (_LINE_IN * (len(head) + 1.8), lambda figure: _draw_head(figure, document.title, head)),
-        *((_LINE_IN * (len(table[1]) + 2), partial(_draw_table, table=table)) for table in document.tables),
+        (LINE_IN * (len(head) + 1.8), lambda figure: draw_head(figure, document.title, head)),
+        *((LINE_IN * (len(table[1]) + 2), partial(draw_table, table=table)) for table in document.tables),
         (_LEGEND_IN + _PANEL_IN * len(runs), lambda figure: draw_timelines(figure, simulation, runs)),
     ]
     if rows:
         parts.append((_FRONTIER_IN, lambda figure: draw_frontier(figure, rows)))
     parts += [
         (_SPEND_IN, lambda figure: draw_spend(figure, simulation, runs)),
-        (_LINE_IN * (foot.count("\n") + 2), lambda figure: _draw_foot(figure, foot)),
+        (LINE_IN * (foot.count("\n") + 2), lambda figure: draw_foot(figure, foot)),
     ]
     heights = [height for height, _ in parts]
-    figure = Figure((_WIDTH_IN, sum(heights)), layout="constrained")
+    figure = Figure((WIDTH_IN, sum(heights)), layout="constrained")
     places = figure.subfigures(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
     for place, (_, draw) in zip(places, parts, strict=True):
         draw(place)
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=_DPI, metadata={"Software": None})
+    figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
     return out.getvalue()
 
 
-def _draw_head(figure: FigureBase, title: str, lines: Sequence[str]) -> None:
+def draw_head(figure: FigureBase, title: str, lines: Sequence[str]) -> None:
     figure.text(0.012, 0.92, title, fontsize=14, fontweight="bold", va="top")
     figure.text(0.012, 0.92 - 1.4 / (len(lines) + 1.8), "\n".join(lines), va="top", linespacing=1.5)
 
 
-def _draw_foot(figure: FigureBase, text: str) -> None:
+def draw_foot(figure: FigureBase, text: str) -> None:
     figure.text(0.012, 0.9, text, va="top", family="monospace", fontsize=8, color=MUTED)
 
 
-def _draw_table(figure: FigureBase, table: Table) -> None:
+def draw_table(figure: FigureBase, table: Table) -> None:
     columns, rows = table
     widths = [max(len(cell) for cell in column) + 2 for column in zip(columns, *rows, strict=True)]
     line = 1 / (len(rows) + 2)

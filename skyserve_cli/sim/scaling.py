@@ -57,6 +57,15 @@ class ScalingTrial:
     attainment: float
 
 
+class Minutes(NamedTuple):
+    """The judged minutes from `first` on, one number for each: requests, those in time, replicas ready when it ended."""
+
+    first: int
+    asked: array[float]
+    met: array[float]
+    ready: array[float]
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """What became of the requests.
@@ -75,6 +84,7 @@ class Judged:
     days: float
     cpu_s: float
     sizes: tuple[tuple[int, int], ...]
+    minutes: Minutes
 
     @property
     def hours_over_ideal(self) -> float:
@@ -93,6 +103,7 @@ class SimulatedFleet:
     met: float = 0.0
     asked: int = 0
     sizes: list[tuple[int, int]] = field(default_factory=list)
+    by_minute: list[tuple[int, float, int]] = field(default_factory=list)
 
     def minute(self, number: int, size: int) -> tuple[int, float]:
         """Go through one minute with `size` replicas wanted; return its requests, and those in time."""
@@ -101,7 +112,7 @@ class SimulatedFleet:
         now_s = number * MINUTE_S
         del self.launched_s[size:]
         self.launched_s += [now_s] * (size - len(self.launched_s))
-        asked, met = 0, 0.0
+        asked, met, ready = 0, 0.0, 0
         for step in range(STEPS):
             count = self.trial.counts[number * STEPS + step]
             at_s = now_s + step * STEP_S
@@ -112,6 +123,7 @@ class SimulatedFleet:
         self.hours += len(self.launched_s) * MINUTE_S / 3600.0
         self.asked += asked
         self.met += met
+        self.by_minute.append((asked, met, ready))
         return asked, met
 
     def judged(self, autoscaler: str, minutes: int, began: float, turn_min: float) -> Judged:
@@ -129,6 +141,10 @@ class SimulatedFleet:
             days=days,
             cpu_s=time.process_time() - began,
             sizes=tuple(self.sizes),
+            minutes=Minutes(
+                self.trial.known_min,
+                *(array("d", [one[column] for one in self.by_minute]) for column in range(3)),
+            ),
         )
 
 

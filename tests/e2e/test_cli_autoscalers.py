@@ -95,3 +95,16 @@ def test_without_requests_there_is_nothing_to_judge(serve: Any, service: Path) -
     said = serve("simulate", service, "--autoscaler", "reactive")
     assert said.code == 2
     assert "--autoscaler needs --requests" in said.err
+
+
+@pytest.mark.parametrize("suffix", ["html", "png"])
+def test_a_comparison_is_drawn(
+    serve: Any, service: Path, recording: Path, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"compared.{suffix}"
+    said = serve.ok(
+        "simulate", service, "--requests", recording, "--autoscaler", "predictive,reactive", "--report", path
+    )
+    assert f"report: {path}" in said.err
+    assert "Warning" not in said.err
+    assert path.stat().st_size > 10_000
