@@ -68,7 +68,7 @@ CONSTANTS: tuple[Constant, ...] = (
     *halved_and_doubled(risk_market, "RECOVERY_H", "UNKNOWN_DOWN", "FIRST_SIGHT_H"),
     Constant(risk_market, "SIBLINGS_UP", 0.5, 1.0),
     Constant(risk_market, "SIBLINGS_DOWN", 1.0, 3.2),
-    *halved_and_doubled(risk_odds, "TOGETHER"),
+    *halved_and_doubled(risk_odds, "TOGETHER", "ACROSS"),
     *halved_and_doubled(risk_hedge, "DETECTION_S", "ANSWER_S", "LOOK_AGAIN_S"),
     *halved_and_doubled(risk_growth, "NEAR_H", "PRIOR_DAYS"),  # change nothing but --by-hour
 )

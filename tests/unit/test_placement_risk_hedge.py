@@ -33,7 +33,7 @@ from policies.model import (
     Terminated,
     Zone,
 )
-from policies.placement import risk_market, risk_search, zone_backoff
+from policies.placement import risk_market, risk_odds, risk_search, zone_backoff
 from policies.placement.base import Decision, View
 from policies.placement.risk_budget import MOST_OVERDRAWN, STEER_S
 from policies.placement.risk_hedge import LOOK_AGAIN_S, MOST_EXTRA, RiskHedge
@@ -566,7 +566,14 @@ def test_an_overdrawn_budget_buys_more_and_a_saved_one_less() -> None:
 
 
 def drawn(counts: Sequence[int], losses: Sequence[float], whole: float) -> list[float]:
-    """The distribution of survivors of zones in different regions, case by case."""
+    """The distribution of survivors of zones in different regions, case by case: with and without a common cause."""
+    common = risk_odds.ACROSS * min(losses) if len(counts) > 1 else 0.0
+    apart = drawn_apart(counts, [1 - (1 - loss) / (1 - common) for loss in losses], whole)
+    struck = drawn_apart(counts, [1.0] * len(losses), whole)
+    return [(1 - common) * p + common * q for p, q in zip(apart, struck, strict=True)]
+
+
+def drawn_apart(counts: Sequence[int], losses: Sequence[float], whole: float) -> list[float]:
     cases = []
     for count, loss in zip(counts, losses, strict=True):
         parts = [(left, loss * (1 - whole) / (count - 1)) for left in range(1, count)]
@@ -583,7 +590,7 @@ def drawn(counts: Sequence[int], losses: Sequence[float], whole: float) -> list[
     st.floats(0.0, 1.0),
     st.integers(1, 5),
 )
-def test_the_odds_are_exact_for_zones_that_fail_on_their_own(
+def test_the_odds_are_exact_for_zones_of_different_regions(
     fleet: list[tuple[int, float]], whole: float, wanted: int
 ) -> None:
     counts, losses = tuple(count for count, _ in fleet), [loss for _, loss in fleet]
