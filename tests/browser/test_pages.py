@@ -126,6 +126,34 @@ def test_a_chat_streams_and_says_which_replica_answered(up: Any, shown: Shown) -
     expect(said.locator("p")).to_have_count(3)  # the page was drawn again, and what was said is still there
 
 
+#: One replica at a pace that leaves time to preempt it within a response.
+SLOW = """
+name: slow
+service: {readiness_probe: /health, replicas: 1}
+resources: {infra: local, use_spot: true}
+run: serve engine --profile l4-8b --speed 0.2 --port $SKYSERVE_REPLICA_PORT
+"""
+
+
+def test_a_chat_goes_on_when_its_replica_is_preempted(up: Any, shown: Shown, tmp_path: Path) -> None:
+    (tmp_path / "slow.yaml").write_text(SLOW)
+    up.ok("up", tmp_path / "slow.yaml", "-y")
+    first = next(r["id"] for r in up.view("slow")["replicas"] if r["state"] == "READY")
+    shown.go("/s/slow")
+    shown.page.get_by_label("Message", exact=True).fill("Tell me a saga of a machine that did not last.")
+    shown.page.get_by_role("button", name="Send").click()
+    said = shown.page.get_by_role("log", name="Chat")
+    expect(said.locator("p").nth(1)).not_to_be_empty()
+    up.ok("local", "preempt", f"slow/{first}")
+    expect(said).to_contain_text(
+        re.compile(rf"replica {first}, then \d+; first token after"), timeout=180_000
+    )
+    shown.go("/")
+    shown.page.get_by_role("link", name="slow").wait_for()
+    up.ok("down", "slow", "--purge", "-y")
+    expect(shown.page.get_by_role("link", name="slow")).to_have_count(0)
+
+
 @pytest.mark.parametrize(("path", "name", "height"), [("/", "services", 300), ("/s/small", "service", 960)])
 def test_pictures_for_the_documentation(
     up: Any, shown: Shown, tmp_path: Path, path: str, name: str, height: int
