@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -127,3 +127,37 @@ async def test_prompts_are_measured_without_the_json_around_them_and_images_by_w
     parts = [{"type": "text", "text": words}, {"type": "image_url", "image_url": image}]
     told = await asker.terms(body(content=parts), "alice")
     assert 512 <= told["prefill_tokens"] <= 520
+
+
+class TestTwelveStreams:
+    """What most clients send: streams without `include_usage`, and no limit on their length."""
+
+    USUAL: ClassVar[dict[str, int]] = {"alice": 20, "bob": 400}  # tokens
+    SPREAD = (0.8, 0.9, 1.0, 1.1, 1.2, 1.0)  # of the usual, one response after another
+
+    async def test_each_tenant_is_guessed_within_a_tenth(self, w: World) -> None:
+        target = await w.target("engine", self.write)
+        agent = await w.agent("--policy", "preserve")
+        keys = [{"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest()} for name in self.USUAL]
+        await agent.push(target.json, policy="preserve", access={"keys": keys})
+        asker = Asker(agent)
+        for number in range(12):
+            for name, usual in self.USUAL.items():
+                length = round(usual * self.SPREAD[number % len(self.SPREAD)])
+                await asker.terms(body(content=f"{length} words please", stream=True), name)
+        for name, usual in self.USUAL.items():
+            assert await asker.guess(body(content="20 words please", stream=True), name) == pytest.approx(
+                usual, rel=0.1
+            )
+
+    @staticmethod
+    async def write(seen: Seen) -> None:
+        """As many tokens as the prompt says, one per event, and never a word about usage."""
+        asked = json.loads(seen.body)
+        assert asked["stream"]
+        await seen.begin_stream()
+        for number in range(int(asked["messages"][0]["content"].split()[0])):
+            event = {"choices": [{"index": 0, "delta": {"content": f" {number}"}, "finish_reason": None}]}
+            await seen.chunk(f"data: {json.dumps(event)}\n\n".encode())
+        await seen.chunk(b"data: [DONE]\n\n")
+        await seen.send(b"0\r\n\r\n")
