@@ -1,14 +1,15 @@
-"""What guesses of response lengths are worth to PreServe's router: constant, running median, learner, and lengths known beforehand.
+"""What guesses of response lengths are worth to a router: constant, running median, learner, and lengths known beforehand.
 
     python -m benchmarks.routing_lengths knee               the rate at which `least_load` still has `IN_TIME` of the calls in time
     python -m benchmarks.routing_lengths table [--knee RATE] [--load 0.7,0.8,0.9,1,1.1] [--seeds 20] [--pushing selective,blind]
+        [--router preserve]                                     or gorgo, which counts lengths in seconds and not in tokens
 
 Calls are those of `benchmarks.traffic.tenants`, on simulated engines, with the balancer's production code. A call is in time if it
 takes at most `MOST_S_PER_TOKEN` per token of its response, from its arrival (PreServe, section 5). Every policy gets the same
 calls, so they are compared seed by seed: the table has each policy's mean, and by how much it differs from the same router with a
 constant guess, with half of a 95 % confidence interval (t over seeds). `better` and `worse` count seeds.
 
-`known` has the length of each response: no learner can do better. `known, decode x 0.15` gives the router 15 % of that, as a
+`known` has the length of each response: no learner can do better. `known, decode x 0.15` gives PreServe's router 15 % of that, as a
 token that is to be decoded costs an engine far less than its share of a cost that counts it like a prompt token.
 """
 
@@ -28,6 +29,7 @@ from benchmarks.traffic.tenants import Tenants
 from benchmarks.traffic.workloads import walk
 from lb.config.options import Pushing, PushMode
 from policies.routing.base import RequestView, RoutingPolicy
+from policies.routing.gorgo import Gorgo
 from policies.routing.length_learner import LengthLearner
 from policies.routing.preserve import PreServe
 from policies.routing.registry import make_policy
@@ -66,14 +68,19 @@ GUESSES: Mapping[str, Callable[[Mapping[str, int]], ResponseLength]] = {
     "known": Known,
     f"known, decode x {DECODE_SHARE:g}": lambda lengths: Known(lengths, DECODE_SHARE),
 }
+GUIDED: Mapping[str, Callable[[ResponseLength], RoutingPolicy]] = {
+    PreServe.name: PreServe,
+    Gorgo.name: lambda lengths: Gorgo(lengths=lengths),
+}
 LEAST_LOAD = "least_load"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run. `router` is a name of `GUESSES`, or a routing policy."""
+    """One run. `router` is a name of `GUESSES` for the policy `guided`, or a routing policy."""
 
     router: str
+    guided: str
     per_s: float
     length_s: float
     seed: int
@@ -96,7 +103,7 @@ class Figures(NamedTuple):
 def play(cell: Cell) -> Figures:
     workload = Tenants(cell.per_s, cell.length_s, cell.seed)
     setting = Setting(
-        policy="preserve" if cell.router in GUESSES else cell.router,
+        policy=cell.guided if cell.router in GUESSES else cell.router,
         profiles=(profile_named(cell.profile),) * cell.engines,
         pushing=Pushing(mode=cell.pushing),
         make_policy=_maker(cell),
@@ -111,7 +118,8 @@ def _maker(cell: Cell) -> Callable[[str], RoutingPolicy]:
         return make_policy
     lengths = {call.id: len(call.answer) for call in walk(Tenants(cell.per_s, cell.length_s, cell.seed))}
     lengths_known = guess(lengths)
-    return lambda _: PreServe(lengths_known)
+    guided = GUIDED[cell.guided]
+    return lambda _: guided(lengths_known)
 
 
 def figures(served: Sequence[Served], refused: int = 0) -> Figures:
@@ -186,7 +194,7 @@ def table(args: argparse.Namespace) -> None:
                     for index, router in enumerate(routers)
                 }
                 title = (
-                    f"{pushing}, {load:g} of the knee ({load * args.knee:.2f} calls/s for {args.length:g} s, "
+                    f"{args.router}, {pushing}, {load:g} of the knee ({load * args.knee:.2f} calls/s for {args.length:g} s, "
                     f"{args.engines} x {args.profile}), {args.seeds} seeds"
                 )
                 print_table(title, heads, rows(found, next(iter(GUESSES))), args.markdown)
@@ -206,7 +214,7 @@ def knee(args: argparse.Namespace) -> None:
 
 
 def _cell(args: argparse.Namespace, router: str, per_s: float, seed: int, pushing: PushMode) -> Cell:
-    return Cell(router, per_s, args.length, seed, pushing, args.engines, args.profile)
+    return Cell(router, args.router, per_s, args.length, seed, pushing, args.engines, args.profile)
 
 
 def _seeds(args: argparse.Namespace) -> range:
@@ -223,6 +231,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--length", type=float, default=300.0, help="seconds in which calls come")
+    parser.add_argument("--router", choices=sorted(GUIDED), default=PreServe.name)
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--profile", default="l4-8b")
     parser.add_argument("--jobs", type=int, default=1)

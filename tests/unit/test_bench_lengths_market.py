@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.routing_lengths import GUESSES, Cell, Figures, Known, figures, play, rows
+from benchmarks.routing_lengths import GUESSES, GUIDED, Cell, Figures, Known, figures, play, rows
 from benchmarks.slo_market import Outcome, at, counted, total
 from benchmarks.traffic.measure import Served
 from benchmarks.traffic.tenants import TENANTS, Tenants
@@ -56,9 +56,10 @@ class TestRoutingLengths:
             middle = sorted(len(call.answer) for call in own)[len(own) // 2]
             assert middle == pytest.approx(tenant.answer_tokens.median, rel=0.35)
 
-    def test_every_guess_serves_the_same_calls(self) -> None:
+    @pytest.mark.parametrize("guided", sorted(GUIDED))
+    def test_every_guess_serves_the_same_calls(self, guided: str) -> None:
         for router in (*GUESSES, "least_load"):
-            found = play(Cell(router, 1.0, 40.0, 1, PushMode.BLIND, 2, "l4-8b"))
+            found = play(Cell(router, guided, 1.0, 40.0, 1, PushMode.BLIND, 2, "l4-8b"))
             assert found.refused == 0
             assert 0.5 < found.in_time <= 1.0
 
