@@ -8,7 +8,9 @@ Two things are needed before a first byte, and the longer wait for either counts
 - *A seat in the batch*. An engine whose batch or memory is full makes each request ahead wait until a stream ends, which
   happens every stream_s / streams seconds (Little's law). Engines report how many sequences run and how many requests are
   pending, but rarely how many seats there are. So the most that have run while something was pending are taken for all, and
-  count less with the time. Pending requests beside free seats wait for the prefill of others, which is the work above.
+  count less with the time. Pending requests beside free seats wait for the prefill of others, which is the work above. How
+many seats are free is known from reports that are some 100 ms old, so a few free ones count as none: SEATS_SLACK of them in
+the cost, by which requests leave the holders of their prompts, HOLD_SLACK in the choice between waiting here and there.
 
 A first byte that waited for a seat says nothing of how fast the target computes, so the speed does not learn from it: the
 less a request has to compute, the more it would be misled.
@@ -36,8 +38,10 @@ STREAM_SHARE = 0.05  # of the newest stream in the usual duration
 DOUBT = 3.0  # standard errors by which a target must differ from the fleet
 SPEED_HOLDS_S = 0.25  # as long a speed is used before it is computed again
 SEATS_FADE_S = 60.0  # what was seen of the seats of a batch counts less by e after this time
-# As few free seats are none: streams end between two reports, and those pending have not come in yet.
+# As few free seats are none: streams end between two reports, and those pending have not come in yet. And as few seats are
+# none that were seen: so many sequences run beside requests that wait for prefill.
 SEATS_SLACK = 3
+HOLD_SLACK = 6  # the same where only the place to wait is chosen: a seat too few costs less there than a full engine's queue
 # An engine whose pending requests need that long to have a seat does not run dry until its next report.
 SEAT_AHEAD_S = 0.5
 FULL_KV_USAGE = 0.95  # from here an engine has no memory for a newcomer
@@ -139,13 +143,20 @@ class Backlog:
             ahead_s += held_bytes * self.s_per_byte
         if target.queued:
             self._see_seats(target, now)
-        streams_ahead = self.streams_ahead(target)
+        streams_ahead = self.streams_ahead(target, SEATS_SLACK)
         if not streams_ahead:
             return ahead_s
         return max(ahead_s, (streams_ahead + before) * self._seat_s(target))
 
-    def streams_ahead(self, target: TargetView | None) -> int:
-        """Return how many streams must end before a newcomer has a seat in the batch; 0 if it is free, or not known."""
+    def needs_seat(self) -> bool:
+        """Return whether the target, as it was when it was chosen, has no seat for another request."""
+        return self.streams_ahead(self.target, SEATS_SLACK) > 0
+
+    def streams_ahead(self, target: TargetView | None, slack: int) -> int:
+        """Return how many streams must end before a newcomer has a seat in the batch; 0 if it is free, or not known.
+
+        Fewer than `slack` free seats are none.
+        """
         if target is None:
             return 0
         pending = target.pending or 0
@@ -153,13 +164,14 @@ class Backlog:
             return pending if target.queued else 0
         if target.queued and target.kv_usage is not None and target.kv_usage >= FULL_KV_USAGE:
             return pending + 1
-        if target.running < self.busy_from:
+        seats = round(self._seats)
+        if seats < slack or target.running <= seats - slack:
             return 0
-        return max(0, pending + 1 - max(0, round(self._seats) - target.running))
+        return max(0, pending + 1 - max(0, seats - target.running))
 
     def seats_are_ready(self, target: TargetView) -> bool:
         """Return whether the engine could run dry of requests that wait for a seat before its next report."""
-        streams_ahead = self.streams_ahead(target)
+        streams_ahead = self.streams_ahead(target, HOLD_SLACK)
         return streams_ahead <= 1 or streams_ahead * self._seat_s(target) < SEAT_AHEAD_S
 
     # --- changes
@@ -208,7 +220,8 @@ class Backlog:
         if running > self._seats:
             self._seats = running
         self._seats_seen_at = now
-        self.busy_from = float(max(0, round(self._seats) - SEATS_SLACK + 1))
+        seats = round(self._seats)
+        self.busy_from = float(seats - SEATS_SLACK + 1) if seats >= SEATS_SLACK else inf
 
     def _seat_s(self, target: TargetView) -> float:
         """Return seconds from the end of one stream to that of the next."""

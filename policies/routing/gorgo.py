@@ -171,8 +171,8 @@ class Gorgo(PrefixPolicy):
         fleet = self._fleet
         fleet.usual_bytes += USUAL_SHARE * (residual - fleet.usual_bytes)
         work_bytes = residual + (backlog.sent_s(now) / backlog.speed(now) if backlog.sent else 0.0)
-        needs_seat = backlog.streams_ahead(backlog.target) > 0
-        self._attempts[request.id] = _SentRequest(backlog, None if needs_seat else work_bytes, now)
+        known_work = None if backlog.needs_seat() else work_bytes
+        self._attempts[request.id] = _SentRequest(backlog, known_work, now)
         backlog.join(request.id, residual, now)
 
     def responded(self, request: RequestView, target_id: str, now: float) -> None:

@@ -278,6 +278,44 @@ def test_the_most_that_ran_while_some_were_pending_are_all_seats(
     assert wait_s(policy, target, 11.0 + after_s) == pytest.approx(expected_s)
 
 
+@pytest.mark.parametrize(
+    ("target", "cost_s", "ready"),
+    [
+        pytest.param(replace(A, running=38, pending=4), 3 * 10 / 38, False, id="two seats for four"),
+        pytest.param(
+            replace(A, running=36, pending=6), 0.0, False, id="four seats for six: it is held, and stays"
+        ),
+        pytest.param(
+            replace(A, running=34, pending=12), 0.0, True, id="those pending are late to take their seats"
+        ),
+        pytest.param(replace(A, running=36, pending=3), 0.0, True, id="a seat for each"),
+    ],
+)
+def test_where_to_wait_is_chosen_by_fewer_free_seats_than_whom_to_leave(
+    target: TargetView, cost_s: float, ready: bool
+) -> None:
+    """Reports are late. A request that leaves the holder of its prompt for a seat that was free costs a prefill."""
+    policy = gorgo()
+    serve(policy, asked("earlier", b""), "a", 0.0, 0.1, 10.1)
+    wait_s(policy, FULL, 11.0)
+    for number in range(target.pending or 0):
+        policy.record(asked(f"sent-{number}", b""), "a", 11.0)
+    assert wait_s(policy, target, 11.1) == pytest.approx(cost_s)
+    assert policy.ready(target, 11.1) is ready
+
+
+def test_a_few_sequences_beside_pending_requests_are_no_full_batch() -> None:
+    """An engine that computes long prompts runs two sequences while five wait for their prefill."""
+    policy = gorgo()
+    serve(policy, asked("earlier", b""), "a", 0.0, 0.1, 10.1)
+    target = replace(A, running=2, pending=5, queued=5)
+    for number in range(5):
+        policy.record(asked(f"sent-{number}", b""), "a", 11.0)
+    for now in (11.0, 11.1):
+        assert wait_s(policy, target, now) == 0.0
+        assert policy.ready(target, now)
+
+
 def test_first_bytes_that_waited_for_a_seat_say_nothing_of_the_speed() -> None:
     """Else a second's wait of a request with nothing to compute looks like a slow target, and all its streams cost more."""
     full = replace(A, running=40, pending=3, queued=2)
@@ -457,7 +495,7 @@ def test_what_all_have_is_not_lost_by_waiting() -> None:
     for name in "ab":
         serve(policy, asked(f"first-{name}", instructions), name, 0.0, 0.2, 1.0)
     serve(policy, asked("turn", turns), "a", 0.0, 0.2, 1.0)
-    full = [replace(target, running=1, pending=9, queued=9) for target in (A, B)]
+    full = [replace(target, running=8, pending=9, queued=9) for target in (A, B)]
     new, old = (
         chosen(policy, asked(f"r{len(prompt)}", prompt), full, 1.0)
         for prompt in (instructions + b"n" * 1600, turns + b"o" * 1600)
