@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -122,28 +122,14 @@ def plan(
         run = expectation.prepared(
             loaded.spec, trace=trace, cold_start=cold_start or "183s", price_ratio=price_ratio or "3"
         )
-    here = home()
-    here.create()
-    configured = Clouds(here, load_config(here.config))
-    clouds = configured.with_unconfigured(_named_clouds(loaded.spec))
-    for name in clouds.enabled:
-        if name not in configured.enabled:
-            say(
-                f"warning: {name} is not enabled here, so these prices are for comparison only; "
-                f"to use it, add `{name}:` under `clouds` in {here.config}"
-            )
+    clouds = _clouds_of(loaded.spec)
     offers = clouds.listed(requirements_of(loaded.spec))
     decided = first_plan(loaded.spec, offers, clouds, unix_now())
     insist_on_offers(decided, loaded)
     candidates = [{**offer_view(offer), "num_nodes": loaded.spec.num_nodes} for offer in offers]
     decided["candidates"] = candidates if limit is None else candidates[:limit]
     if output is OutputFormat.TABLE:
-        put_table(plan_table(decided))
-        put(plan_total(decided))
-        _put_candidates(candidates, MOST_SHOWN if limit is None else limit)
-        put(f"Placement: {decided['placement']}. Load balancing: {decided['load_balancing_policy']}.")
-        for note in decided["notes"]:
-            say(note)
+        _put_plan(decided, candidates, limit)
     if run is not None:
         expected = expectation.expected(*run, decided)
         decided["expected"] = expected._asdict()
@@ -157,6 +143,30 @@ def plan(
             put(found.sentence())
     if output is OutputFormat.JSON:
         put_json(decided)
+
+
+def _clouds_of(spec: ServiceSpec) -> Clouds:
+    """Return the clouds that are enabled, and those that the file names besides, with a warning for each of these."""
+    here = home()
+    here.create()
+    configured = Clouds(here, load_config(here.config))
+    clouds = configured.with_unconfigured(_named_clouds(spec))
+    for name in clouds.enabled:
+        if name not in configured.enabled:
+            say(
+                f"warning: {name} is not enabled here, so these prices are for comparison only; "
+                f"to use it, add `{name}:` under `clouds` in {here.config}"
+            )
+    return clouds
+
+
+def _put_plan(decided: dict[str, Any], candidates: list[dict[str, Any]], limit: int | None) -> None:
+    put_table(plan_table(decided))
+    put(plan_total(decided))
+    _put_candidates(candidates, MOST_SHOWN if limit is None else limit)
+    put(f"Placement: {decided['placement']}. Load balancing: {decided['load_balancing_policy']}.")
+    for note in decided["notes"]:
+        say(note)
 
 
 def _named_clouds(spec: ServiceSpec) -> list[str]:
