@@ -7,10 +7,10 @@ Two things are needed before a first byte, and the longer wait for either counts
   (those of other load balancers) count as the usual residual.
 - *A seat in the batch*. An engine whose batch or memory is full makes each request ahead wait until a stream ends, which
   happens every stream_s / streams seconds (Little's law). Engines report how many sequences run and how many requests are
-  pending, but rarely how many seats there are. So the most that have run while something was pending are taken for all, and
-  count less with the time. Pending requests beside free seats wait for the prefill of others, which is the work above. How
-many seats are free is known from reports that are some 100 ms old, so a few free ones count as none: SEATS_SLACK of them in
-the cost, by which requests leave the holders of their prompts, HOLD_SLACK in the choice between waiting here and there.
+  pending, but rarely how many seats there are. So the most that have run while something was pending, and later than its
+  prefill takes, are taken for all, and count less with the time. Pending requests beside free seats wait for the prefill of
+  others, which is the work above. Reports are some 100 ms old, so a few free seats count as none: SEATS_SLACK of them in the
+  cost, by which requests leave the holders of their prompts, HOLD_SLACK in the choice between waiting here and there.
 
 A first byte that waited for a seat says nothing of how fast the target computes, so the speed does not learn from it: the
 less a request has to compute, the more it would be misled.
@@ -38,6 +38,8 @@ STREAM_SHARE = 0.05  # of the newest stream in the usual duration
 DOUBT = 3.0  # standard errors by which a target must differ from the fleet
 SPEED_HOLDS_S = 0.25  # as long a speed is used before it is computed again
 SEATS_FADE_S = 60.0  # what was seen of the seats of a batch counts less by e after this time
+# What an engine has pending waits for prefill until the first of it is as late as this.
+LATE_S = 0.1
 # As few free seats are none: streams end between two reports, and those pending have not come in yet. And as few seats are
 # none that were seen: so many sequences run beside requests that wait for prefill.
 SEATS_SLACK = 3
@@ -141,7 +143,7 @@ class Backlog:
         if place is not None:
             before, held_bytes = self.held.before(place, is_one)
             ahead_s += held_bytes * self.s_per_byte
-        if target.queued:
+        if target.queued and now > self._head_since + self._head * self.s_per_byte + LATE_S:
             self._see_seats(target, now)
         streams_ahead = self.streams_ahead(target, SEATS_SLACK)
         if not streams_ahead:

@@ -86,7 +86,7 @@ PUSH_AHEAD_S = 3.0
 LONGEST_FOR_WORK_S = 7.5  # of the time for which a request is put off
 LONGEST_FOR_LOSS_S = LONGEST_PUT_OFF_S - LONGEST_FOR_WORK_S
 PUT_OFF_FOR_WORK = 10.0  # seconds for each of prefill
-SOONER_FOR_LOSS = 100.0  # seconds for each of prefill that is spared
+SOONER_FOR_LOSS = 200.0  # seconds for each of prefill that is spared
 FULL_S = 1.0  # where the authors' code leaves a target out: there may be no other
 
 _TERMS = (

@@ -241,8 +241,20 @@ def test_an_engine_whose_batch_is_full_makes_a_request_wait_for_the_end_of_strea
     serve(policy, asked("earlier", b""), "a", 0.0, 0.1, 10.1)
     for number in range(target.pending or 0):
         policy.record(asked(f"sent-{number}", b""), "a", 11.0)
-    assert wait_s(policy, target, 11.0) == pytest.approx(expected_s)
-    assert policy.ready(target, 11.0) is ready
+    assert wait_s(policy, target, 11.2) == pytest.approx(expected_s)
+    assert policy.ready(target, 11.2) is ready
+
+
+def test_requests_that_are_not_late_wait_for_their_prefill_and_not_for_a_seat() -> None:
+    """An engine that computes long prompts has some pending beside half a batch."""
+    policy = gorgo()
+    serve(policy, asked("earlier", b""), "a", 0.0, 0.1, 10.1)
+    for number in range(3):
+        policy.record(asked(f"sent-{number}", b"%d" % number * 20_000), "a", 11.0)
+    target, prefill_s = replace(A, running=10, pending=3, queued=3), 20_000 * DEFAULT_S_PER_BYTE
+    assert wait_s(policy, target, 11.2) == pytest.approx(3 * prefill_s - 0.2)
+    late_s = prefill_s + 0.2
+    assert wait_s(policy, target, 11.0 + late_s) == pytest.approx(4 * 10 / 10)
 
 
 FULL = replace(A, running=40, pending=2, queued=2)
@@ -474,7 +486,7 @@ def test_a_holder_is_worth_a_wait_that_the_prefill_outweighs(prompt: bytes, targ
     ("prefill_s", "spared_s", "expected_s"),
     [
         pytest.param(0.0, 0.0, 22.5, id="nothing to compute, and nothing to lose"),
-        pytest.param(0.0, 0.1, 12.5, id="a tenth of a second to lose: 10 s sooner"),
+        pytest.param(0.0, 0.05, 12.5, id="a twentieth of a second to lose: 10 s sooner"),
         pytest.param(0.0, 0.5, 0.0, id="much to lose"),
         pytest.param(0.5, 0.5, 5.0, id="and half a second to compute: 5 s later"),
         pytest.param(0.5, 0.0, 27.5, id="a miss"),
@@ -502,7 +514,7 @@ def test_what_all_have_is_not_lost_by_waiting() -> None:
     )
     assert new.wait
     assert old.wait
-    assert new.put_off_s - old.put_off_s == pytest.approx(100.0 * 6400 * DEFAULT_S_PER_BYTE)
+    assert new.put_off_s - old.put_off_s == 22.5  # which loses 0.15 s
 
 
 def hold(policy: Gorgo, request: RequestView, target: TargetView) -> None:
