@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from provisioners.port.vm import MAX_TOKEN, MachineOrder
 from provisioners.remote.archive import PackingError, pack
 from provisioners.remote.bootstrap_runner import BootstrapError, BootstrapRunner, patience
 from provisioners.remote.bootstrap_steps import ReplicaNode, missing_sources, steps_for, task_for
-from provisioners.remote.host_agent import claims, notices
+from provisioners.remote.host_agent import claims, notices, process_kill
 from provisioners.remote.host_agent.bundle import agent_bundle
 from provisioners.remote.host_agent.log import log_window, pipe_of, pump, read_log
 from provisioners.remote.host_agent.notices import MetadataResponse
@@ -594,6 +595,33 @@ def test_ended_claims_are_remembered_for_a_while(tmp_path: Path, capsys: pytest.
     claims.claim(tmp_path, request("c"), ended["ended_at"] + 4000)
     assert {one["token"] for one in claims.known(tmp_path)} == {"b", "c"}
     assert made["ports"] != []
+
+
+def test_a_release_whose_folder_another_one_removes_is_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two controllers, or a retry beside a call that has timed out: at whatever instant the other one is done."""
+    claims.main("claims", tmp_path, [])
+    claims.claim(tmp_path, request("a"), 1000.0)
+    folder = tmp_path / "machines" / "a"
+    for instant in ("is_dir", "touch", "drain"):
+        folder.mkdir(parents=True)
+        order = {"token": "a", "image": "", "secrets_path": str(tmp_path / "none")}
+        (folder / "order.json").write_text(json.dumps(order))
+        with monkeypatch.context() as patched:
+            if instant == "drain":
+                patched.setattr(process_kill, "_signal", lambda *_: shutil.rmtree(folder, ignore_errors=True))
+            else:
+                real = getattr(Path, instant)
+
+                def vanishing(path: Path, real: Any = real, before: bool = instant == "touch") -> Any:
+                    response = None if before else real(path)
+                    shutil.rmtree(folder, ignore_errors=True)
+                    return real(path) if before else response
+
+                patched.setattr(Path, instant, vanishing)
+            assert claims.release(tmp_path, "a", 0.0) == {"released": True}
+        assert not folder.exists()
 
 
 def test_of_many_who_claim_at_a_time_as_many_get_one_as_there_are(tmp_path: Path) -> None:

@@ -25,7 +25,10 @@ _KILL_FOR_S = 10.0  # what the kernel does not let die within this is beyond us
 
 def stop(folder: Path, grace_s: float) -> bool:
     """End everything, with `grace_s` between SIGTERM and SIGKILL; whether nothing is left. Nothing starts any more."""
-    (folder / "stop").touch()
+    try:
+        (folder / "stop").touch()
+    except FileNotFoundError:  # another release has ended everything, and removed the folder
+        return True
     order = read_json(folder / "order.json")
     if order is None:
         return True
@@ -36,7 +39,8 @@ def stop(folder: Path, grace_s: float) -> bool:
     until = uptime_s() + grace_s
     while _scripts(token, folder) and uptime_s() < until:
         time.sleep(0.05)
-    drain(folder, _DRAIN_FOR_S)
+    with suppress(FileNotFoundError):
+        drain(folder, _DRAIN_FOR_S)
     ended = _kill(token)
     if order["image"]:
         _quietly("docker", "rm", "--force", container_name(token))
