@@ -13,6 +13,7 @@
 #include <Python.h>
 #include <errno.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -34,6 +35,9 @@
 #define CLOSE_NS 1000000
 #define PACE_NS 4000000
 #define PACE_CHUNKS 3
+/* Edges: with levels the kernel looks twice at a socket for each of its chunks, the second time to find it empty. A read that
+ * has not filled its room has emptied the socket; after others, and where the end has come with the data, it is armed again. */
+#define SOURCE_EVENTS (EPOLLIN | EPOLLRDHUP | EPOLLET)
 #define MAX_SIZE_DIGITS 7
 #define MAX_CUTS 64 /* of one chunk */
 
@@ -376,7 +380,7 @@ static PyObject *fast_path_forwarding(FastPath *fast_path, PyObject *args) {
     forwarding->limit = (size_t)limit;
     forwarding->owner = Py_NewRef(owner);
     PyObject_GC_Track(forwarding);
-    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = forwarding};
+    struct epoll_event event = {.events = SOURCE_EVENTS, .data.ptr = forwarding};
     if (epoll_ctl(fast_path->sources, EPOLL_CTL_ADD, source, &event) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
         Py_DECREF(forwarding);
@@ -403,27 +407,28 @@ typedef struct {
     const char *data; /* to be sent; of a stop: to be returned */
     size_t size;
     int reason; /* MOVING, or why it stops */
+    int more;   /* there may be more to read, of which no edge tells */
 } Read;
 
 enum { MOVING = -1, NO_MEMORY = -2 };
 
 /* Read what there is; `used` and `written` say how much of the buffers is taken. */
-static Read read_one(FastPath *fast_path, Forwarding *forwarding, size_t *used, size_t *written) {
+static Read read_one(FastPath *fast_path, Forwarding *forwarding, uint32_t events, size_t *used, size_t *written) {
     char *buffer = fast_path->buffer + *used, *out = fast_path->out + *written;
     ssize_t got = recv(forwarding->source, buffer, READ_BYTES, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return (Read){forwarding, "", 0, MOVING};
-    if (got == 0) return (Read){forwarding, "", 0, STOP_ENDED};
-    if (got < 0) return (Read){forwarding, "reset", 5, STOP_ENDED};
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return (Read){forwarding, "", 0, MOVING, errno == EINTR};
+    if (got == 0) return (Read){forwarding, "", 0, STOP_ENDED, 0};
+    if (got < 0) return (Read){forwarding, "reset", 5, STOP_ENDED, 0};
     size_t size = (size_t)got;
     *used += size;
     Counts counts = forwarding->counts;
     const char *data = passable(buffer, out, forwarding->mode, &size, &counts);
-    if (!data) return (Read){forwarding, buffer, (size_t)got, STOP_IRREGULAR};
+    if (!data) return (Read){forwarding, buffer, (size_t)got, STOP_IRREGULAR, 0};
     if (data == out) *written += size;
-    if (!keep(forwarding, buffer, (size_t)got)) return (Read){forwarding, "", 0, NO_MEMORY};
+    if (!keep(forwarding, buffer, (size_t)got)) return (Read){forwarding, "", 0, NO_MEMORY, 0};
     forwarding->counts = counts;
     forwarding->sent_bytes += size;
-    return (Read){forwarding, data, size, MOVING};
+    return (Read){forwarding, data, size, MOVING, got == READ_BYTES || (events & ~EPOLLIN)};
 }
 
 static void send_one(Read *read) {
@@ -440,11 +445,19 @@ static void send_one(Read *read) {
     }
 }
 
+static void arm_again(FastPath *fast_path, Forwarding *forwarding) {
+    struct epoll_event event = {.events = SOURCE_EVENTS, .data.ptr = forwarding};
+    epoll_ctl(fast_path->sources, EPOLL_CTL_MOD, forwarding->source, &event); /* it is there: nothing can go wrong */
+}
+
 /* Send what was read, then add to the list what has stopped; 0 on an exception. First all reads of a batch, then all sends:
  * the caches hold one path through the kernel at a time, and a client's process is woken once for several chunks. Nothing of
  * Python runs between a read and its send, so no forwarding is stopped, and no socket closed, in between. */
-static int send_all(Read *reads, int count, PyObject *stopped) {
+static int send_all(FastPath *fast_path, Read *reads, int count, PyObject *stopped) {
     for (int i = 0; i < count; i++) send_one(&reads[i]);
+    for (int i = 0; i < count; i++) {
+        if (reads[i].reason == MOVING && reads[i].more) arm_again(fast_path, reads[i].forwarding);
+    }
     for (int i = 0; i < count; i++) {
         Read *read = &reads[i];
         if (read->reason == MOVING || !read->forwarding->fast_path) continue;
@@ -474,9 +487,9 @@ static int move_batch(FastPath *fast_path, PyObject *stopped) {
     size_t used = 0, written = 0;
     for (int i = 0; i < count && sound; i++) {
         Forwarding *forwarding = events[i].data.ptr;
-        if (forwarding->fast_path) reads[pending++] = read_one(fast_path, forwarding, &used, &written);
+        if (forwarding->fast_path) reads[pending++] = read_one(fast_path, forwarding, events[i].events, &used, &written);
         if (i + 1 < count && used <= BUFFER_BYTES - READ_BYTES) continue;
-        sound = send_all(reads, pending, stopped);
+        sound = send_all(fast_path, reads, pending, stopped);
         pending = 0;
         used = written = 0;
     }

@@ -232,6 +232,36 @@ def _read(connection: socket.socket) -> bytes:
         return b""
 
 
+def test_a_read_that_fills_its_room_is_not_the_last(wires: Wires) -> None:
+    """The helper is woken by edges, and none comes for what was there before."""
+    for one in (wires.engine, wires.sink):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    room = 256 * 1024  # of one read
+    filling = b'data: {"choices":[{"delta":{"content":"' + b"a" * (room - 200)
+    filling = chunk(filling + b"b" * (room - len(chunk(filling + b'"}}]}\n\n'))) + b'"}}]}\n\n')
+    assert len(filling) == room
+    forwarding = wires.forwarding()
+    wires.engine.send(filling + EVENT)
+    received = b""
+    while len(received) < room + len(EVENT):
+        assert select.select([wires.fast_path.fileno()], [], [], 10)[0]
+        assert wires.fast_path.run() == []
+        received += wires.got()
+    assert received == filling + EVENT == forwarding.take()
+
+
+def test_the_end_that_comes_with_the_last_chunk_is_not_overlooked(wires: Wires) -> None:
+    wires.forwarding()
+    wires.engine.send(EVENT)
+    wires.engine.shutdown(socket.SHUT_WR)
+    stopped: list[tuple[object, int, bytes]] = []
+    while not stopped:
+        assert select.select([wires.fast_path.fileno()], [], [], 10)[0]
+        stopped += wires.fast_path.run()
+    assert [(reason, data) for _, reason, data in stopped] == [(StopReason.ENDED, b"")]
+    assert wires.got() == EVENT
+
+
 def test_a_closed_socket_is_refused(wires: Wires) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         wires.fast_path.forwarding(1_000_000, wires.sink.fileno(), LIMIT, wires, ForwardingMode.EVENTS)
