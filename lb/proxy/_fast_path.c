@@ -407,7 +407,7 @@ typedef struct {
     const char *data; /* to be sent; of a stop: to be returned */
     size_t size;
     int reason; /* MOVING, or why it stops */
-    int more;   /* there may be more to read, of which no edge tells */
+    int more;   /* there may be more to read, without another edge */
 } Read;
 
 enum { MOVING = -1, NO_MEMORY = -2 };
