@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a bare Linux machine with Python 3.11 or newer to a streamed answer of a service on three spot replicas.
+# From a bare Linux machine with Python 3.11 or newer to a streamed response of a service on three spot replicas.
 # May be run again: what is there already is kept.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -14,7 +14,7 @@ else
 fi
 
 echo >&2
-echo "The endpoint is $url. A streamed answer (an imitation of an engine says words, not sense):" >&2
+echo "The endpoint is $url. A streamed response (the simulated engine writes random words):" >&2
 ask='{"model": "llama-3.1-8b", "stream": true, "max_tokens": 24,
       "messages": [{"role": "user", "content": "What is a spot instance?"}]}'
 if command -v curl >/dev/null; then

@@ -9,7 +9,7 @@ interpolated between the two targets nearest to that; a target beyond the sweep 
 Columns: share in time and replica hours over the ideal of `predictive` and of the same without the forecast; then, for each pair of
 delays, by how many percent `predictive` and `blind` are cheaper than the reactive autoscaler at their own attainment (negative: dearer);
 last, by how many percent the forecast makes the hours less at the attainment of `blind`, from the two runs with the attainment asked
-and half of what is left to 100 %.
+and half of the rest to 100 %.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from policies.goals import ScalingGoal
 from skyserve_cli.sim.arrivals import load_arrivals
-from skyserve_cli.sim.scaling import Judged, ScalingTrial, goal_for, run
+from skyserve_cli.sim.scaling import Evaluation, ScalingTrial, goal_for, run
 from skyserve_cli.sim.slo_queue import bridged, drawn
 
 CAPACITY_QPS = 2.0
@@ -57,9 +57,9 @@ def at(curve: Sequence[Point], attainment: float) -> float | None:
     return low[1] + (high[1] - low[1]) * (attainment - low[0]) / (high[0] - low[0])
 
 
-def _judged(job: tuple[ScalingTrial, str, ScalingGoal]) -> Point:
+def _evaluate(job: tuple[ScalingTrial, str, ScalingGoal]) -> Point:
     trial, name, goal = job
-    found: Judged = run(trial, name, goal_for(name, goal, trial))
+    found: Evaluation = run(trial, name, goal_for(name, goal, trial))
     return found.attainment, found.hours_over_ideal
 
 
@@ -71,7 +71,7 @@ def cell(path: Path, cold_start_s: float, args: argparse.Namespace, pool: Proces
     for up_s, down_s in DELAYS:
         goal = replace(GOAL, upscale_delay_s=up_s, downscale_delay_s=down_s)
         jobs += [(asked, f"reactive:{target}", goal) for target in TARGETS]
-    found = list(pool.map(_judged, jobs))
+    found = list(pool.map(_evaluate, jobs))
     ours, blind, tighter, *rest = found
     cells = [f"{path.name:28.28} {cold_start_s:4.0f}"]
     cells += [f"{100 * share:6.2f} {hours:6.3f}" for share, hours in (ours, blind)]

@@ -73,11 +73,19 @@ def rows(
     return [*shown, ["geometric mean", "", *(f"{mean:.2f}" for mean in means)]]
 
 
+def shares(text: str) -> list[float]:
+    """Parse numbers between 0 and 1, separated by commas."""
+    found = [float(part) for part in text.split(",")]
+    if not all(0.0 < share < 1.0 for share in found):
+        raise argparse.ArgumentTypeError(f"{text}: each must be between 0 and 1, as 0.999")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("traces", nargs="+", help="FOLDER, FOLDER:cap1, FOLDER:12d; in one piece")
     parser.add_argument(
-        "--targets", type=lambda text: [float(part) for part in text.split(",")], default=TARGETS
+        "--targets", type=shares, default=TARGETS, help="shares of the time, with commas: 0.995,0.999"
     )
     parser.add_argument("--policy-seeds", type=int, default=1)
     parser.add_argument("--replicas", type=int, default=4)
@@ -100,7 +108,7 @@ def main() -> None:
     for piece, blocks in zip(pieces, run_all(pieces, args.cache, args.jobs), strict=True):
         found.setdefault(piece.case, {}).setdefault(replace(piece.job, seed=0), []).append(blocks)
     print(
-        "time below the wanted number over what is allowed (95 % interval; outages seen of those allowed)\n"
+        "time below the wanted number over the allowed time (95 % interval; outages seen of those allowed)\n"
     )
     print(table(rows(found, args.targets, args.cold_start + 30.0, args.resamples), args.markdown))
 

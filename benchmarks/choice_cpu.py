@@ -3,7 +3,7 @@
     python -m benchmarks.choice_cpu [--policies gorgo,cache_aware] [--targets 8,100,1000]
 
 Conversations of 2 to 20 KB share a system prompt and grow by a KB each turn; eight requests per target are under way. A
-target reports what is running and pending, as an engine does. `choose` is the choice alone, `request` all that a
+target reports running and pending requests, as an engine does. `choose` is the choice alone, `request` all that a
 policy is called for in the life of a request: chosen, recorded, first byte, end. Best of the rounds.
 """
 

@@ -3,7 +3,7 @@
     python -m benchmarks.decide_cpu [--against CHECKOUT] [--rounds 7] [--kinds 20 --zones 100]
 
 A service has run for hours in a third of the zones. `steady` is a look at it as it is, `lost` the one after half of
-its spot replicas were preempted at once, `dry` while no zone has room. What is measured is the decision on what was learned until
+its spot replicas were preempted at once, `dry` while no zone has room. Measured is the decision on what was learned until
 then: the least of several, in each round. With --against, both checkouts are measured in every round, the first in turn, each
 in a process of its own; ratios are taken within a round. Another checkout needs no more than the policy.
 """

@@ -45,12 +45,12 @@ def windows(path: Path) -> Floats:
 def row(name: str, series: Floats, share: float) -> str:
     cells = [f"{name:32.32}"]
     for lead in (1, 2):
-        found, naive = _judged(series, lead, share)
+        found, naive = _evaluate(series, lead, share)
         cells.append(f"{found[0]:6.2f} {naive[0]:6.2f}  {found[1]:5.3f}  {found[2]:6.2f} {naive[2]:6.2f}")
     return "  |".join(cells)
 
 
-def _judged(series: Floats, lead: int, share: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _evaluate(series: Floats, lead: int, share: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(ape, cover, pinball) of the forecast, and of persistence."""
     half, day, horizon = len(series) // 2, DAY_MIN // STEP_MIN, Horizon(lead, 1, peak=False)
     truths, ours, naive = [], [], []

@@ -1,7 +1,7 @@
 """What families of settings cost at an availability, and how sure that is, from samples that are paired.
 
 A sample is a stretch of a market in which every setting was run: a block of a recording, or all of a synthetic
-market. A resample draws samples with replacement, the same for every setting, so that what is compared has seen the
+market. A resample draws samples with replacement, the same for every setting, so that compared settings have seen the
 same markets (paired bootstrap, percentile intervals).
 """
 

@@ -3,7 +3,7 @@
     python -m benchmarks.launch_storm [--launches 300] [--zones 12] [--unpaced] [--json]
 
 The production runner, witness, fleets and official SDKs of aws, gcp and azure, against the strict make-believe clouds of
-tests/clouds, with the clouds' own limits on calls and answers that take 10 to 300 ms. Replicas are launched over the
+tests/clouds, with the clouds' own limits on calls and responses that take 10 to 300 ms. Replicas are launched over the
 zones, listed all the while, and terminated; what runs on machines is made up, so no one logs in to them. `--unpaced`:
 without our own token buckets, for comparison. Time is real.
 
@@ -36,7 +36,7 @@ from policies.model import (
     ReplicaState,
     Terminated,
 )
-from provisioners.assembly import Rent, order_of, within
+from provisioners.assembly import VmSettings, order_of, within
 from provisioners.aws.machines import AwsMachines, AwsSettings
 from provisioners.contract.memory_hosts import MemoryHosts
 from provisioners.gcp.machines import GcpMachines
@@ -99,7 +99,7 @@ class Fleet(VmProvisioner):
         super().__init__(
             machines,
             hosts,
-            lambda order, rank: order_of(order, rank, bytes(32), Rent()),
+            lambda order, rank: order_of(order, rank, bytes(32), VmSettings()),
             lambda need: [],
         )
         self.launches: Counter[str] = Counter()
@@ -127,7 +127,7 @@ class Cloud:
 
     fleet: Fleet
     limits: Limits
-    sent: Callable[[], int]  # launches, whether they were answered or not
+    sent: Callable[[], int]  # launches, with a response or without
     made: Callable[[], int]
     alive: Callable[[], int]
     left: Callable[[], int]  # machines and whatever comes with them
@@ -208,7 +208,7 @@ class Figures:
     throttled: int = 0
     throttled_percent: float = 0.0
     sent_again: int = 0  # requests that launch, above one for each
-    launched_s: float = 0.0  # until the last launch was answered
+    launched_s: float = 0.0  # until the last launch got its response
     listed_s: float = 0.0  # until all of them were in one listing
     gone_s: float = 0.0  # and from the first terminate to the last
 
@@ -241,7 +241,7 @@ class Storm:
             self._count(name, cloud)
 
     def _until_done(self, replicas: Sequence[Replica], kind: OperationKind, phase: str) -> list[Replica]:
-        """Make the calls; the replicas whose launch was answered."""
+        """Make the calls; the replicas whose launch got a response."""
         began = time.monotonic()
         waiting = {one.id: one for one in replicas}
         done: list[Replica] = []

@@ -2,7 +2,7 @@
 
 Five real server processes, the load balancer as a real process, 20 requests a second for 20 seconds. In one
 variant a target is killed (it refuses connections), in the other it is stopped with SIGSTOP (it accepts and never
-answers). The load balancer gets no message. A request fails if it is not answered with 200 within the time limit.
+responds). The load balancer gets no message. A request fails if it gets no 200 within the time limit.
 
 The figures to compare with were measured on SkyPilot 0.14.1 with its own SkyServeLoadBalancer, the same load
 and the same faults (four runs of the first case, one of the others, on a busy 2-core machine): the dead target
@@ -41,7 +41,7 @@ SKYSERVE = {
 
 
 async def serve_target() -> None:
-    """The child: answers everything after SERVICE_S; prints its port."""
+    """The child: responds to everything after SERVICE_S; prints its port."""
 
     async def answer(request: web.Request) -> web.Response:
         await request.read()
@@ -76,7 +76,7 @@ async def start(stack: AsyncExitStack, *command: str) -> tuple[asyncio.subproces
 
 
 async def measure(policy: str, fault: str, seconds: float, rate: float) -> tuple[int, int, float]:
-    """Requests, failures, and the longest answer in seconds."""
+    """Requests, failures, and the longest response in seconds."""
     async with AsyncExitStack() as stack:
         targets = [await start(stack, __file__, "--serve-target") for _ in range(TARGETS)]
         flags = [flag for _, port in targets for flag in ("--target", f"http://127.0.0.1:{port}")]

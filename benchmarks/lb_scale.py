@@ -127,10 +127,10 @@ def explained_mib(policy: str) -> float:
 class Balancer:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
+        self.ready = json.loads(process.stdout.readline())
         self._pid = process.pid
-        self.port = int(ready["port"])
-        self._admin = f"http://127.0.0.1:{ready['admin_port']}"
+        self.port = int(self.ready["port"])
+        self._admin = f"http://127.0.0.1:{self.ready['admin_port']}"
 
     def call(self, method: str, path: str, body: object = None) -> Any:
         request = urllib.request.Request(
@@ -294,7 +294,7 @@ def p99_ms(seconds: list[float]) -> float:
 
 
 async def calls(lb: Balancer, seconds: float) -> Lag:
-    """How long each of many calls took that the load balancer answers itself."""
+    """How long each of many calls took to which the load balancer responds itself."""
     reader, writer = await asyncio.open_connection("127.0.0.1", lb.port)
     waits = Lag([], [])
     end = time.monotonic() + seconds
@@ -361,7 +361,7 @@ def main() -> None:
             opened = "  ".join(f"{share:.2f}" for share in costs.opened)
             row += f"   ratio {costs.ratio:.2f}" + (f"   opened {opened}" if opened else "")
             print(f"{part:8} {policy:26} us at {SIZES} targets: {row}", flush=True)
-            if part != "choice":  # a choice alone is so short that what is not in the CPU's cache shows
+            if part != "choice":  # a choice alone is so short that a miss of the CPU's cache shows
                 goal(f"{part} {policy}, 1,000 targets to 10", costs.ratio, 1.3)
     if "idle" in parts:
         for size in SIZES:

@@ -43,7 +43,7 @@ def pairs(path: Path) -> Iterator[Pair]:
             yield f"{row['instruction']}\n{row['input']}".encode(), len(row["response"].encode()) // 4
 
 
-def judged(name: str, learner: ResponseLength, asked: list[tuple[RequestView, int]]) -> str:
+def evaluated(name: str, learner: ResponseLength, asked: list[tuple[RequestView, int]]) -> str:
     errors, guesses, means, took = [], 0, 0.0, []
     for request, tokens in asked:
         began = time.thread_time()
@@ -91,12 +91,12 @@ def main() -> None:
         ]  # fmt: skip
 
     print(f"{'':38} {'MAE':>6}  {'25/50/100':>9}  {'sums':>11}  predict mean, p99")
-    print(judged("constant 200", Constant(), asked(tenants=True, prompts=True)))
-    print(judged("median of all", RunningMedian(), asked(tenants=False, prompts=True)))
-    print(judged("median per tenant", RunningMedian(), asked(tenants=True, prompts=True)))
-    print(judged("learner: tenants, no prompts", LengthLearner(), asked(tenants=True, prompts=False)))
-    print(judged("learner: prompts, no tenants", LengthLearner(), asked(tenants=False, prompts=True)))
-    print(judged("learner: tenants and prompts", LengthLearner(), asked(tenants=True, prompts=True)))
+    print(evaluated("constant 200", Constant(), asked(tenants=True, prompts=True)))
+    print(evaluated("median of all", RunningMedian(), asked(tenants=False, prompts=True)))
+    print(evaluated("median per tenant", RunningMedian(), asked(tenants=True, prompts=True)))
+    print(evaluated("learner: tenants, no prompts", LengthLearner(), asked(tenants=True, prompts=False)))
+    print(evaluated("learner: prompts, no tenants", LengthLearner(), asked(tenants=False, prompts=True)))
+    print(evaluated("learner: tenants and prompts", LengthLearner(), asked(tenants=True, prompts=True)))
 
 
 if __name__ == "__main__":

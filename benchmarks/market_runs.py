@@ -1,8 +1,8 @@
-"""Runs of spot policies for the benchmarks: what is run, once, cut into blocks of time.
+"""Runs of spot policies for the benchmarks: each run once, cut into blocks of time.
 
 A recorded trace is given as FOLDER, or the name of a shipped one; ":cap1" reads a probe's 1 as one instance, and ":12d" takes
 the first twelve days of it. Results are kept in a file by everything that decides them, the code included, so that an
-interrupted benchmark goes on from what is there.
+interrupted benchmark continues from the stored runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TELL_S = 10.0
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
-# --- what is run ----------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +133,7 @@ def service_by_hour() -> tuple[ServiceSpec, Arrivals]:
 
 
 class Blocks(NamedTuple):
-    """What is kept of a run. Of each 6 h: hours, the hours that the wanted replicas on demand would have cost as much as
+    """The kept figures of a run. Of each 6 h: hours, the hours that the wanted replicas on demand would have cost as much as
     was paid (at their mean number), hours below target, and the outages that began."""
 
     hours: list[float]
@@ -192,7 +192,7 @@ def blocks_of(run: Run, setting: Setting) -> Blocks:
 def _stretches(
     run: Run, length_s: float, first_s: float, price: Mapping[str, float]
 ) -> Iterator[tuple[float, float, float, int, int]]:
-    """From, until, price of what lives, replicas ready and wanted: wherever one of these changes, and at block ends."""
+    """From, until, price of live replicas, replicas ready and wanted: wherever one of these changes, and at block ends."""
     ends = [first_s + BLOCK_S * n for n in range(1, math.ceil((length_s - first_s) / BLOCK_S))]
     changes = [step.at_s for step in run.steps] + [at_s for at_s, _ in run.wanted]
     edges = sorted({first_s, length_s, *ends, *(at_s for at_s in changes if first_s < at_s < length_s)})
@@ -241,11 +241,11 @@ def run_all(pieces: Sequence[Piece], cache: Path | None, processes: int) -> list
     print(f"{len(pieces)} runs, {len(pieces) - len(to_do)} of them in the cache", file=sys.stderr)
     told_at = began = time.monotonic()
     done = 0
-    for news in workers.run(lambda number, _: measure(pieces[to_do[number]]), len(to_do), processes):
-        if news is None or news.result is None:
+    for progress in workers.run(lambda number, _: measure(pieces[to_do[number]]), len(to_do), processes):
+        if progress is None or progress.result is None:
             continue
-        piece, done = to_do[news.piece], done + 1
-        kept[keys[piece]] = list(news.result)
+        piece, done = to_do[progress.piece], done + 1
+        kept[keys[piece]] = list(progress.result)
         if cache is not None:
             _write(cache, kept)
         now = time.monotonic()
@@ -257,10 +257,10 @@ def run_all(pieces: Sequence[Piece], cache: Path | None, processes: int) -> list
 
 
 def _write(cache: Path, kept: Mapping[str, list[Any]]) -> None:
-    """All of it or nothing: an interrupted benchmark goes on from what is there."""
-    beside = cache.with_name(cache.name + ".new")
-    beside.write_bytes(orjson.dumps(kept))
-    beside.replace(cache)
+    """All of it or nothing: an interrupted benchmark continues from the stored runs."""
+    temporary = cache.with_name(cache.name + ".new")
+    temporary.write_bytes(orjson.dumps(kept))
+    temporary.replace(cache)
 
 
 def by_block(runs: Sequence[Blocks]) -> list[Sample]:

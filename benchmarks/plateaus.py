@@ -5,7 +5,7 @@
 Each row changes one constant. The figures are the means over the traces of what 99.5 and 99.9 % cost (RiskHedge with these
 two targets, mixed with on-demand replicas where that is cheaper) against the constants as they are, in points, with the
 95 % interval of the paired difference over blocks of 6 h. A constant stands on a plateau where both stay within a point. Shares that
-end at 1 or that mean nothing below 1 are changed within these limits. When the minutes are over, what is done is printed.
+end at 1 or that mean nothing below 1 are changed within these limits. When the minutes are over, the finished part is printed.
 """
 
 from __future__ import annotations

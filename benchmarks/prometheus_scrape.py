@@ -3,7 +3,7 @@
     python -m benchmarks.prometheus_scrape [--seconds 120]
 
 Needs `prometheus` (Debian's package). It brings up a service on the local cloud in a home of its own, with load from one client,
-prints a line per expression, and exits with 1 if one has no data. Alerts compare, so their left side is what is queried.
+prints a line per expression, and exits with 1 if one has no data. Alerts compare, so their left side is queried.
 """
 
 from __future__ import annotations

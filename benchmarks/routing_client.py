@@ -1,12 +1,12 @@
 """A workload of the traffic simulator, played by the clock against a real address.
 
 Calls become streamed chat completions, and what they measure comes back in the simulator's own terms: seconds are
-the model's, that is those of the clock times `speed`. The simulator knows what an engine will answer; a real one says
-its own words. So where the next prompt of a conversation repeats an answer, the words that were really said are put
+the model's, that is those of the clock times `speed`. The simulator knows the response of an engine; a real one says
+its own words. So where the next prompt of a conversation repeats a response, the words that were really said are put
 in the place of those that were foreseen: else no cache would hold them.
 
-One connection per call and no parsing while an answer streams, because the client shares its processors with the
-engines: bytes are kept, and read when the answer is complete.
+One connection per call and no parsing while a response streams, because the client shares its processors with the
+engines: bytes are kept, and read when the response is complete.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Until:
 
 def messages(prompt: bytes) -> list[dict[str, str]]:
     """The messages from which the engine's template makes `prompt`; a prompt without any mark of the template is one
-    message of its user. Raises NotAChat for what is neither."""
+    message of its user. Raises NotAChat for anything else."""
     if b"<|" not in prompt:
         return [{"role": "user", "content": prompt.decode()}]
     text = prompt.removesuffix(ANSWER_BEGIN.text).decode()
@@ -80,7 +80,7 @@ class Memory:
         self._last: dict[str, _Turn] = {}
 
     def prompt(self, call: Call) -> bytes:
-        """The prompt of `call`, with answers as they were said."""
+        """The prompt of `call`, with responses as they were said."""
         text = call.prompt.text
         turn = self._last.get(call.session)
         if turn is None or not text.startswith(turn.foreseen):
@@ -88,7 +88,7 @@ class Memory:
         return turn.said + text[len(turn.foreseen) :]
 
     def hear(self, call: Call, prompt: bytes, answer: str) -> None:
-        """The answer to `call`, which was asked as `prompt`. Of a recorded one only the length is known (its tokens are
+        """The response to `call`, which was asked as `prompt`. Of a recorded one only the length is known (its tokens are
         no engine's): the next prompt of its session is recorded as well, and takes nothing from what was said."""
         if any(token < 0 for token in call.answer):
             return
@@ -109,7 +109,7 @@ class Answer(NamedTuple):
     text: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    answer_tokens: int = 0
+    response_tokens: int = 0
 
 
 def read(stream: bytes) -> Answer:
@@ -134,7 +134,7 @@ def read(stream: bytes) -> Answer:
         text="".join(text),
         prompt_tokens=usage["prompt_tokens"],
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-        answer_tokens=usage["completion_tokens"],
+        response_tokens=usage["completion_tokens"],
     )
 
 
@@ -182,7 +182,7 @@ class _Exchange(asyncio.Protocol):
 
 
 async def ask(port: int, model: str, prompt: bytes, max_tokens: int) -> Answer:
-    """One chat completion, exactly `max_tokens` long, as a stream. What goes wrong is the answer's fault."""
+    """One chat completion, exactly `max_tokens` long, as a stream. What goes wrong is the response's fault."""
     body = orjson.dumps(
         {
             "model": model,
@@ -203,8 +203,8 @@ async def ask(port: int, model: str, prompt: bytes, max_tokens: int) -> Answer:
     except OSError as error:
         return Answer(f"no connection: {error.strerror}")
     answer = await exchange.answer
-    if not answer.fault and answer.answer_tokens != max_tokens:
-        return answer._replace(fault=f"{answer.answer_tokens} tokens, not {max_tokens}")
+    if not answer.fault and answer.response_tokens != max_tokens:
+        return answer._replace(fault=f"{answer.response_tokens} tokens, not {max_tokens}")
     return answer
 
 
@@ -213,7 +213,7 @@ async def ask(port: int, model: str, prompt: bytes, max_tokens: int) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """`served` has no idea of the engines: each is number 0. `faults` are of calls that got no whole answer.
+    """`served` has no idea of the engines: each is number 0. `faults` are of calls that got no whole response.
     `late_s` of the model is how late the client itself was woken, at the 99th percentile: what the machine adds."""
 
     served: tuple[Served, ...]
@@ -278,7 +278,7 @@ class _Player:
                     ended_at=self._seconds(answer.ended_at),
                     prompt_tokens=answer.prompt_tokens,
                     cached_tokens=answer.cached_tokens,
-                    answer_tokens=answer.answer_tokens,
+                    response_tokens=answer.response_tokens,
                     prompt_bytes=len(prompt),
                     matched_bytes=0,
                 )

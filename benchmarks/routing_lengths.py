@@ -130,7 +130,7 @@ def figures(served: Sequence[Served], refused: int = 0) -> Figures:
         raise ValueError(f"{len(by_arrival)} calls are too few to measure")
     ttft = sorted(one.first_at - one.arrived_at for one in counted)
     per_token = sorted(
-        (one.ended_at - one.arrived_at) / max(LEAST_TOKENS, one.answer_tokens) for one in counted
+        (one.ended_at - one.arrived_at) / max(LEAST_TOKENS, one.response_tokens) for one in counted
     )
     return Figures(
         in_time=sum(one <= MOST_S_PER_TOKEN for one in per_token) / len(per_token),
@@ -142,7 +142,7 @@ def figures(served: Sequence[Served], refused: int = 0) -> Figures:
     )
 
 
-# --- what is printed ------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------------------
 
 
 class Shown(NamedTuple):

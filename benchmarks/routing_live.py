@@ -6,14 +6,14 @@
     python -m benchmarks.routing_live --show rows.json       the tables of rows kept by --json, and nothing measured
 
 Four processes of `skyserve_cli.engine` (OpenAI's API over HTTP, the time and the prefix cache of an L4, or of an
-A100 for Mooncake's long prompts) stand behind one load balancer at a time. What is balanced are the workloads of
+A100 for Mooncake's long prompts) stand behind one load balancer at a time. The load are the workloads of
 `benchmarks.routing`, at the load of its tables (`documents` at 1.7 times that, where hits decide if it can be carried), played by `benchmarks.routing_client` as streamed chat completions.
 Every run has engines and a balancer of its own; within a round all have the same calls to serve, one after the other
 in random order, and ratios are taken within rounds. Medians over the rounds, with the interval of the sign test
 (5 rounds: smallest to largest, 94 %).
 
 Times are the model's: those of the clock times `--speed`, by which the engines are faster. So a millisecond that a
-balancer or a busy machine takes counts `--speed` fold; `machine` says how busy all processors were, by anybody, and
+balancer or a busy machine takes counts `--speed` fold; `machine` is how busy all processors were, by anybody, and
 `late` how late the client itself was woken, at the 99th percentile. Peers have their defaults. Ours have them too, but
 for the interval of their probes, which is the engines' business and as much faster: that load on the machine is as
 much too high. `skywalker` and `sglang_router` are our agent with rules as they were published
@@ -47,11 +47,11 @@ import uvloop
 
 from benchmarks.router.machine import Missing, Process, ask, cpu_model, free_port, is_free
 from benchmarks.router.systems import CHECKOUT, Group, Launch, ours, rust_router
-from benchmarks.routing import DATA, GSM8K, WORKLOADS, Load
 from benchmarks.routing_client import Until, play
 from benchmarks.routing_client import ask as complete
 from benchmarks.routing_live_report import CLAIMANT, REFERENCE, Row, render, worse
 from benchmarks.routing_published import PUBLISHED, make_policy
+from benchmarks.routing_workloads import DATA, GSM8K, WORKLOADS, Load
 from benchmarks.traffic.driver import Setting, run
 from benchmarks.traffic.measure import Metrics, ideal_hit_rate, measure
 from benchmarks.traffic.workloads import Workload, walk
@@ -156,7 +156,7 @@ def peer(name: str) -> System:
 
 
 def systems(names: Sequence[str], speed: float) -> list[System]:
-    """Those that can be had; what is missing is said."""
+    """Return the available ones, and report the missing."""
     found = []
     for name in names:
         try:
@@ -196,15 +196,15 @@ class Fleet:
             if found := SERVES.search(process.log.read_bytes()):
                 return int(found.group(1))
             time.sleep(0.02)
-        raise Broken(f"an engine does not start: {process.last_words()}")
+        raise Broken(f"an engine does not start: {process.last_lines()}")
 
 
 async def awake(router: Process, port: int, fleet: Fleet, model: str) -> None:
-    """Until every engine has answered through the balancer: some learn of their targets one by one."""
+    """Until every engine has responded through the balancer: some learn of their targets one by one."""
     deadline = time.monotonic() + START_S
     while not all(one["generation_tokens"] for one in fleet.counters()):
         if router.ended or time.monotonic() > deadline:
-            raise Broken(router.log_archive() or "it does not reach every engine")
+            raise Broken(router.last_lines() or "it does not reach every engine")
         await asyncio.gather(*(complete(port, model, first_words(), 4) for _ in range(FIRST_WORDS)))
         await asyncio.sleep(0.1)
 

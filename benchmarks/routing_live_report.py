@@ -23,7 +23,7 @@ CLAIMANT = SERVICE_POLICY
 @dataclass(frozen=True, slots=True)
 class Row:
     """One run. `wall_s` is 0 and nothing is busy where nothing ran: in the simulator. `faults` are the first of
-    `metrics.refused` calls that got no whole answer."""
+    `metrics.refused` calls that got no whole response."""
 
     round: int
     workload: str

@@ -100,11 +100,11 @@ def scaler(minutes: int) -> tuple[list[float], list[float], list[bool], Json]:
         seen = Observation(
             60.0 * end, goal, fleet, (fleet[0].offer,), Load(60.0, 0, known=True), history=known
         )
-        misses = predictive._fitted.cache_info().misses
+        misses = predictive._cached_fit.cache_info().misses
         began = time.process_time()
         memory = predictive.Predictive().target(seen, memory).memory
         first.append(time.process_time() - began)
-        fitted.append(predictive._fitted.cache_info().misses > misses)
+        fitted.append(predictive._cached_fit.cache_info().misses > misses)
         began = time.process_time()
         predictive.Predictive().target(seen, memory)
         again.append(time.process_time() - began)
@@ -131,13 +131,13 @@ def tick(minutes: int) -> tuple[list[float], list[float], list[float]]:
     for number in range(12 * minutes):
         life.clock.advance(life.clock.now() + 5.0)
         before = life.row("chat").memory.scaling.get("minute")
-        misses = predictive._fitted.cache_info().misses
+        misses = predictive._cached_fit.cache_info().misses
         began = time.process_time()
         life.reconciler.tick()
         took = time.process_time() - began
         if number >= 120:  # the fleet has come up
             same = life.row("chat").memory.scaling.get("minute") == before
-            fits = predictive._fitted.cache_info().misses > misses
+            fits = predictive._cached_fit.cache_info().misses > misses
             (quiet if same else fitted if fits else decided).append(took)
     return decided, fitted, quiet
 

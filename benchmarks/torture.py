@@ -1,4 +1,4 @@
-"""Many simulated lives of services under a hostile cloud, a restless user and a controller that keeps being killed.
+"""Many simulated services under a hostile cloud, a restless user and a controller that keeps being killed.
 
     python benchmarks/torture.py [--first 0] [--seeds 2000] [--jobs 2] [--twice] [--pair | --slo]
 

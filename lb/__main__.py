@@ -17,8 +17,10 @@ from pathlib import Path
 
 import uvloop
 
+from lb.agent.agent import FROM_ARGUMENTS
 from lb.agent.limits_file import shared_path
-from lb.agent.server import ServerOptions, serve
+from lb.agent.server import serve
+from lb.agent.server_options import ServerOptions
 from lb.config import file as config_file
 from lb.config.cors import Cors
 from lb.config.decode import network_problem
@@ -76,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--health-path",
         default="/",
-        help="asked of a silent --target for a sign of life (default: %(default)s)",
+        help="probed on a silent --target (default: %(default)s)",
     )
     add("--admin-host", default="127.0.0.1", help="address of the admin port (default: %(default)s)")
     add("--admin-port", type=_port, help="admin port, 0 for any (default: any, if there is a token)")
@@ -84,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
         "--admin-token-file",
         type=Path,
         help=f"file with the admin token; else ${TOKEN_VARIABLE}, which stays readable in /proc for this user",
+    )
+    add(
+        "--open-probes",
+        action="store_true",
+        help="/-/live and /-/ready of the admin port need no token, for the probes of Kubernetes",
     )
     add("--table-file", type=Path, help="keep the last pushed table here; it goes before --target")
     add(
@@ -120,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NETWORK",
-        help="pass on what a proxy at this address (10.0.0.0/8) says of its clients; repeat for more",
+        help="pass on what a proxy at this address (10.0.0.0/8) reports of its clients; repeat for more",
     )
     add("--shutdown-grace", type=_seconds_or_zero, default=120.0, metavar="SECONDS")
     add("--reuse-port", action="store_true", help="share the data port with other agents on this host")
@@ -167,6 +174,7 @@ def _options(given: argparse.Namespace) -> ServerOptions:
         admin_host=given.admin_host,
         admin_port=given.admin_port or 0,
         admin_token=token,
+        open_probes=given.open_probes,
         table_file=given.table_file,
         ready_file=given.ready_file,
         tls_certfile=given.tls_certfile,
@@ -194,8 +202,8 @@ def _limits_file(given: argparse.Namespace) -> Path | None:
         return Path(given.limits_file)
     if given.reuse_port and given.port:
         return shared_path(given.service, given.port)
-    beside: Path | None = given.table_file or given.handover_socket
-    return None if beside is None else beside.with_name(f"{beside.name}.limits")
+    neighbour: Path | None = given.table_file or given.handover_socket
+    return None if neighbour is None else neighbour.with_name(f"{neighbour.name}.limits")
 
 
 def _table(given: argparse.Namespace) -> Table:
@@ -210,7 +218,7 @@ def _table(given: argparse.Namespace) -> Table:
             raise _UsageError(f"--target {url!r} is given twice")
     return Table(
         service=given.service,
-        revision="arguments",
+        revision=FROM_ARGUMENTS,
         targets=tuple(Target(id=url, url=url, health_path=given.health_path) for url in given.target),
         policy=given.policy,
         limits=Limits(

@@ -61,7 +61,7 @@ class AgentRegion(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AgentFleet:
+class AgentFleetState:
     """The wanted state, and the present one.
 
     `agents` are the live ones, `fitting` those of them that are of the wanted shape; `is_needed`: though the service goes
@@ -109,7 +109,7 @@ def learn(memory: Json, events: Sequence[Event], before: Mapping[int, Replica], 
 
 
 def decide(
-    fleet: AgentFleet, offers: Sequence[Offer], goal: Goal, memory: Json, next_id: int, now: float
+    fleet: AgentFleetState, offers: Sequence[Offer], goal: Goal, memory: Json, next_id: int, now: float
 ) -> AgentDecision:
     """Return what to do now. Running it again on its own outcome gives no action. New agents get ids from `next_id` on."""
     if goal.down:
@@ -147,7 +147,7 @@ def place_of(agent: Replica) -> AgentRegion:
     return AgentRegion(agent.zone.cloud, agent.zone.region)
 
 
-def _kept(place: AgentRegion, counted: Sequence[Replica], fleet: AgentFleet) -> list[Replica]:
+def _kept(place: AgentRegion, counted: Sequence[Replica], fleet: AgentFleetState) -> list[Replica]:
     """Return the agents that are to stay there: those that serve before those that come up, the older first."""
     here = [agent for agent in counted if place_of(agent) == place and agent.id in fleet.fitting]
     return sorted(here, key=lambda agent: (agent.state is not _S.READY, agent.id))[: fleet.count]
@@ -186,7 +186,7 @@ def _why_missing(place: AgentRegion, missing: int, offers: Sequence[Offer], memo
     return f"{missing} load balancer {what} missing in {place}: it had no room when last asked; trying again soon"
 
 
-def _farewells(fleet: AgentFleet) -> tuple[Action, ...]:
+def _farewells(fleet: AgentFleetState) -> tuple[Action, ...]:
     """The service goes down, and nothing is left to be served."""
     ending = (*_COUNTED, _S.DRAINING)
     why = "the service goes down"
@@ -208,7 +208,7 @@ def _end(agent: Replica, reason: EndReason, why: str, now: float) -> Drain | Ter
 
 
 def _is_failure(event: Event) -> bool:
-    """Return whether the next one may well fare no better. What a full zone says is `zone_backoff`' business."""
+    """Return whether the next one may well fare no better. Refusals of full zones are handled by `zone_backoff`."""
     if isinstance(event, LaunchFailed):
         return event.kind is FailureKind.CONFIG
     return isinstance(event, (BootstrapFailed, RunExited, GaveUp))

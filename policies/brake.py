@@ -13,7 +13,7 @@ terminate a machine. The rules, in order:
    once a replica has become ready after that: then the controller can see, and they are lost.
 6. Replicas are terminated a few at a time, so that a mistake that passes all of this is a small one.
 
-What is held back is decided again in the next tick; nothing has to be cleared by hand.
+Held-back replicas are decided again in the next tick; nothing has to be cleared by hand.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Evidence:
     """What a controller knows about its own view of one service. The default is a view without doubt.
 
     It has watched since `watching_since` without a gap. `failed` has the replicas whose last valid probe failed (None:
-    probes are not recorded, and events count as they come). `heard` are the replicas from which a load balancer has
+    probes are not recorded, and events count as they come). `responsive` are the replicas from which a load balancer has
     lately received anything. `online`: whether anything beyond this machine has lately responded; None if there is
     nothing that could.
     """
 
     watching_since: float = -math.inf
     failed: Mapping[int, FailedProbe] | None = None
-    heard: Collection[int] = frozenset()
+    responsive: Collection[int] = frozenset()
     online: bool | None = None
 
 
@@ -89,7 +89,7 @@ class TerminationLog:
         return sum(after < at <= until for at in self.at)
 
 
-def judge(
+def confirmed(
     overdue: Iterable[Event],
     replicas: Sequence[Replica],
     goal: Goal,
@@ -136,7 +136,7 @@ def _last_failure(replica: Replica, evidence: Evidence, now: float) -> FailedPro
 def _why_held(replica_id: int, failed: FailedProbe, evidence: Evidence) -> str:
     if failed.reached:
         return ""
-    if replica_id in evidence.heard:
+    if replica_id in evidence.responsive:
         return HELD_FOR_BALANCERS
     return HELD_OFFLINE if evidence.online is False else ""
 

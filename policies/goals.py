@@ -24,14 +24,14 @@ class SloGoal:
 
     `cold_start_s` is how long a replica takes from its launch until it is ready; with `learns_cold_start` only until the
     service's own replicas have shown it. `capacity_qps` None: it is learned (`forecast.capacity`). With `forecast` False only
-    present demand counts; with `looks` False nothing is forecast at all, else what a forecast would want is noted.
+    present demand counts; with `computes_forecast` False nothing is forecast at all, else what a forecast would want is noted.
     """
 
     attainment: float
     capacity_qps: float | None
     cold_start_s: float
     forecast: bool = True
-    looks: bool = True
+    computes_forecast: bool = True
     learns_cold_start: bool = False
 
 
@@ -40,7 +40,7 @@ class ScalingGoal:
     """How many replicas are wanted. Without any target the size is fixed at `min_replicas`.
 
     A replica should carry `target_qps_per_replica` requests per second; where that differs by accelerator,
-    `target_qps_by_accelerator` says how, and the plain number is the smallest of them. Or it should carry
+    `target_qps_by_accelerator` has the numbers, and the plain number is the smallest of them. Or it should carry
     `target_ongoing_requests_per_replica` requests at a time. More (less) load must last `upscale_delay_s`
     (`downscale_delay_s`). With `slo` the size follows a forecast instead (`scaling.predictive`).
     """
@@ -67,7 +67,7 @@ class PlacementGoal:
     `dynamic_ondemand_fallback` on-demand replicas stand in for spot replicas that are missing;
     `base_ondemand_fallback_replicas` of the wanted replicas are on demand at all times. `availability_target` is
     the part of the time in which the wanted number should be ready (0.995), for policies that can aim. Where machines
-    differ in what they can do, `work` says how, and prices are compared for the work. On-demand replicas are spread over
+    differ in what they can do, `work` has the rates, and prices are compared for the work. On-demand replicas are spread over
     offers that cost at most the fraction `price_band` more than the cheapest, spot replicas over those that cost at most
     `spot_price_cap` times as much as the cheapest (not by RiskHedge, which weighs prices itself). With `one_continent` replicas stay on the
     continent of the cheapest offer while it takes them. Spot replicas that have gathered in one zone for

@@ -62,7 +62,7 @@ class Load:
 
     `requests` arrived in the last `window_s` seconds, served or not. `in_flight` and `queued` are at this moment;
     `ongoing` is the mean of their sum over the window. `empty` are the draining replicas to which every LB has
-    promised to send nothing more and has nothing left to finish. From the replicas in `heard` some LB has lately received
+    promised to send nothing more and has nothing left to finish. From the replicas in `responsive` some LB has lately received
     a response or a sign of life.
     """
 
@@ -72,7 +72,7 @@ class Load:
     queued: int = 0
     ongoing: float = 0.0
     empty: frozenset[int] = frozenset()
-    heard: frozenset[int] = frozenset()
+    responsive: frozenset[int] = frozenset()
     known: bool = False  # False: no LB has reported since the controller started
 
 

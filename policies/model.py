@@ -1,4 +1,4 @@
-"""The vocabulary of the house: frozen values, no behaviour beyond what follows from their fields.
+"""The values of the domain: replicas, offers, events, actions. Frozen, without behaviour beyond their fields.
 
 Units are in the names: `_s` seconds, `_usd_hour` US dollars per hour. `now`, `since`, `at` and every other
 instant are seconds on the controller's clock (UNIX time in the daemon, virtual in the simulator).
@@ -69,7 +69,7 @@ class FailureKind(str, Enum):
 
 
 class Scope(str, Enum):
-    """What a failed launch says something about, from the narrowest to the widest."""
+    """What a failed launch is evidence about, from the narrowest to the widest."""
 
     OFFER = "offer"  # this machine type in this zone and market
     TYPE = "type"  # this machine type in the region
@@ -201,7 +201,7 @@ class LaunchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """Bringing it up has come to another step, or waits for something: `message` says what."""
+    """Bringing it up has come to another step, or waits for something: `message` names it."""
 
     replica_id: int
     message: str
@@ -284,7 +284,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing is in flight any more, or the time to drain is over (`message` says which)."""
+    """Nothing is in flight any more, or the time to drain is over (`message` names which)."""
 
     replica_id: int
     message: str = ""
@@ -303,7 +303,7 @@ Event = Union[  # noqa: UP007 - evaluated at run time, and Python 3.10 has no `t
 ]  # fmt: skip
 
 
-# --- Actions: what was decided. Every action says why. -----------------------------------------------------
+# --- Actions: what was decided. Every action has its reason. -----------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +352,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One immutable photograph per tick.
+    """The immutable input of a tick.
 
     `replicas` are the live ones (not GONE), events already applied. `room_usd_hour` is the rest of the budget of all
     services together. `history` is None where no policy reads it.

@@ -2,7 +2,7 @@
 
 The same function prints `serve plan`, drives the daemon and runs in the simulator. It reads like the sentence
 it implements: end what must end, decide how many, replace the old, drop the surplus, place new ones.
-Every action says why.
+Every action has its reason.
 """
 
 from __future__ import annotations

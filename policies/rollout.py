@@ -67,7 +67,7 @@ def learn(
             continue
         version = wanted_version(goal, after)
         if not is_wanted(replica, goal, version):
-            continue  # what becomes of the old fleet says nothing about the version that replaces it
+            continue  # what becomes of the old fleet is no evidence about the version that replaces it
         if isinstance(event, ProbePassed):
             after["good"] = max(replica.version, after.get("good", 0))
             if version in after.get("failed", ()):
@@ -113,7 +113,7 @@ def has_failed(goal: Goal, memory: Json) -> bool:
 
 
 def may_launch(goal: Goal, memory: Json, now: float) -> tuple[str, float | None]:
-    """("", None) if new replicas may be launched now, else the sentence that says why not, and until when."""
+    """("", None) if new replicas may be launched now, else a sentence with the reason, and until when."""
     if has_failed(goal, memory) and "good" not in memory:
         why = ": every machine on offer was refused" if goal.version in memory.get("refused", ()) else ""
         return f"version {goal.version} has failed{why}; update the service", None

@@ -2,7 +2,7 @@
 
     AWS = the fleet over `AwsMachines`, Google Cloud over `GcpMachines`, Azure over `AzureMachines`
 
-The catalog says what there is and what it cost; what a spot machine costs now is read from the cloud in the background,
+The catalog has what there is and what it cost; what a spot machine costs now is read from the cloud in the background,
 every few minutes, and used as long as it is fresh.
 """
 
@@ -70,12 +70,12 @@ class VmSection(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rent:
+class VmSettings:
     """What the user has set for the machines of a cloud.
 
     `sources` are the CIDR blocks from which machines can be reached, beside the load balancers; none: this host's own
     addresses are found out. `image` is the cloud's own name of one, or one for each region. `dead_man_minutes` is the lease
-    of machines (`lease.terms_of`), `ending` the program by which one has its cloud delete it. With `tls` replicas are
+    of machines (`lease.terms_of`), `terminate_script` the program by which one has its cloud delete it. With `tls` replicas are
     reached by TLS alone.
     """
 
@@ -85,15 +85,15 @@ class Rent:
     labels: Mapping[str, str] = field(default_factory=dict)
     dead_man_minutes: int | None = None
     tls: bool = False
-    ending: str = ""
+    terminate_script: str = ""
 
 
-class RentedProvisioner(VmProvisioner):
+class VmCloudProvisioner(VmProvisioner):
     """Of one cloud; its own module gives it its machines and its `name`.
 
     `catalog` has that cloud's rows, `secret` are the 32 bytes of the home from which all keys follow, `own` knows this
     host's addresses, `zone_ids` map the account's names of zones to the catalog's, `first_login` prepares machines of a
-    cloud that runs no user data, `folder` keeps records of first connections, `ending` is the program by which a
+    cloud that runs no user data, `folder` keeps records of first connections, `terminate_script` is the program by which a
     machine whose lease is over has the cloud delete it. `subnets` are the regions and zones in which the user names
     subnets: the only ones that are used, if there are any.
 
@@ -112,7 +112,7 @@ class RentedProvisioner(VmProvisioner):
         now: Callable[[], float] = unix_now,
         first_login: FirstLogins | None = None,
         folder: Path | None = None,
-        ending: str = "",
+        terminate_script: str = "",
         subnets: Collection[str] = (),
     ) -> None:
         if isinstance(section.image, Mapping):
@@ -123,19 +123,19 @@ class RentedProvisioner(VmProvisioner):
             within(catalog, section.regions, machines.name)
             in_them = in_them.within(section.regions)
         catalog = in_them
-        rent = Rent(
+        settings = VmSettings(
             image=section.image,
             disk_gb=section.disk_gb,
             sources=section.sources or (),
             labels=section.labels,
             dead_man_minutes=section.dead_man_minutes,
             tls=section.tls,
-            ending=ending,
+            terminate_script=terminate_script,
         )
         prices = self._prices = SpotPrices(machines, zones_of(catalog), now, types_of(catalog))
         self.account = Account(spot_price=prices, zone_ids=zone_ids or {})
         self._catalog = catalog
-        self._sources = rent.sources
+        self._sources = settings.sources
         self._use_private_ip = section.use_private_ip
         self._own = own if own is not None else OwnAddresses(None, None, now)
         self._is_needed = False
@@ -149,13 +149,13 @@ class RentedProvisioner(VmProvisioner):
             machines,
             SshHosts(
                 lambda machine: login_by(way, machine, secret, keeps=first.keeps(machine.token)),
-                heartbeat_s=heartbeat_s(shortest_s(rent.dead_man_minutes)),
+                heartbeat_s=heartbeat_s(shortest_s(settings.dead_man_minutes)),
                 now=now,
                 seen_from=self._own.saw,
-                front=lambda machine, order: front_of(machine, order, secret) if rent.tls else None,
+                front=lambda machine, order: front_of(machine, order, secret) if settings.tls else None,
                 first_login=first,
             ),
-            lambda order, rank: order_of(order, rank, secret, rent),
+            lambda order, rank: order_of(order, rank, secret, settings),
             lambda need: offer(need, self._catalog, self.account, prices),
             now,
         )
@@ -348,12 +348,12 @@ def heartbeat_s(lease_s: int) -> float:
     return min(HEARTBEAT_S, lease_s / 4) if lease_s else HEARTBEAT_S
 
 
-def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> MachineOrder:
+def order_of(order: LaunchOrder, rank: int, secret: bytes, settings: VmSettings) -> MachineOrder:
     """Return one machine of the replica. The same order always gives the same, to the byte."""
     keys = Keys(secret, order.owner)
     token = machine_token(order.token, rank)
     port, is_public = order.port or DEFAULT_PORT, order.role is Role.LOAD_BALANCER
-    inner = front_port(order) if rent.tls else port  # the server's own port stays shut then
+    inner = front_port(order) if settings.tls else port  # the server's own port stays shut then
     own_ports = (peers_port(port),) if order.has_peers else ()
     plain = MachineOrder(
         token=token,
@@ -370,13 +370,13 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, rent: Rent) -> Machin
         user=USER,
         accelerator=order.offer.accelerator,
         accelerator_count=order.offer.accelerator_count,
-        image=order.machine_image or in_region(rent.image, order.offer.zone.region),
-        disk_gb=order.disk_gb or rent.disk_gb or DISK_GB,
+        image=order.machine_image or in_region(settings.image, order.offer.zone.region),
+        disk_gb=order.disk_gb or settings.disk_gb or DISK_GB,
         ports=own_ports if is_public else (inner,),
         public_ports=(port,) if is_public else (),
-        sources=rent.sources,
-        labels={**rent.labels, **order.labels},
+        sources=settings.sources,
+        labels={**settings.labels, **order.labels},
         role=order.role,
     )
-    terms = terms_of(rent.dead_man_minutes, token, serves_at_once=is_public)
-    return replace(plain, user_data=user_data(plain, keys.boot_host(token), terms, rent.ending))
+    terms = terms_of(settings.dead_man_minutes, token, serves_at_once=is_public)
+    return replace(plain, user_data=user_data(plain, keys.boot_host(token), terms, settings.terminate_script))

@@ -1,4 +1,4 @@
-"""The one place of this floor where the clock enters. Everything else takes `now` as an argument."""
+"""The only module of this package that reads the clock. Everything else takes `now` as an argument."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class CloudClock:
         self._lock = threading.Lock()
         self.offset_s = 0.0
 
-    def heard(self, date: str | None) -> None:
+    def set_from_header(self, date: str | None) -> None:
         """A response has just come, with that header."""
         if not date:
             return

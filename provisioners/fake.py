@@ -130,7 +130,7 @@ class FakeProvisioner:
         if notice_s > 0:
             self._changed()
 
-    def lose_node(self, token: str, rank: int) -> None:
+    def preempt_node(self, token: str, rank: int) -> None:
         """Take one node of the instance, now."""
         with self._lock:
             self._machines[token].lost.add(rank)

@@ -52,12 +52,12 @@ class MachineMemory:
         with self._lock:
             self._alive.pop(key_of(zone, name), None)
 
-    def ask_end(self, zone: Zone, name: str) -> None:
+    def record_termination(self, zone: Zone, name: str) -> None:
         """Record that we are about to terminate it."""
         with self._lock:
             self._asked.add(key_of(zone, name))
 
-    def was_asked(self, machine: Machine) -> bool:
+    def is_termination_ours(self, machine: Machine) -> bool:
         """Return whether its end was our wish."""
         with self._lock:
             return key_of(machine.zone, machine.id) in self._asked
@@ -68,7 +68,7 @@ class MachineMemory:
             return {key: machine for key, machine in self._alive.items() if machine.owner == owner}
 
     def ended(self, owner: str, now: float) -> Mapping[Key, Machine]:
-        """Return what ended lately."""
+        """Return the machines that terminated lately."""
         with self._lock:
             kept = [entry for entry in self._ended.items() if entry[1][1] > now - RETENTION_S]
             self._ended = dict(kept[-RETAINED:])

@@ -5,6 +5,7 @@ The first line that fits is the state of the instance:
     every node is gone                      PREEMPTED if the cloud took one, else TERMINATED
     every node that is left is STOPPING     STOPPING
     a node is gone, or STOPPING             BROKEN
+    a node is BROKEN                        BROKEN
     a node's `setup` failed                 SETUP_FAILED
     a node's `run` exited                   RUN_EXITED
     no supervisor for a node                UNSUPERVISED
@@ -68,7 +69,7 @@ def state_of_nodes(states: Sequence[InstanceState]) -> InstanceState:
         return _S.PREEMPTED if _S.PREEMPTED in states else _S.TERMINATED
     if left == {_S.STOPPING}:
         return _S.STOPPING
-    if any(_is_lost(state) for state in states):
+    if _S.BROKEN in left or any(_is_lost(state) for state in states):
         return _S.BROKEN
     return next(state for state in _FIRST_THAT_FITS if state in left)
 
@@ -94,8 +95,8 @@ def _is_lost(state: InstanceState) -> bool:
 
 
 def _message(state: InstanceState, nodes: Sequence[Instance]) -> str:
-    if state is _S.BROKEN:
-        lost = [rank for rank, node in enumerate(nodes) if _is_lost(node.state)]
+    lost = [rank for rank, node in enumerate(nodes) if _is_lost(node.state)]
+    if state is _S.BROKEN and lost:
         said = next((nodes[rank].message for rank in lost if nodes[rank].message), "")
         return who_is_lost(lost, len(nodes)) + (f": {said}" if said else "")
     messages = (

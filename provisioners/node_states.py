@@ -34,7 +34,7 @@ def state_of(machine: Machine, report: HostReport | None, awaited: bool) -> tupl
 def by_replica(machines: Iterable[Machine]) -> dict[str, tuple[Machine, ...]]:
     """Return the machines of each replica by rank, under its token.
 
-    Of several of one rank (one that ended, and the one that replaced it) it is the live one.
+    Of several of one rank (one that terminated, and the one that replaced it) it is the live one.
     """
     groups: dict[str, dict[int, Machine]] = {}
     for machine in machines:

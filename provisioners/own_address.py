@@ -89,7 +89,7 @@ class OwnAddresses:
         self._finding = threading.Lock()
         self._seen = _load(path)
         self._confirmed_at = float("-inf")
-        self._looked: tuple[str | None, float] = None, float("-inf")  # from which route, and when
+        self._checked: tuple[str | None, float] = None, float("-inf")  # from which route, and when
 
     def saw(self, address: str) -> None:
         """A machine reports that we came from there. Any thread."""
@@ -106,11 +106,11 @@ class OwnAddresses:
         """Return the addresses that machines with public addresses see; empty if nothing knows. May take seconds."""
         route = self._local(_SOMEWHERE)
         with self._finding:
-            looked_from, looked_at = self._looked
+            looked_from, looked_at = self._checked
             now = self._now()
             is_confirmed = now - self._confirmed_at < CONFIRMED_S and looked_from == route
             if not is_confirmed and (looked_from != route or now - looked_at >= FIND_EVERY_S):
-                self._looked = route, now
+                self._checked = route, now
                 found = self._find(route)
                 if found is not None:
                     with self._lock:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from policies.model import Offer, Role
-from provisioners.assembly import USER, RentedProvisioner, VmSection, login_by, within
+from provisioners.assembly import USER, VmCloudProvisioner, VmSection, login_by, within
 from provisioners.clock import unix_now
 from provisioners.offers.catalog.model import Catalog
 from provisioners.offers.lb_instance_types import small_offers
@@ -30,7 +30,7 @@ def provisioner_of(
     own: OwnAddresses | None = None,
     folder: Path | None = None,
     now: Callable[[], float] = unix_now,
-) -> RentedProvisioner:
+) -> VmCloudProvisioner:
     """`folder` is where host keys of the first login are kept. Raises PluginError, and ValueError for a wrong section."""
     if section.regions is not None:
         catalog = within(catalog, section.regions, plugin.name)
@@ -65,7 +65,7 @@ def provisioner_of(
         way = section.way
         first = FirstLogins(plugin.first_user, lambda machine: login_by(way, machine, secret), script, folder)
 
-    class PluginProvisioner(RentedProvisioner):
+    class PluginProvisioner(VmCloudProvisioner):
         name = plugin.name
 
         def offers(self, need: Requirements) -> Sequence[Offer]:

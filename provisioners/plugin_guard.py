@@ -1,4 +1,4 @@
-"""The machines of a plug-in, behind a wall: their failures harm no other cloud.
+"""Isolates the machines of a plug-in: its failures harm no other cloud.
 
 An exception that is no `ProvisionError` is a defect of the plug-in. Here it becomes a TransientError that names plug-in and
 exception (the log has the traceback), so that the same order is sent again and the other clouds go on. What a listing has of

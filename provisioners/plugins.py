@@ -32,7 +32,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
 
 class PluginError(Exception):
-    """A plug-in cannot be used; the message says which and why."""
+    """A plug-in cannot be used; the message names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ PROVISIONERS: Mapping[str, str] = MappingProxyType(
         "aws": "provisioners.aws.cloud:AwsProvisioner",
         "gcp": "provisioners.gcp.cloud:GcpProvisioner",
         "azure": "provisioners.azure.cloud:AzureProvisioner",
+        "kubernetes": "provisioners.kubernetes.cloud:KubernetesProvisioner",
         "ssh": "provisioners.ssh.cloud:SshProvisioner",
         "fake": "provisioners.fake:FakeProvisioner",
     }
@@ -29,7 +30,7 @@ class UnknownCloudError(LookupError):
 
 
 class MissingSdkError(ImportError):
-    """The cloud's SDK, one of our extras, is not installed; the message says how."""
+    """The cloud's SDK, one of our extras, is not installed; the message explains how."""
 
 
 def provisioner_class(name: str, known: Mapping[str, str] = PROVISIONERS) -> type[Provisioner]:

@@ -14,7 +14,7 @@ All calls block. Values are snapshots; `json` of a value has every field of the 
 
 from skyserve.client import Client, ServiceFailedError, WaitTimeoutError
 from skyserve.values import Event, Launch, Plan, Replica, Service
-from skyserve_cli.controller.api.client import ControllerDownError, RefusedError
+from skyserve_cli.controller.api.client import ControllerDownError, RefusedError, UnreachableError
 from skyserve_cli.spec import Loaded as Spec
 from skyserve_cli.spec import SpecError
 
@@ -30,5 +30,6 @@ __all__ = [
     "ServiceFailedError",
     "Spec",
     "SpecError",
+    "UnreachableError",
     "WaitTimeoutError",
 ]

@@ -13,7 +13,8 @@ from skyserve_cli.commands import down as down_command
 from skyserve_cli.commands import files, progress
 from skyserve_cli.commands import update as update_command
 from skyserve_cli.commands.prices import listed_plan
-from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
+from skyserve_cli.controller.api.client import AWAY, ControllerClient, ControllerDownError
+from skyserve_cli.controller.api.remote import remote_of
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed
@@ -32,13 +33,14 @@ class WaitTimeoutError(TimeoutError):
 
 
 class Client:
-    """ControllerClient of the controller of one home: that of `$SKYSERVE_HOME`, or `~/.skyserve`.
+    """Calls of the controller of one home (that of `$SKYSERVE_HOME`, or `~/.skyserve`), or of the context in use.
 
-    Every method may raise ControllerDownError; `RefusedError` where the controller rejects a call.
+    Every method may raise ControllerDownError, UnreachableError for a context; `RefusedError` where the controller rejects a call.
     """
 
     def __init__(self) -> None:
-        self._calls = ControllerClient(Home.from_environment(os.environ))
+        home = Home.from_environment(os.environ)
+        self._calls = ControllerClient(home, remote_of(home, os.environ))
         self._clock = SteadyClock()
 
     def load(
@@ -148,7 +150,7 @@ class Client:
         self._wait(name, down_command.is_gone, timeout_s)
         left_s = None if ends_at is None else max(0.0, ends_at - self._clock.now())
         try:
-            down_command.tidy(self._calls, [name], left_s, say=lambda line: None)
+            down_command.tidy(self._calls, [name], left_s, inform=lambda line: None)
         except CommandFailed as error:
             raise ServiceFailedError(str(error)) from None
 
@@ -177,7 +179,7 @@ class Client:
                 responded = self._clock.now()
                 if views is not None and done(next(view for view in views if view["name"] == name)):
                     return
-            except ControllerDownError:
+            except AWAY:
                 if self._clock.now() - responded > progress.AWAY_PATIENCE_S:
                     raise
             except CommandFailed as error:

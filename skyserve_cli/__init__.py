@@ -1,6 +1,6 @@
-"""Top floor: everything a user touches, and the daemon.
+"""The command line, the controller and all else that users call.
 
-The law of this floor: it imports the floors below (`provisioners`, `policies`, and of `lb` only `lb.config.schema`,
+It imports the packages below (`provisioners`, `policies`, and of `lb` only `lb.config.schema`,
 `lb.core.targets` and `lb.core.queue`), never the reverse. Inside: commands > sim > controller > state > spec.
 """
 

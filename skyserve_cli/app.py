@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from skyserve_cli import __version__
-from skyserve_cli.output import CommandFailed, say
+from skyserve_cli.output import CommandFailed, inform
 
 SERVICES, STORY, FILES, MACHINERY = "Services", "What happens", "Service files", "Machinery"
 
@@ -47,11 +47,14 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "notify": Verb("Send a test notification to the destinations in config.yaml.", STORY, family=True),
         "validate": Verb("Check a service file without launching anything.", FILES),
         "plan": Verb("Show where a service would run and what it would cost, without launching it.", FILES),
+        "profile": Verb("Measure how many requests per second one replica serves within an SLO.", FILES),
         "simulate": Verb("Show what a service would have cost on a spot market, and how often it would have been short.", FILES),
         "check": Verb("Check which clouds can be used from here.", MACHINERY),
         "catalog": Verb("List what machines the clouds have, where, and what they cost.", MACHINERY, family=True),
         "gc": Verb("Find orphaned resources in the clouds, and remove them.", MACHINERY),
         "controller": Verb("Start, stop and look at the controller; rotate its keys, back it up and restore it.", MACHINERY, family=True),
+        "token": Verb("Give others access to the controller: tokens with a role and services.", MACHINERY, family=True),
+        "context": Verb("Choose which controller the commands call.", MACHINERY, family=True),
         "local": Verb("Play with the local cloud: its zones, its capacity, its spot market.", MACHINERY, family=True),
         "engine": Verb("Run an OpenAI-compatible server that takes an LLM engine's time, without a GPU.", MACHINERY),
     }
@@ -69,10 +72,12 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
         "provisioners.offers.catalog.model.CatalogError": 2,
         "skyserve_cli.clouds.CloudNotEnabledError": 1,
         "skyserve_cli.controller.api.client.RefusedError": 1,
+        "skyserve_cli.controller.api.remote.RemoteError": 2,
         "skyserve_cli.controller.persistence.opening.CannotOpenError": 1,
         "skyserve_cli.controller.persistence.backup.BackupError": 1,
         "skyserve_cli.controller.api.client.MisconfiguredError": 2,
         "skyserve_cli.controller.api.client.ControllerDownError": 1,
+        "skyserve_cli.controller.api.client.UnreachableError": 1,
     }
 )
 
@@ -86,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         command(list(arguments), prog_name=program if program in ("serve", "skyserve") else "serve")
     except CommandFailed as error:
-        say(str(error))
+        inform(str(error))
         return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -96,7 +101,7 @@ def run(arguments: Sequence[str]) -> int:
         code = exit_code(error)
         if code is None:
             raise
-        say(str(error))
+        inform(str(error))
         return code
     return 0
 

@@ -15,22 +15,23 @@ from policies.model import CapacityType, Offer, Role, Zone
 from provisioners import plugins
 from provisioners.clock import unix_now
 from provisioners.local.cloud import LocalProvisioner
-from provisioners.offers import zone_offers
 from provisioners.offers.catalog import Catalog, CatalogError, Stock, load, stock
 from provisioners.offers.catalog.discovered import Discoverer, Discovery, Progress, reasons, shapes_of
 from provisioners.offers.catalog.model import Listing
-from provisioners.offers.explain_no_offer import NoOffer, explain_no_offer
-from provisioners.offers.extra_costs import beside_usd_hour
+from provisioners.offers.explain_no_offer import Explaining, NoOffer, explain_no_offer
+from provisioners.offers.extra_costs import extra_usd_hour
 from provisioners.offers.lb_instance_types import small_offers
 from provisioners.offers.matching import Account, Customer, Reason, Stocked, in_order, offers_of
 from provisioners.offers.reservations import open_at, reserved_listings
 from provisioners.own_address import OwnAddresses
 from provisioners.port.base import DISK_GB, Candidate, Provisioner, Requirements
-from provisioners.port.errors import AuthError
+from provisioners.port.errors import AuthError, ProvisionError
 from provisioners.registry import PROVISIONERS, MissingSdkError, UnknownCloudError, provisioner_class
 from provisioners.ssh import pool
 from skyserve_cli.config import Config, ConfigError
-from skyserve_cli.config_clouds import AwsConfig, CloudConfig, RentedConfig, SshConfig, reservations_of
+from skyserve_cli.config_clouds import AwsConfig, RentedConfig, SshConfig, reservations_of
+from skyserve_cli.config_kubernetes import KubernetesConfig
+from skyserve_cli.config_section import CloudConfig
 from skyserve_cli.home import Home
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Clouds:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stock: Stock | None = None  # that the provisioners have
     _reserved: frozenset[str] = frozenset()  # that the provisioners have
-    _looked_at: float = float("-inf")
+    _checked_at: float = float("-inf")
 
     @property
     def enabled(self) -> tuple[str, ...]:
@@ -79,7 +80,7 @@ class Clouds:
                     self._without_sdk[name] = error
                     raise
                 self._without_sdk.pop(name, None)
-                self._stock, self._looked_at = None, float("-inf")
+                self._stock, self._checked_at = None, float("-inf")
             self._restock()
             return self._made[name]
 
@@ -174,18 +175,18 @@ class Clouds:
         not known. Raises CloudNotEnabledError.
         """
 
-        def ask(part: Requirements) -> list[Offer]:
+        def query(part: Requirements) -> list[Offer]:
             return [offer for name in self.enabled for offer in self._listed(name, part)]
 
-        return in_order(self.resolve(need), ask)
+        return in_order(self.resolve(need), query)
 
-    def beside_usd_hour(self, cloud: str, disk_gb: int | None) -> float:
+    def extra_usd_hour(self, cloud: str, disk_gb: int | None) -> float:
         """About what a machine's disk and address cost beyond its price."""
         section = self.config.clouds.get(cloud)
         if not isinstance(section, RentedConfig):
             return 0.0
         size_gb = disk_gb or section.disk_gb or DISK_GB
-        return beside_usd_hour(cloud, size_gb, has_address=not section.use_private_ip)
+        return extra_usd_hour(cloud, size_gb, has_address=not section.use_private_ip)
 
     def explain_no_offer(self, candidate: Candidate) -> NoOffer | None:
         """Return why no enabled cloud has an offer for the candidate; None if one has, or the reason is unknown."""
@@ -206,8 +207,8 @@ class Clouds:
                 )
             elif name == "ssh":
                 reasons.append(pool.explain_no_offer(self._pools(), candidate))
-            elif isinstance(cloud := self.get(name), LocalProvisioner):
-                reasons.append(zone_offers.explain_no_offer(candidate, cloud.prices()))
+            elif isinstance(cloud := self.get(name), Explaining):
+                reasons.append(cloud.explain_no_offer(candidate))
             else:
                 return None
         return None if None in reasons else reasons[0]
@@ -235,7 +236,11 @@ class Clouds:
             if name in plugins.installed():
                 need = plugins.in_its_markets(plugins.plugin(name), need)
             return offers_of(need, rented, Account(reason=self._reason()))
-        return pool.offers_of(self._pools(), need) if name == "ssh" else self.get(name).offers(need)
+        if name == "ssh":
+            return pool.offers_of(self._pools(), need)
+        with suppress(ProvisionError):  # a cluster that does not respond: `explain_no_offer` says so
+            return self.get(name).offers(need)
+        return ()
 
     def _kind(self, name: str) -> str:
         return _CATALOG if name in self._catalog().clouds else name
@@ -310,8 +315,8 @@ class Clouds:
             made = {name: one.account for name, one in self._made.items() if isinstance(one, Customer)}
 
         def spot_price(instance_type: str, zone: Zone) -> float | None:
-            ask = made[zone.cloud].spot_price if zone.cloud in made else None
-            return None if ask is None else ask(instance_type, zone)
+            query = made[zone.cloud].spot_price if zone.cloud in made else None
+            return None if query is None else query(instance_type, zone)
 
         zone_ids = {mine: zone for one in made.values() for mine, zone in one.zone_ids.items()}
         return Account(spot_price=spot_price, zone_ids=zone_ids, reason=self._reason())
@@ -322,9 +327,9 @@ class Clouds:
     def _restock(self) -> None:
         """Give provisioners what was refreshed or discovered since they were made. With the lock held."""
         now = unix_now()
-        if now - self._looked_at < _LOOK_EVERY_S:
+        if now - self._checked_at < _LOOK_EVERY_S:
             return
-        self._looked_at = now
+        self._checked_at = now
         try:
             found, reserved = stock(self.home.root), self._open_reservations()
             if found is self._stock and reserved == self._reserved:
@@ -365,6 +370,8 @@ class Clouds:
                 case SshConfig():
                     secret, seen = self.home.machine_secret(), self.home.hosts_seen
                     return build(section.pools, secret, seen, tls=section.tls)
+                case KubernetesConfig():
+                    return build(section.clusters(), section.kubeconfig)
                 case RentedConfig():
                     catalog, secret = self._stocked(name, load(self.home.root)), self.home.machine_secret()
                     own, folder = self._own_addresses(), self.home.first_logins(name)

@@ -20,8 +20,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from provisioners import plugins
 from provisioners.own_address import ADDRESS_URL
 from provisioners.registry import PROVISIONERS
-from skyserve_cli.config_clouds import SECTIONS, CloudConfig, RentedConfig, Strict
+from skyserve_cli.config_clouds import SECTIONS, RentedConfig
 from skyserve_cli.config_notify import Destination
+from skyserve_cli.config_section import CloudConfig, Strict
 from skyserve_cli.spec.problems import did_you_mean, dotted
 
 if TYPE_CHECKING:
@@ -42,10 +43,34 @@ _TLS = "load balancers and probes reach replicas by TLS; for replicas to come"
 
 
 class ConfigError(Exception):
-    """The configuration file is wrong; the text says where and why, a line per problem."""
+    """The configuration file is wrong; the text names the place and the reason, a line per problem."""
+
+
+class ListenConfig(Strict):
+    """The port of the controller's API for commands on other hosts. Callers need a token of `serve token create`."""
+
+    host: str = Field(
+        default="127.0.0.1", description="address to listen on; others than loopback need a certificate"
+    )
+    port: int = Field(ge=1024, le=65535, description="port to listen on")
+    certfile: str | None = Field(default=None, description="certificate chain (PEM) for HTTPS")
+    keyfile: str | None = Field(default=None, description="private key (PEM) of the certificate")
+
+    @model_validator(mode="after")
+    def _encrypted(self) -> ListenConfig:
+        if (self.certfile is None) != (self.keyfile is None):
+            raise ValueError("certfile and keyfile belong together")
+        if self.certfile is None and self.host not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError("a host other than 127.0.0.1 needs certfile and keyfile")
+        return self
 
 
 class ControllerConfig(Strict):
+    listen: ListenConfig | None = Field(
+        default=None,
+        description="port of the API for commands on other hosts, with the tokens of `serve token`. null: only the socket in "
+        "the home",
+    )
     tick_seconds: float = Field(default=1.0, gt=0.01, le=60, description="longest time between two ticks")
     sweep_minutes: float = Field(
         default=15.0,
@@ -57,8 +82,13 @@ class ControllerConfig(Strict):
         default=None,
         ge=1024,
         le=65535,
-        description="port of 127.0.0.1 with the controller's Prometheus metrics at /metrics; the token is in metrics.token "
-        "in the home. null: none",
+        description="port with the controller's Prometheus metrics at /metrics; the token is in metrics.token in the home. "
+        "null: none",
+    )
+    metrics_host: str = Field(
+        default="127.0.0.1",
+        description="address of the metrics_port; another than loopback shows the metrics, with their token, to the network in "
+        "clear",
     )
     max_usd_hour: float | None = Field(
         default=None,
@@ -104,7 +134,7 @@ class DashboardConfig(Strict):
 
 
 class UnusableConfig(CloudConfig):
-    """The section of a plug-in that cannot be loaded: nothing is known of its settings. Using the cloud says why."""
+    """The section of a plug-in that cannot be loaded: nothing is known of its settings. Using the cloud gives the reason."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
@@ -146,7 +176,7 @@ class Config(Strict):
     @field_validator("clouds", mode="plain")
     @classmethod
     def _each_as_its_own(cls, sections: object) -> dict[str, CloudConfig]:
-        """A cloud's section is read by the cloud's own model; one that says nothing has the defaults."""
+        """A cloud's section is read by the cloud's own model; an empty one has the defaults."""
         if not isinstance(sections, Mapping):
             raise ValueError("must be settings by the names of clouds")
         read, wrong = dict[str, CloudConfig](), list[InitErrorDetails]()
@@ -208,6 +238,8 @@ def _model_above(where: tuple[int | str, ...]) -> type[BaseModel]:
     match where:
         case ("clouds", str(name), _, *_):
             return section_model(name)
+        case ("controller", "listen", _, *_):
+            return ListenConfig
         case ("controller", _, *_):
             return ControllerConfig
         case ("dashboard", _, *_):

@@ -9,9 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     field_validator,
     model_validator,
@@ -19,6 +17,8 @@ from pydantic import (
 
 from provisioners.remote.ssh_config import SshRoute, way_of
 from skyserve_cli import config_checks
+from skyserve_cli.config_kubernetes import KubernetesConfig
+from skyserve_cli.config_section import CloudConfig, Strict
 
 if TYPE_CHECKING:
     from provisioners.offers.reservations import Reservations
@@ -26,26 +26,10 @@ if TYPE_CHECKING:
 _TLS = "load balancers and probes reach replicas by TLS; for replicas to come"
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-
 _AZURE_ID = r"(?i)^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\."
 _RESERVED = "capacity that is reserved for you, by names of your own; it is used before anything is rented"
 
 T = TypeVar("T")
-
-
-class CloudConfig(Strict):
-    """What every cloud has."""
-
-    enabled: bool = True
-    poll_seconds: float | None = Field(
-        default=None,
-        gt=0.05,
-        le=600,
-        description="how often the cloud is listed; by default 10, on Azure 30 while no machine comes or goes",
-    )
 
 
 class SshConfig(CloudConfig):
@@ -301,7 +285,13 @@ class AzureConfig(RentedConfig):
 
 
 SECTIONS: Mapping[str, type[CloudConfig]] = MappingProxyType(
-    {"ssh": SshConfig, "aws": AwsConfig, "gcp": GcpConfig, "azure": AzureConfig}
+    {
+        "ssh": SshConfig,
+        "aws": AwsConfig,
+        "gcp": GcpConfig,
+        "azure": AzureConfig,
+        "kubernetes": KubernetesConfig,
+    }
 )
 
 

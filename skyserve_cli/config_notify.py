@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from skyserve_cli.config_clouds import Strict
+from skyserve_cli.config_section import Strict
 
 Kind = Literal["short", "version_given_up", "budget", "preemptions", "cut_off", "store"]
 
@@ -61,7 +61,7 @@ class Destination(Strict):
                 raise ValueError(f"{name} must not be empty; leave it out for all")
         return self
 
-    def wants(self, kind: str, service: str) -> bool:
+    def accepts(self, kind: str, service: str) -> bool:
         """Return whether a notification goes here. `service` is empty for those of the controller."""
         return (self.kinds is None or kind in self.kinds) and (
             self.services is None or not service or service in self.services

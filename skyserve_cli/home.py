@@ -93,7 +93,7 @@ class Home:
         return self.root / "controller.lock"
 
     @property
-    def keeper_lock(self) -> Path:
+    def supervisor_lock(self) -> Path:
         """Held by the supervisor, which starts the controller again when it fails."""
         return self.root / "keeper.lock"
 
@@ -136,8 +136,18 @@ class Home:
         return self.root / "restored.json"
 
     @property
+    def moved(self) -> Path:
+        """JSON: where the controller of this home was moved to. While it is there, none starts here."""
+        return self.root / "moved.json"
+
+    @property
+    def incoming(self) -> Path:
+        """JSON, while a move from another home fills this one: no controller starts here before it is complete."""
+        return self.root / "incoming.json"
+
+    @property
     def check_launches(self) -> Path:
-        """JSON: the clouds in which `serve check --launch` has started and not ended, by the owner of its machine."""
+        """JSON: the clouds in which `serve check --launch` has started and not terminated, by the owner of its machine."""
         return self.root / "check_launches.json"
 
     @property
@@ -159,6 +169,11 @@ class Home:
     def log_archive(self) -> Path:
         """The ends of the logs of replicas that failed."""
         return self.logs / "replicas"
+
+    @property
+    def contexts(self) -> Path:
+        """JSON: controllers on other hosts, with their tokens, and which one the commands call."""
+        return self.root / "contexts.json"
 
     @property
     def dashboard(self) -> Path:

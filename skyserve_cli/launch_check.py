@@ -29,7 +29,7 @@ RESPONSE_PATIENCE_S = 120.0
 END_PATIENCE_S = 900.0
 _ADMIT_EVERY_S = 2.0
 
-Tell = Callable[[str], None]
+OnStep = Callable[[str], None]
 Fetch = Callable[[str, str], str]  # an endpoint and its machine's token -> the body; raises OSError
 
 T = TypeVar("T")
@@ -79,14 +79,14 @@ class LaunchCheck:
         *,
         now: Callable[[], float],
         sleep: Callable[[float], None],
-        tell: Tell = lambda sentence: None,
+        on_step: OnStep = lambda sentence: None,
     ) -> None:
         self._cloud = cloud
         self._owner = owner
         self._fetch = fetch
         self._now = now
         self._sleep = sleep
-        self._tell = tell
+        self._on_step = on_step
         self._report = CheckReport(cloud.name)
         self._settles_at = now() + CONSISTENT_AFTER_S
 
@@ -119,7 +119,7 @@ class LaunchCheck:
     # --- steps
 
     def _step(self, what: str, do: Callable[[], T]) -> T:
-        self._tell(what)
+        self._on_step(what)
         began = self._now()
         try:
             done = do()
@@ -157,7 +157,7 @@ class LaunchCheck:
         refusals: list[str] = []
         for number, offer in enumerate(offers[:MOST_PLACES], 1):
             self._report.offer = offer
-            self._tell(f"launching {offer.instance_type} in {offer.zone}")
+            self._on_step(f"launching {offer.instance_type} in {offer.zone}")
             try:
                 return self._launched(self._order(number, offer))
             except (CapacityError, QuotaError, RefusedError) as error:
@@ -201,7 +201,7 @@ class LaunchCheck:
                 )
             if found is not None and found.message != doing:
                 doing = found.message
-                self._tell(doing)
+                self._on_step(doing)
             self._sleep(POLL_S)
         raise _FailedError(
             f"not running after {BOOT_PATIENCE_S:.0f} s; last: {doing or 'nothing was reported'}"

@@ -26,13 +26,13 @@ class WrongUsage(CommandFailed):
 # --- where to -----------------------------------------------------------------------------------------------
 
 
-def say(sentence: str) -> None:
-    """Talk: a line on stderr."""
+def inform(sentence: str) -> None:
+    """Print a message for the user: a line on stderr."""
     print(printable(sentence), file=sys.stderr, flush=True)
 
 
 def put(line: str) -> None:
-    """Data: a line on stdout."""
+    """Print a line of the result on stdout."""
     print(line, flush=True)
 
 

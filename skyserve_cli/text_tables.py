@@ -63,7 +63,7 @@ def put_table(table: Fitted | Text) -> None:
     console(sys.stdout).print(table)
 
 
-def say_table(table: Fitted) -> None:
+def print_table(table: Fitted) -> None:
     console(sys.stderr).print(table)
 
 

@@ -98,7 +98,7 @@ class Balancer:
             assert response.status == 200, await response.text()
 
     async def ask(self, path: str) -> Any:
-        """What the admin port answers: parsed JSON, or text."""
+        """The response of the admin port: parsed JSON, or text."""
         async with self._http.get(f"http://127.0.0.1:{self._admin_port}{path}") as response:
             assert response.status == 200, await response.text()
             return await (response.json() if response.content_type == "application/json" else response.text())

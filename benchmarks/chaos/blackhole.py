@@ -1,7 +1,7 @@
 """One of five replicas is down and still listed: how many requests fail, and how long does the longest wait?
 
 Three faults on a whole installation: the engine's process is killed, the whole instance is killed, the engine is
-frozen (SIGSTOP: it accepts connections and never answers). Each once with the controller at work, which takes
+frozen (SIGSTOP: it accepts connections and never responds). Each once with the controller at work, which takes
 the replica out of the table within about a second, and once, the harsher case, with the controller frozen as
 well: the load balancer gets no message, the replica stays listed to the end. Traffic is open-loop.
 
@@ -24,7 +24,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from benchmarks.chaos.harness import Stack, service_yaml, share, until
+from benchmarks.chaos.harness import Stack, share, until
+from benchmarks.chaos.service_files import service_yaml
 from benchmarks.chaos.traffic import Outcome, Traffic, tally
 
 NAME = "hole"
@@ -107,7 +108,7 @@ def measure(stack: Stack, fault: str, *, alone: bool, seconds: float, rate: floa
     return finding
 
 
-def judge(finding: Finding, *, fault: str, alone: bool) -> list[str]:
+def check(finding: Finding, *, fault: str, alone: bool) -> list[str]:
     """The claims that do not hold."""
     broken = []
     if finding.failures:
@@ -148,7 +149,7 @@ def main() -> int:
                           f"{SKYSERVE[policy, fault == 'engine frozen']}", flush=True)  # fmt: skip
                     broken += [
                         f"{policy}, {fault}, controller {'frozen' if alone else 'at work'}: {claim}"
-                        for claim in judge(found, fault=fault, alone=alone)
+                        for claim in check(found, fault=fault, alone=alone)
                     ]
     for claim in broken:
         print(f"BROKEN: {claim}", file=sys.stderr)

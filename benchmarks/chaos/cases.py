@@ -1,7 +1,7 @@
-"""What is asked, what goes wrong with it, and what becomes of it: one `Case` per request, drawn from a seed.
+"""Requests, what goes wrong with them, and what becomes of it: one `Case` per request, drawn from a seed.
 
 A case knows its faults beforehand: the n-th target that reads the request does the n-th of them, whichever target it
-is. So it is known of every request whether it could have been answered, and targets and clients, which share the
+is. So it is known of every request whether it could have been served, and targets and clients, which share the
 case, can say what they have seen of it.
 """
 
@@ -20,10 +20,10 @@ _C = TypeVar("_C")
 
 
 class Kind(str, Enum):
-    """What is asked for."""
+    """The request."""
 
     UNARY = "unary"
-    LARGE = "large"  # an answer too long to be kept until it is whole
+    LARGE = "large"  # a response too long to be kept until it is whole
     STREAM = "stream"  # a completion, which any engine can continue from its text
     CHAT = "chat"  # a chat, which an engine of unknown kind cannot continue
 
@@ -47,7 +47,7 @@ class Fault(str, Enum):
 
     @property
     def is_fatal(self) -> bool:
-        """Whether the request is not answered by who does this."""
+        """Whether the request is not served by who does this."""
         return self not in (Fault.NONE, Fault.WRONG_TYPE, Fault.SLOW, Fault.CLOSE)
 
 
@@ -68,7 +68,7 @@ class Manner(str, Enum):
 @dataclass(slots=True)
 class Case:
     """One request and its fate. `started`: attempts that a target has read whole, `failed`: those of them that came to
-    nothing, `broken`: those that broke off when some of the answer had been sent, `responded`: whole answers that were
+    nothing, `broken`: those that broke off when some of the response had been sent, `responded`: whole responses that were
     given, `odd`: a response was of the wrong type, `mute`: a target never sent a byte."""
 
     id: str
@@ -91,7 +91,7 @@ class Case:
 
     @property
     def text(self) -> str:
-        """What the whole answer says."""
+        """What the whole response says."""
         return "".join(word(self.id, number) for number in range(self.words))
 
     @property
@@ -113,7 +113,7 @@ class Case:
         return self.faults.popleft() if self.faults else Fault.NONE
 
     def fails(self, sent_some: bool) -> None:
-        """An attempt is lost; `sent_some` of its answer has been sent in a form that is passed on at once."""
+        """An attempt is lost; `sent_some` of its response has been sent in a form that is passed on at once."""
         if sent_some:
             self.broken += 1
         else:

@@ -1,6 +1,6 @@
 """Clients on bare sockets, good ones and bad ones, and what they received.
 
-Bare, so that every byte is seen: an answer that comes twice, one that ends too early and looks whole, a connection
+Bare, so that every byte is seen: a response that comes twice, one that ends too early and looks whole, a connection
 that is promised and closed.
 """
 
@@ -34,7 +34,7 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`good`: the response was right and complete. `reported`: it was not, and the client was informed (an error status, a cut, an
-    error event); neither: a wrong answer that looks right. `error` says what came instead."""
+    error event); neither: a wrong response that looks right. `error` is what came instead."""
 
     good: bool
     reported: bool = True
@@ -107,12 +107,12 @@ class Crowd:
         if keeps:
             self._idle.append((reader, writer))
         else:
-            # An answer too many would come now.
+            # A response too many would come now.
             left = await reader.read() if answer.whole else b""
             writer.close()
             if left:
                 return Outcome(False, reported=False, error=f"more than one answer: {left[:80]!r}")
-        return judge(case, answer)
+        return outcome_of(case, answer)
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bool]:
         """One to write on, and whether it is new."""
@@ -217,8 +217,8 @@ async def _read(reader: asyncio.StreamReader) -> Answer:
     return Answer(status, headers, b"".join(parts), True)
 
 
-def judge(case: Case, answer: Answer) -> Outcome:
-    """Whether the answer is that of the case."""
+def outcome_of(case: Case, answer: Answer) -> Outcome:
+    """Whether the response is that of the case."""
     if not answer.status:
         return Outcome(False, reported=False, error=f"no answer begins with {answer.body[:80]!r}")
     if answer.status != 200:
@@ -234,10 +234,10 @@ def judge(case: Case, answer: Answer) -> Outcome:
         except (ValueError, LookupError):
             return Outcome(False, not answer.whole, f"unreadable: {answer.body[:80]!r}")
         return GOOD if answer.whole and said == case.text else Outcome(False, False, f"said {said[:80]!r}")
-    return _judge_stream(case, answer)
+    return _outcome_of_stream(case, answer)
 
 
-def _judge_stream(case: Case, answer: Answer) -> Outcome:
+def _outcome_of_stream(case: Case, answer: Answer) -> Outcome:
     *events, last = answer.body.split(b"\n\n")
     said, done, finishes, error = "", 0, 0, ""
     for event in events:

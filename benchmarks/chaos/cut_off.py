@@ -21,7 +21,8 @@ import time
 from dataclasses import dataclass, field
 
 from benchmarks.chaos.deaf_controller import DEAF
-from benchmarks.chaos.harness import Stack, Stuck, service_yaml, until
+from benchmarks.chaos.harness import Stack, Stuck, until
+from benchmarks.chaos.service_files import service_yaml
 from benchmarks.chaos.traffic import Traffic, latency, tally
 
 NAME, REPLICAS, RATE = "web", 3, 10.0
@@ -88,7 +89,7 @@ def _recovered(stack: Stack, finding: Finding, before: list[int], when: str) -> 
 
 
 def _replace_a_dead_one(stack: Stack, finding: Finding, replica: int, threshold_s: float) -> None:
-    """Its process is stopped: it accepts connections and answers nothing."""
+    """Its process is stopped: it accepts connections and responds with nothing."""
     pid = stack.engine_pid(NAME, replica)
     stack.freeze(pid)
     try:

@@ -90,8 +90,8 @@ class PostgresServer:
 
 
 class Relay:
-    """A port that carries everything to another one, until it is cut: then what is open carries nothing, and what is new
-    is accepted and carries nothing either. A partition closes no connection."""
+    """A port that carries everything to another one, until it is cut: then open connections carry nothing, and new ones
+    are accepted and carry nothing either. A partition closes no connection."""
 
     def __init__(self, port: int) -> None:
         self._to = port

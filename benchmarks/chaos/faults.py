@@ -4,12 +4,12 @@ Five targets, each of which does to a request what is drawn for it from `--seed`
 one target at a time is down, frozen or overloaded (`benchmarks.chaos.toys.weather`); good clients beside such that
 leave, dribble, or never read. Then the claims:
 
-* no request is lost that could be answered: none that a target has answered before the agent left it, and none before
+* no request is lost that could be served: none to which a target has responded before the agent left it, and none before
   `1 + max_total_retries` attempts have failed, but for streams that broke and that no engine here can continue (a chat
-  on an unknown engine), long answers cut halfway, and healthy targets that never send a byte
+  on an unknown engine), long responses cut halfway, and healthy targets that never send a byte
 * a client without a response gets an error status, an error event or a cut, never half a response that looks complete
-* none is answered twice: no second answer to a client, and no request started more often than `1 + max_total_retries`
-  times, and as often again for each time that its answer broke off, and once more for a connection that had gone stale
+* none is served twice: no second response to a client, and no request started more often than `1 + max_total_retries`
+  times, and as often again for each time that its response broke off, and once more for a connection that had gone stale
 * a stream goes on with the right text and the rest of its limit
 * in the end nothing is in flight or held, though the clients that never read are still there; all targets are in good
   standing again; no descriptor is left, the memory has stopped growing, and nothing is wrong in the log
@@ -97,7 +97,7 @@ class Report:
 
     cases: list[tuple[Case, Outcome]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    stories: dict[str, list[str]] = field(default_factory=dict)  # of those that were not answered
+    explanations: dict[str, list[str]] = field(default_factory=dict)  # of those that got no response
     counters: dict[str, float] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     took_s: float = 0.0
@@ -145,8 +145,8 @@ async def run(plan: Plan) -> Report:
                 await toy.end()
     report.stale = crowd.stale
     for case, outcome in report.cases:
-        story = report.stories.get(case.id, [])
-        report.broken += [f"{case.id}: {why}  [{'; '.join(story)}]" for why in wrong(case, outcome, story)]
+        steps = report.explanations.get(case.id, [])
+        report.broken += [f"{case.id}: {why}  [{'; '.join(steps)}]" for why in wrong(case, outcome, steps)]
     return report
 
 
@@ -171,7 +171,7 @@ async def _traffic(
             if case.manner is Manner.WELL:
                 del cases[case.id]
                 if not outcome.good:
-                    report.stories[case.id] = await _story(balancer, case)
+                    report.explanations[case.id] = await _steps(balancer, case)
             report.cases.append((case, outcome))
 
     async def watch() -> None:
@@ -197,7 +197,7 @@ async def _traffic(
     report.deaf = crowd.deaf
 
 
-async def _story(balancer: Balancer, case: Case) -> list[str]:
+async def _steps(balancer: Balancer, case: Case) -> list[str]:
     """What the agent itself remembers of a request."""
     with suppress(AssertionError):  # it has forgotten it
         steps = (await balancer.ask(f"/-/explain/{case.id}"))["steps"]
@@ -206,7 +206,7 @@ async def _story(balancer: Balancer, case: Case) -> list[str]:
 
 
 async def _aftermath(balancer: Balancer, first: Sample) -> list[str]:
-    """What is left when all is over. The clients that never read are still connected."""
+    """The leftovers when all is over. The clients that never read are still connected."""
     broken = []
 
     async def recovered() -> bool:
@@ -230,7 +230,7 @@ async def _aftermath(balancer: Balancer, first: Sample) -> list[str]:
     return broken
 
 
-def wrong(case: Case, outcome: Outcome, story: Sequence[str]) -> list[str]:
+def wrong(case: Case, outcome: Outcome, steps: Sequence[str]) -> list[str]:
     """Which claims this request breaks."""
     broken = list(case.complaints)
     if case.manner in (Manner.SLOW_HEAD, Manner.SLOW_BODY) and not outcome.good:
@@ -239,10 +239,10 @@ def wrong(case: Case, outcome: Outcome, story: Sequence[str]) -> list[str]:
         return broken
     if not outcome.good and not outcome.reported:
         broken.append(f"looks whole and is not: {outcome.error}")
-    elif not outcome.good and case.responded > sum(step.startswith("moved ") for step in story):
+    elif not outcome.good and case.responded > sum(step.startswith("moved ") for step in steps):
         # A target that is in doubt may write its response before it notices that the request has been moved away.
         broken.append(f"{case.responded} targets have answered it, and the client got {outcome.error}")
-    elif not outcome.good and could_be_answered(case, story):
+    elif not outcome.good and could_be_answered(case, steps):
         broken.append(f"lost, {case.failed} attempts failed and {case.broken} broke off: {outcome.error}")
     most = (1 + RETRIES) * (1 + case.broken) + 1
     if case.started > most:
@@ -250,17 +250,17 @@ def wrong(case: Case, outcome: Outcome, story: Sequence[str]) -> list[str]:
     return broken
 
 
-def could_be_answered(case: Case, story: Sequence[str]) -> bool:
+def could_be_answered(case: Case, steps: Sequence[str]) -> bool:
     """Whether the agent has given up too early. That it has tried as often as it may is its own account: a target that
     is down, frozen or about to close has not read all that was sent to it."""
     if case.mute or case.broken > BREAKS or (case.broken and case.kind in (Kind.CHAT, Kind.LARGE)):
         return False
     if case.failed >= MAX_DEATHS and any(
-        step.startswith("no_retry") and "kills targets" in step for step in story
+        step.startswith("no_retry") and "kills targets" in step for step in steps
     ):
         return False  # by rule a request on which two targets died is not given a third
     tries = 0
-    for step in story:
+    for step in steps:
         tries = 0 if step.startswith("answered ") else tries + step.startswith("chose ")
     return tries <= RETRIES
 
@@ -308,7 +308,7 @@ def tell(plan: Plan, report: Report) -> None:
 
 
 def soak(plan: Plan, report: Report) -> None:
-    """The claims of a soak: what is used grows no more once all streams are there."""
+    """The claims of a soak: memory and descriptors grow no more once all streams are there."""
     memory, descriptors = report.slope("rss_mib"), report.slope("descriptors")
     print(
         f"slopes over the second half: memory {memory:+.2f} MiB a minute, descriptors {descriptors:+.1f} a minute"
@@ -333,7 +333,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         mix = Mix(fault=0.05, bad_client=0.03, streams=True, words=60, pace_s=0.5)
         plan = Plan(10**9, given.soak, given.seed, given.streams, 10.0, _PATIENT, mix)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the agent ends with us, however we are ended
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # the agent ends with us, however we are terminated
     try:
         report = uvloop.run(run(plan))
     except KeyboardInterrupt:

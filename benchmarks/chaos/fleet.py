@@ -47,8 +47,8 @@ def llama_server() -> Path | None:
 def llama_engine(folder: Path, slots: int, context_tokens: int = 2048) -> Command:
     """llama.cpp's server with a tiny random model, made in `folder`. Raises FileNotFoundError without a server.
 
-    Keys and values are kept as they are computed: what is rounded to 16 bits differs between a prompt that is read at
-    once and an answer made token by token, and now and then that is enough for another token to win.
+    Keys and values are kept as they are computed: values rounded to 16 bits differ between a prompt that is read at
+    once and a response made token by token, and now and then that is enough for another token to win.
     """
     binary = llama_server()
     if binary is None:

@@ -30,6 +30,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 
+from benchmarks.chaos.service_files import CLOUD_YAML
 from policies.goals import UpdateMode
 from provisioners.local import controls as local_controls
 from provisioners.local import process_tree as local_process
@@ -40,14 +41,6 @@ from skyserve_cli.spec import load_text, spec_to_json
 
 _T = TypeVar("_T")
 _POLL_S = 0.05
-_CLOUD_YAML = """\
-cold_start_s: 0.1
-stop_grace_s: 3
-regions:
-  us: {us-a: {spot_usd_hour: 0.30, on_demand_usd_hour: 1.0}, us-b: {spot_usd_hour: 0.33, on_demand_usd_hour: 1.0}}
-  eu: {eu-a: {spot_usd_hour: 0.36, on_demand_usd_hour: 1.1}, eu-b: {spot_usd_hour: 0.38, on_demand_usd_hour: 1.1}}
-  asia: {as-a: {spot_usd_hour: 0.40, on_demand_usd_hour: 1.2}, as-b: {spot_usd_hour: 0.42, on_demand_usd_hour: 1.2}}
-"""
 
 
 class Stuck(AssertionError):
@@ -69,43 +62,11 @@ def until(condition: Callable[[], _T | None], what: str, patience_s: float = 90.
     raise Stuck(what)
 
 
-def service_yaml(
-    name: str,
-    replicas: int,
-    *,
-    model: str = "v1",
-    policy: str = "least_load",
-    speed: float = 50.0,
-    time_to_first_byte_s: float = 20.0,
-    drain_timeout_s: float = 60.0,
-    failure_threshold_s: float = 180.0,
-    notice_drain_s: float = 30.0,
-) -> str:
-    """A service of engines without GPUs. `model` distinguishes versions: responses carry it."""
-    engine = f"{sys.executable} -m skyserve_cli.engine --profile l4-8b --speed {speed:g} --model {model}"
-    return f"""\
-name: {name}
-service:
-  readiness_probe:
-    path: /health
-    endpoint_probe_interval_seconds: 1
-    timeout_seconds: 5
-    consecutive_failure_threshold_timeout: {failure_threshold_s:g}
-  replicas: {replicas}
-  load_balancing_policy: {policy}
-  load_balancer: {{time_to_first_byte_seconds: {time_to_first_byte_s:g}}}
-  drain_timeout_seconds: {drain_timeout_s:g}
-  notice_drain_seconds: {notice_drain_s:g}
-resources: {{infra: local, use_spot: true}}
-run: exec {engine} --port $SKYSERVE_REPLICA_PORT
-"""
-
-
 class Stack:
     """One installation. A context manager; leaving it in peace raises Leftovers if anything is left."""
 
     def __init__(self, controller: str = "") -> None:
-        """`controller` is a module to be run instead of the product's daemon, without a keeper."""
+        """`controller` is a module to be run instead of the product's daemon, without a supervisor."""
         self._controller = controller
         root = Path(tempfile.mkdtemp(prefix="skyserve-chaos-"))
         self.home = Home(root, f"sqlite:///{root / 'state.db'}")
@@ -140,7 +101,7 @@ class Stack:
             "clouds: {local: {poll_seconds: 0.25}}\n"
         )
         self.store.create()
-        self.store.config_path.write_text(_CLOUD_YAML)
+        self.store.config_path.write_text(CLOUD_YAML)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -180,7 +141,7 @@ class Stack:
     def preempt(self, name: str, replica_id: int, notice_s: float = 0.0) -> None:
         local_controls.preempt(self.home.root, self.replica(name, replica_id)["instance_id"], notice_s)
 
-    # --- what is
+    # --- state
 
     def view(self, name: str, *, down: bool = False) -> dict[str, Any] | None:
         services = self.client.services(down=down)
@@ -249,7 +210,7 @@ class Stack:
         return pid
 
     def engine_pid(self, name: str, replica_id: int) -> int:
-        """The process that answers."""
+        """The process that responds."""
         (pid,) = local_process.descendants(self.host_pid(name, replica_id))
         return pid
 
@@ -344,7 +305,7 @@ class Stack:
             try:
                 self.client.down(service["name"], purge=True)
             except (ControllerDownError, RefusedError):
-                continue  # it is said below, in what is left
+                continue  # it is said below, in the rest
         try:
             until(lambda: not self.client.services(), "services do not go down", 60.0)
             folders = self.home.load_balancers
@@ -352,7 +313,7 @@ class Stack:
         finally:
             pid = self.client.stop()
             until(lambda: not _lives(pid), "the controller does not stop", 30.0)
-            until(lambda: not self._supervisors(), "the controller's keeper does not stop", 30.0)
+            until(lambda: not self._supervisors(), "the controller's supervisor does not stop", 30.0)
 
     def leftovers(self) -> list[str]:
         """Everything of this installation that is still there, as sentences."""

@@ -1,10 +1,10 @@
-"""The load balancer is killed with SIGKILL under traffic: how long until its endpoint answers again?
+"""The load balancer is killed with SIGKILL under traffic: how long until its endpoint responds again?
 
-Measured from the kill to the first request that a replica has answered through the endpoint, so the table must
+Measured from the kill to the first request that a replica has served through the endpoint, so the table must
 be back as well: a load balancer that listens but knows no replica does not count. Also once with the whole
 controller's knowledge of it gone: the controller is killed first, and the next one has to find out.
 
-Claims: with the controller at work the endpoint answers within 2 s, each time; the new one has the same table;
+Claims: with the controller at work the endpoint responds within 2 s, each time; the new one has the same table;
 nothing is left of the old one. Requests in the gap are refused or reset, and are counted, not judged: the
 connection is the process's, and one load balancer per region is one.
 
@@ -21,7 +21,8 @@ import time
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-from benchmarks.chaos.harness import Stack, service_yaml, share, until
+from benchmarks.chaos.harness import Stack, share, until
+from benchmarks.chaos.service_files import service_yaml
 from benchmarks.chaos.traffic import Traffic, tally
 
 NAME = "gate"
@@ -29,7 +30,7 @@ LIMIT_S = 2.0
 
 
 def answers(endpoint: str) -> bool:
-    """Whether a request is answered by a replica."""
+    """Whether a request is served by a replica."""
     body = b'{"messages": [{"role": "user", "content": "Back?"}], "max_tokens": 1}'
     request = Request(f"{endpoint}/v1/chat/completions", data=body, method="POST")
     request.add_header("Content-Type", "application/json")
@@ -41,7 +42,7 @@ def answers(endpoint: str) -> bool:
 
 
 def kill(stack: Stack, *, with_controller: bool = False) -> float:
-    """Kill the agent; seconds until a request is answered again."""
+    """Kill the agent; seconds until a request is served again."""
     endpoint, old = stack.endpoint(NAME), stack.agent_pid(NAME)
     controllers = stack.controllers() if with_controller else []
     began_at = time.monotonic()

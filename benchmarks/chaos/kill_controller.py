@@ -28,7 +28,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from benchmarks.chaos.harness import Stack, service_yaml, share, until
+from benchmarks.chaos.harness import Stack, share, until
+from benchmarks.chaos.service_files import service_yaml
 from benchmarks.chaos.traffic import Traffic, latency, tally
 from policies.goals import UpdateMode
 from policies.model import EndReason
@@ -115,7 +116,7 @@ class Script:
 
     def end_one(self) -> None:
         victim = self._oldest()
-        with suppress(RefusedError):  # the answer to the first try was lost, and it is gone
+        with suppress(RefusedError):  # the response to the first try was lost, and it is gone
             insist(lambda: self._stack.client.kill(STEADY, victim))
         self._replaced(victim, EndReason.USER)
 
@@ -156,7 +157,7 @@ class Script:
         yaml = service_yaml(name, replicas, model=self.model)
 
         def put() -> None:
-            if self._stack.view(name) is None:  # else the first try was taken, and its answer lost
+            if self._stack.view(name) is None:  # else the first try was taken, and its response lost
                 self._stack.up(yaml)
 
         insist(put)
@@ -197,7 +198,7 @@ class Script:
 
 
 def insist(call: Callable[[], object]) -> None:
-    """Make a call of the controller, again if it died before it answered."""
+    """Make a call of the controller, again if it died before it responded."""
 
     def responded() -> bool:
         call()

@@ -3,7 +3,7 @@
 An engine that goes on generating for a client that has left takes the place of another client. Each try opens one request through the
 endpoint, sees on the engine's own metrics that it has arrived there, closes the connection, and measures until
 the engine has neither a running nor a waiting request. Three ways to leave: in the middle of a stream, before the
-first token of a stream, and while waiting for an answer that is not streamed.
+first token of a stream, and while waiting for a response that is not streamed.
 
 Claim: each time within a second.
 
@@ -20,7 +20,8 @@ import time
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from benchmarks.chaos.harness import Stack, service_yaml, until
+from benchmarks.chaos.harness import Stack, until
+from benchmarks.chaos.service_files import service_yaml
 
 NAME = "leave"
 LIMIT_S = 1.0
@@ -44,7 +45,7 @@ class Leaver:
         self._socket.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
     def read(self) -> bytes:
-        """The next bytes of the answer."""
+        """The next bytes of the response."""
         return self._socket.recv(4096)
 
     def leave(self) -> None:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.chaos.shaped_engine --kind vllm --port 8001 [--pace 0.1]
 
-What is said, and in which shapes, is `tests/unit/stream_engines.py`: replicas of one model, whose next token depends on
-all tokens before it. What is added here is what an agent recognises an engine by, its load, and time.
+The text and its shapes are those of `tests/unit/stream_engines.py`: replicas of one model, whose next token depends on
+all tokens before it. This module adds what an agent recognises an engine by, its load, and time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = (EngineKind.VLLM, EngineKind.SGLANG, EngineKind.LLAMACPP, EngineKind.TGI
 
 
 class ShapedEngine:
-    """One engine. Streams only: what is asked for at once can be retried, and is nothing special."""
+    """One engine. Streams only: other requests can be retried."""
 
     def __init__(self, kind: EngineKind, pace_s: float) -> None:
         self._kind = kind

@@ -2,7 +2,7 @@
 
 The local cloud plays a trace at a multiple of its speed: zones fill up and empty, spot replicas die without notice, at
 times every zone is empty. The placer keeps the wanted number with on-demand replicas and goes back to spot. With
-`--kill-every` the controller is killed (SIGKILL) again and again meanwhile; its keeper starts it again.
+`--kill-every` the controller is killed (SIGKILL) again and again meanwhile; its supervisor starts it again.
 
 Not everything is compressed: an engine starts in about two seconds and the placers' back-offs (10 s to 5 min, with
 RiskHedge 10 min and more) are what they are, so the market here is harsher to the placers than the same one at its own
@@ -32,8 +32,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from benchmarks.chaos.harness import Stack, Stuck, service_yaml, share, until
+from benchmarks.chaos.harness import Stack, Stuck, share, until
 from benchmarks.chaos.kill_controller import audit_instances
+from benchmarks.chaos.service_files import service_yaml
 from benchmarks.chaos.traffic import Outcome, Traffic, latency, tally
 from provisioners.local import controls as local_controls
 from skyserve_cli.sim import synthetic, trace
@@ -121,7 +122,7 @@ def audit(stack: Stack) -> list[str]:
 
 
 class Killer:
-    """Kills the controller every `every_s` seconds, for its keeper to start again. A context manager with a thread
+    """Kills the controller every `every_s` seconds, for its supervisor to start again. A context manager with a thread
     of its own; None kills nothing."""
 
     def __init__(self, stack: Stack, every_s: float | None) -> None:
@@ -207,7 +208,7 @@ def main() -> int:
 
 
 def calm_again(stack: Stack, placer: str) -> list[str]:
-    """Wait for the fleet of a calm market; what is wrong with it, if it does not come."""
+    """Wait for the fleet of a calm market; Returns the problem, if it does not come."""
     began_at = time.monotonic()
     try:
         until(lambda: fleet(stack).calm(placer), "", CALM_PATIENCE_S[placer])

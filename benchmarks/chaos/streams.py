@@ -3,7 +3,7 @@ so that no connection is closed and no byte comes, as when a machine is taken aw
 
 Engine processes that say the same (`--kinds`: ours, the shapes of vLLM, SGLang, llama.cpp and TGI over sockets, and
 llama.cpp's own server with a tiny random model, where `llama-server` is on the path or in SKYSERVE_LLAMA_SERVER) stand
-behind one agent. So many streams as `--streams` run all the while, chats and completions in turn; the engine that has
+behind one agent. `--streams` streams run all the while, chats and completions in turn; the engine that has
 most of them is killed at a random moment and started again on its port. Claims:
 
 * every stream is complete: one id, one role, one finish reason, one end mark, no error, and its usage is right
@@ -195,57 +195,22 @@ async def read_stream(
 
 
 async def run(plan: Plan) -> Report:
-    """One kind of engine in one mode."""
+    """Run one kind of engine in one mode."""
     report = Report()
-    loop = asyncio.get_running_loop()
-    rng = random.Random(plan.seed)
     with tempfile.TemporaryDirectory(prefix="skyserve-chaos-") as folder:
         async with (
             Fleet(plan.command(Path(folder)), ENGINES) as fleet,
             Balancer("--continue", plan.mode) as balancer,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
         ):
-            undisturbed = {}
-            for path in plan.paths:
-                for number in range(PROMPTS):
-                    undisturbed[path, number] = StreamRecord("", path, number, loop.time())
-            first = fleet.engines[0]
-            await asyncio.gather(
-                *(
-                    read_stream(http, first.url, record, plan.body(*key))
-                    for key, record in undisturbed.items()
-                )
-            )
-            for record in undisturbed.values():
-                assert record.done == 1, record
-                assert not record.errors, record
-            await balancer.push(
-                [engine.json for engine in fleet.engines],
-                pushing={"mode": "blind"},
-                continuation={"mode": plan.mode, "max_breaks": 100},
-            )
-            kind = _RECOGNISED.get(plan.kind, plan.kind)
-
-            async def recognised() -> bool:
-                return list((await balancer.kinds()).values()).count(kind) == ENGINES
-
-            await until(recognised, f"the engines are not recognised as {kind}: {await balancer.kinds()}")
+            undisturbed = await _undisturbed(plan, fleet.engines[0], http)
+            await _push(plan, fleet, balancer)
+            rng = random.Random(plan.seed)
             stop = asyncio.Event()
-
-            async def client(number: int) -> None:
-                await asyncio.sleep(rng.random() * plan.tokens * plan.pace_s / 2)
-                turn = number
-                while not stop.is_set():
-                    path = plan.paths[turn % len(plan.paths)]
-                    record = StreamRecord(f"s{number}-{turn}", path, turn // 2 % PROMPTS, loop.time())
-                    await read_stream(
-                        http, f"http://127.0.0.1:{balancer.port}", record, plan.body(path, record.number)
-                    )
-                    await _find_seams(balancer, record)
-                    report.streams.append(record)
-                    turn += plan.streams
-
-            clients = [asyncio.ensure_future(client(number)) for number in range(plan.streams)]
+            clients = [
+                asyncio.ensure_future(_client(plan, number, http, balancer, rng, report, stop))
+                for number in range(plan.streams)
+            ]
             try:
                 await _kills(plan, fleet, balancer, rng, report)
             finally:
@@ -258,12 +223,68 @@ async def run(plan: Plan) -> Report:
         problems = record.problems(
             undisturbed[record.path, record.number],
             one_creation=plan.kind != LLAMA,
-            usage_is_last=plan.kind in _COUNT_LAST or plan.mode == "text",  # which asks for no counts
+            usage_is_last=plan.kind in _COUNT_LAST or plan.mode == "text",  # which requests no counts
         )
         report.broken += [f"{record.id} {record.path}: {why}" for why in problems]
     if not report.continued:
         report.broken.append("no stream was hit")
     return report
+
+
+async def _undisturbed(
+    plan: Plan, engine: Engine, http: aiohttp.ClientSession
+) -> dict[tuple[str, int], StreamRecord]:
+    """Return the streams of all prompts, by path and number, read from an engine that nothing happens to."""
+    now = asyncio.get_running_loop().time()
+    found = {
+        (path, number): StreamRecord("", path, number, now)
+        for path in plan.paths
+        for number in range(PROMPTS)
+    }
+    await asyncio.gather(
+        *(read_stream(http, engine.url, record, plan.body(*key)) for key, record in found.items())
+    )
+    for record in found.values():
+        assert record.done == 1, record
+        assert not record.errors, record
+    return found
+
+
+async def _push(plan: Plan, fleet: Fleet, balancer: Balancer) -> None:
+    """Push the table, and wait until the kind of every engine is recognised."""
+    await balancer.push(
+        [engine.json for engine in fleet.engines],
+        pushing={"mode": "blind"},
+        continuation={"mode": plan.mode, "max_breaks": 100},
+    )
+    kind = _RECOGNISED.get(plan.kind, plan.kind)
+
+    async def recognised() -> bool:
+        return list((await balancer.kinds()).values()).count(kind) == ENGINES
+
+    await until(recognised, f"the engines are not recognised as {kind}: {await balancer.kinds()}")
+
+
+async def _client(
+    plan: Plan,
+    number: int,
+    http: aiohttp.ClientSession,
+    balancer: Balancer,
+    rng: random.Random,
+    report: Report,
+    stop: asyncio.Event,
+) -> None:
+    """Read one stream after the other, until `stop`."""
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(rng.random() * plan.tokens * plan.pace_s / 2)
+    turn = number
+    while not stop.is_set():
+        path = plan.paths[turn % len(plan.paths)]
+        record = StreamRecord(f"s{number}-{turn}", path, turn // 2 % PROMPTS, loop.time())
+        await read_stream(http, f"http://127.0.0.1:{balancer.port}", record, plan.body(path, record.number))
+        await _find_seams(balancer, record)
+        report.streams.append(record)
+        turn += plan.streams
 
 
 async def _kills(plan: Plan, fleet: Fleet, balancer: Balancer, rng: random.Random, report: Report) -> None:

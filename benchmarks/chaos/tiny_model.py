@@ -3,8 +3,8 @@
     python -m benchmarks.chaos.tiny_model tiny.gguf [--seed 7]
 
 A Llama of two layers and some 150,000 parameters. Its vocabulary is bytes, with a token for the space: a text has one
-reading into tokens, so that an answer continued from its text is continued from its tokens. The output layer gives
-weight to printable ASCII only, so that what it says is text, and never to the end of a text, so that answers end at
+reading into tokens, so that a response continued from its text is continued from its tokens. The output layer gives
+weight to printable ASCII only, so that what it says is text, and never to the end of a text, so that responses end at
 their limit. Written here byte by byte: the format is a header, pairs of keys and values, and tensors.
 """
 

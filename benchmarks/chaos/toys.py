@@ -112,7 +112,7 @@ class Toy:
 
 
 class _Attempt:
-    """One answer, as far as it gets. `passed_on`: the client may have seen some of it."""
+    """One response, as far as it gets. `passed_on`: the client may have seen some of it."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class _Attempt:
         writer.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
     def _words_given(self) -> int:
-        """How many words of the answer are in the prompt; they and the limit must be right."""
+        """How many words of the response are in the prompt; they and the limit must be right."""
         case = self._case
         if case.kind is Kind.CHAT:
             return 0

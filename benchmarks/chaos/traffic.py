@@ -1,4 +1,4 @@
-"""Open-loop traffic: a request leaves when its time has come, whether or not the ones before have been answered.
+"""Open-loop traffic: a request leaves when its time has come, whether or not the ones before have been served.
 
 A closed loop would hide what this is to show: clients that wait for a dead replica would send less. Every
 request is recorded, also the ones that fail, and how.
@@ -24,8 +24,8 @@ _GIVE_UP_S = 300.0
 class Outcome:
     """What became of one request. Instants are seconds of the monotonic clock.
 
-    `status` None: no HTTP answer came. `tokens` is how many the client received; of a stream it is counted chunk
-    by chunk. `whole`: the answer came to its proper end (a stream: every token, the usage that says so, [DONE]).
+    `status` None: no HTTP response came. `tokens` is how many the client received; of a stream it is counted chunk
+    by chunk. `whole`: the response came to its proper end (a stream: every token, the usage that says so, [DONE]).
     """
 
     sent_at: float
@@ -47,7 +47,7 @@ class Outcome:
 
 class Traffic:
     """Requests to `url` at `rate_per_s`, from a thread of its own. A context manager: leaving it sends no more
-    and waits for what is under way; then `outcomes` is complete."""
+    and waits for running requests; then `outcomes` is complete."""
 
     def __init__(self, url: str, rate_per_s: float, *, tokens: int = 8, stream: bool = False) -> None:
         self.outcomes: list[Outcome] = []
@@ -69,7 +69,7 @@ class Traffic:
         self._thread.join(_GIVE_UP_S + 10.0)
 
     def failed(self) -> list[Outcome]:
-        """Those that were not answered well, so far."""
+        """Those that got no good response, so far."""
         return [outcome for outcome in tuple(self.outcomes) if not outcome.good]
 
     async def _run(self) -> None:

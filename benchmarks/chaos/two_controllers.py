@@ -67,7 +67,7 @@ class LeaderClient:
 
 
 class Daemon:
-    """One controller's process, without a keeper."""
+    """One controller's process, without a supervisor."""
 
     def __init__(self, home: Home, database_url: str, *, is_clock_shared: bool) -> None:
         self.home = home

@@ -7,8 +7,8 @@ Claims:
   stream ends whole
 * a rolling and a blue-green update: no unary request fails, and every stream ends whole, also the ones whose replica
   was drained while they ran, and also if they need longer than the drain timeout
-* blue-green never mixes: no request that was sent after the first answer of the new version was complete is
-  answered by the old one. During a rolling update both answer, which is what rolling means.
+* blue-green never mixes: no request that was sent after the first response of the new version was complete is
+  served by the old one. During a rolling update both respond, which is what rolling means.
 
     python -m benchmarks.chaos.updates [--rate 30] [--stream-seconds 8] [--drain-timeout 120]
 """
@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.chaos.harness import Stack, service_yaml, share, until
+from benchmarks.chaos.harness import Stack, share, until
+from benchmarks.chaos.service_files import service_yaml
 from benchmarks.chaos.traffic import Outcome, Traffic, latency, tally
 from policies.goals import UpdateMode
 
@@ -156,7 +157,7 @@ def flow(traffic: Traffic, count: float) -> None:
 
 
 def mixed(outcomes: Sequence[Outcome], new: str) -> list[Outcome]:
-    """Answers of another version to requests sent after the new version had already answered one."""
+    """Responses of another version to requests sent after the new version had already served one."""
     switched_at = min((o.ended_at for o in outcomes if o.model == new), default=float("inf"))
     return [o for o in outcomes if o.good and o.model != new and o.sent_at > switched_at]
 

@@ -3,12 +3,13 @@
     python -m benchmarks.regions table                          every reference scenario, every rule
     python -m benchmarks.regions table --scenarios idle,day --rules local,one_cost --seeds 3
     python -m benchmarks.regions table --scenario FILE          a scenario of your own (see benchmarks/regions/scenario.py)
+    python -m benchmarks.regions cost                           what links cost in CPU time (see benchmarks/regions/cost.py)
     python -m benchmarks.regions list                           the scenarios and the rules
 
 Agents decide with the production code over the model of an L4; round trips are 90 ms (us, eu), 150 (us, asia) and 220 (eu,
 asia). Rules: `local` (no region helps another), `all_view` (every agent has every replica), `all_view_rtt` (and knows the
 distances), `skywalker` and `gorgo` as published, `central_gorgo` (one agent in us), `one_cost`. Means over the seeds, with half of
-a 95 % confidence interval.
+a 95 % confidence interval. Lines below a rule are of a part of its requests: those of an outage, or of the clients of some regions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.regions.measure import Figures, measure
+from benchmarks.regions import cost
+from benchmarks.regions.measure import Figures, Part, measure, of_clients, parts_of
 from benchmarks.regions.reference import DAY_S, SCENARIOS
 from benchmarks.regions.rules import RULES
 from benchmarks.regions.scenario import Scenario, ScenarioError, load
@@ -44,6 +46,7 @@ COLUMNS: tuple[Column[Figures], ...] = (
     Column("egress $/M", lambda f: f.egress_usd, ".2f"),
     Column("GPU $/M", lambda f: f.gpu_usd, ".0f"),
     Column("lost", lambda f: f.lost, ".0f"),
+    Column("bytes outside zone", lambda f: f.outside_bytes, ".0f"),
 )
 
 
@@ -53,10 +56,13 @@ class Run(NamedTuple):
     scenario: Scenario
     rule: str
     seed: int
+    parts: tuple[Part, ...]
 
 
-def figures(run: Run) -> Figures:
-    return measure(World(run.scenario, RULES[run.rule], run.seed).play())
+def figures(run: Run) -> list[Figures]:
+    """Returns the figures of each part."""
+    result = World(run.scenario, RULES[run.rule], run.seed).play()
+    return [measure(result, part.since_s, part.until_s, part.regions) for part in run.parts]
 
 
 def table(args: argparse.Namespace) -> None:
@@ -67,22 +73,41 @@ def table(args: argparse.Namespace) -> None:
     rows: list[dict[str, object]] = []
     with ProcessPoolExecutor(args.jobs) as pool:
         for scenario in scenarios:
-            runs = [Run(scenario, rule, seed) for rule in args.rules for seed in seeds]
-            by_rule: dict[str, list[Figures]] = {}
-            for run, value in zip(runs, pool.map(figures, runs), strict=True):
-                by_rule.setdefault(run.rule, []).append(value)
-            lines = []
-            for rule, values in by_rule.items():
-                lines.append([rule, *(column.cell(values) for column in COLUMNS)])
-                rows += [
-                    {"scenario": scenario.name, "rule": rule, "seed": seed, **asdict(value)}
-                    for seed, value in zip(seeds, values, strict=True)
-                ]
+            parts = _parts(scenario, args.clients_of)
+            runs = [Run(scenario, rule, seed, parts) for rule in args.rules for seed in seeds]
+            by_line: dict[tuple[str, str], list[Figures]] = {}
+            for run, values in zip(runs, pool.map(figures, runs), strict=True):
+                for part, value in zip(parts, values, strict=True):
+                    by_line.setdefault((run.rule, part.name), []).append(value)
+                    rows.append(_row(run, part, value))
+            lines = [
+                [f"{rule}: {part}" if part else rule, *(column.cell(values) for column in COLUMNS)]
+                for (rule, part), values in by_line.items()
+            ]
             print_table(
                 f"{scenario.name}: {len(seeds)} seeds", ["rule", *(column.head for column in COLUMNS)], lines
             )
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _parts(scenario: Scenario, clients_of: Sequence[str]) -> tuple[Part, ...]:
+    unknown = sorted(set(clients_of) - set(scenario.region_names))
+    if unknown:
+        raise ScenarioError(f"--clients-of: {scenario.name} has no region {unknown[0]!r}")
+    parts = parts_of(scenario)
+    asked = of_clients(frozenset(clients_of))
+    return (*parts, asked) if clients_of and asked not in parts else tuple(parts)
+
+
+def _row(run: Run, part: Part, value: Figures) -> dict[str, object]:
+    return {
+        "scenario": run.scenario.name,
+        "rule": run.rule,
+        "part": part.name,
+        "seed": run.seed,
+        **asdict(value),
+    }
 
 
 def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
@@ -114,6 +139,13 @@ def main() -> int:
     run.add_argument("--scenarios", type=_names(list(SCENARIOS)), default=["idle", "day", "skew", "trees"])
     run.add_argument("--scenario", type=_existing, help="a scenario file, instead of the reference ones")
     run.add_argument("--rules", type=_names(list(RULES)), default=list(RULES))
+    run.add_argument(
+        "--clients-of",
+        type=lambda given: given.split(","),
+        default=[],
+        metavar="REGIONS",
+        help="also print the figures of the clients of these regions",
+    )
     run.add_argument("--seeds", type=int, default=5)
     run.add_argument("--first-seed", type=int, default=1)
     run.add_argument(
@@ -121,7 +153,13 @@ def main() -> int:
     )
     run.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     run.add_argument("--json", type=Path, help="write every run to this file")
+    costs = verbs.add_parser("cost", help="measure the CPU time that links between agents cost")
+    costs.add_argument("--parts", type=_names(list(cost.PARTS)), default=list(cost.PARTS))
+    costs.add_argument("--rounds", type=int, default=5)
+    costs.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     args = parser.parse_args()
+    if args.verb == "cost":
+        return 0 if cost.run(args.parts, args.rounds) or not args.check else 1
     if args.verb == "list":
         print("scenarios:", ", ".join(SCENARIOS))
         print("rules:    ", ", ".join(RULES))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.traffic.workloads import Call
 from lb.config.options import Limits, Pushing
 from lb.config.schema import Table, Target
 from lb.core.admission import EngineLoad
+from lb.core.hop import ReportId
 from lb.core.peers import Peers, QueuePace, RegionReport, local_cost, region_report
 from lb.core.queue import RequestQueue
 from lb.core.scheduler import Scheduler
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _DAY_S = 86_400.0
 IDLE_POLL_S = 5.0  # as in `lb.engines.load_poller`, which is not pure
 RECONSIDERED = 8  # held requests that are compared with the peers at each report
+RECONSIDERED_FOR_CREDIT = 2  # and with each response that gives credit back
 FULL_SLACK_S = 0.25  # a peer keeps a forwarded request that it can start within its reported wait and this
 
 
@@ -42,12 +44,16 @@ class Flight:
         self.hop = False
         # of a waiter
         self.view = RequestView("", "POST", "/v1/chat/completions")
-        self.tried: tuple[int, ...] = ()
         self.has_priority = False
-        self.hold_left_s = _DAY_S
+        self.queue_left_s = _DAY_S
         self.tenant = ""
         self.weight = 1.0
         self.policy: str | None = None
+
+    @property
+    def tried(self) -> Collection[int]:
+        """The epochs of targets that may not have the request."""
+        return self.agent.barred(self.region)
 
     def enter(self, agent: Agent) -> None:
         self.agent = self.origin = agent
@@ -69,11 +75,13 @@ class Agent:
             if rule.all_view
             else [engine for engine in world.engines if engine.region == region]
         )
+        self._two_layers = rule.outer != "local"
         self._start_empty(0.0)
         self._outer = make_region_policy(rule.outer)
-        self._two_layers = rule.outer != "local"
         self._others = [name for name in agents if name != region]
         self._peers = Peers(self._others)
+        self._report_id = ReportId(1, 0)
+        self._boots: dict[str, int] = {}  # of the peers
         self._polled_at: dict[str, float] = {}
         self._reported_wait_s = 0.0
 
@@ -85,9 +93,22 @@ class Agent:
         self._flights: dict[Flight, None] = {}
         self._measure_distances()
 
+    def barred(self, client_region: str) -> Collection[int]:
+        """Return the epochs of the targets here that may not have a request of that region's clients."""
+        if not self._two_layers or client_region not in self._world.scenario.stay:
+            return ()
+        return self._table.residency.barred(frozenset({client_region}))
+
     def _described(self) -> Table:
+        """Describe the targets. The zone of clients that stay somewhere has the name of their region."""
+        stay = self._world.scenario.stay if self._two_layers else {}
         targets = tuple(
-            Target(id=one.id, url=f"http://127.0.0.1:{one.index + 1}", region=one.region)
+            Target(
+                id=one.id,
+                url=f"http://127.0.0.1:{one.index + 1}",
+                region=one.region,
+                zones=tuple(zone for zone, regions in stay.items() if one.region in regions),
+            )
             for one in self._served
         )
         limits = Limits(hold_s=_DAY_S, max_held=1_000_000)
@@ -103,7 +124,7 @@ class Agent:
 
     def start(self) -> None:
         for place, engine in enumerate(self._world.engines, 1):
-            if engine in self._served and self._pushing.asks:
+            if engine in self._served and self._pushing.is_polled:
                 key = self._table.key(engine.id)
                 assert key is not None
                 self._table.loaded(key, engine.load(), 0.0, 0.0)
@@ -136,7 +157,7 @@ class Agent:
             session=flight.call.session,
         )
         self._flights[flight] = None
-        if not flight.hop and self._leaves(flight, self._table.choose(flight.view, now), now):
+        if not flight.hop and self._leaves(flight, self._table.choose(flight.view, now, flight.tried), now):
             return
         choice = self._scheduler.place(flight, now)
         if choice is not None:
@@ -167,10 +188,10 @@ class Agent:
 
     def _forward(self, flight: Flight, region: str, now: float) -> None:
         world = self._world
-        self._peers.forwarded(flight.view, region, now)
+        self._peers.forwarded(flight, flight.view, region, now)
         del self._flights[flight]
         flight.hop = True
-        world.crossed(self.region, region, world.request_bytes(flight.call))
+        world.crossed(flight, self.region, region, world.request_bytes(flight.call))
         if world.passes(self.region, region, now):
             world.events.at(now + world.rtt_s(self.region, region) / 2, world.agents[region].arrives, flight)
         else:  # the connection attempt fails; the request goes back to the queue
@@ -181,7 +202,7 @@ class Agent:
         if self.down:
             self._world.lose(flight, now)
             return
-        self._peers.refused(flight.view, flight.agent.region)
+        self._peers.refused(flight, flight.agent.region)
         flight.agent, flight.hop, flight.has_priority = self, False, True
         self._flights[flight] = None
         choice = self._scheduler.place(flight, now)
@@ -192,7 +213,9 @@ class Agent:
 
     def _starts_soon(self, flight: Flight, now: float) -> bool:
         cost = local_cost(
-            self._table.choose(flight.view, now), flight.view, self._pace.wait_s(len(self._queue), now)
+            self._table.choose(flight.view, now, flight.tried),
+            flight.view,
+            self._pace.wait_s(len(self._queue), now),
         )
         return cost.wait_s <= self._reported_wait_s + FULL_SLACK_S
 
@@ -213,6 +236,10 @@ class Agent:
         if flight not in self._flights or attempt != flight.attempt or flight.booking is None:
             return
         self._table.responded(flight.booking, now)
+        if flight.hop:
+            has_room = not len(self._queue) and self._table.takes_another(flight.booking, now, over=False)
+            last = self._report_id if has_room else None
+            self._to_origin(flight, flight.origin.peer_responded, (flight, self.region, last), now)
         self._let_in(now)
 
     def ended(self, about: tuple[Flight, int], now: float) -> None:
@@ -221,7 +248,23 @@ class Agent:
             return
         del self._flights[flight]
         self._table.release(flight.booking, now, len(flight.call.answer))
+        if flight.hop:
+            self._to_origin(flight, flight.origin.peer_ended, (flight, self.region), now)
         self._let_in(now)
+
+    def _to_origin(self, flight: Flight, act: Callable[[Any, float], None], about: Any, now: float) -> None:
+        self._world.events.at(now + self._world.rtt_s(self.region, flight.origin.region) / 2, act, about)
+
+    def peer_responded(self, about: tuple[Flight, str, ReportId | None], now: float) -> None:
+        """The first byte has come from a peer."""
+        flight, region, room_after = about
+        if not self.down and self._peers.responded(flight, region, room_after):
+            self._reconsider(now, RECONSIDERED_FOR_CREDIT)
+
+    def peer_ended(self, about: tuple[Flight, str], now: float) -> None:
+        """The last byte has come from a peer."""
+        if not self.down and self._peers.ended(*about):
+            self._reconsider(now, RECONSIDERED_FOR_CREDIT)
 
     # --- what it learns
 
@@ -254,6 +297,7 @@ class Agent:
         if not world.under_way:
             return
         if not self.down:
+            self._report_id = ReportId(self._report_id.boot, self._report_id.seq + 1)
             report = region_report(
                 self._table, len(self._queue), self._pace.wait_s(len(self._queue), now), now
             )
@@ -261,26 +305,31 @@ class Agent:
             for name in self._others:
                 if world.passes(self.region, name, now):
                     way_s = world.rtt_s(self.region, name) / 2
-                    world.events.at(now + way_s, world.agents[name].hears, (self.region, report, now))
+                    world.events.at(
+                        now + way_s, world.agents[name].hears, (self.region, report, now, self._report_id)
+                    )
             self._reconsider(now)
         world.events.at(now + world.scenario.report_s, self._report, None)
 
-    def hears(self, about: tuple[str, RegionReport, float], now: float) -> None:
-        region, report, made_at = about
+    def hears(self, about: tuple[str, RegionReport, float, ReportId], now: float) -> None:
+        region, report, made_at, report_id = about
         if self.down:
             return
         rtt_s = self._world.rtt_s(self.region, region)
-        self._peers.reported(region, report, made_at, rtt_s, self._world.scenario.report_s, now)
+        if report_id.boot != self._boots.get(region, report_id.boot):
+            self._peers.forget(region)
+        self._boots[region] = report_id.boot
+        self._peers.reported(region, report, made_at, rtt_s, self._world.scenario.report_s, now, report_id)
         self._reconsider(now)
 
-    def _reconsider(self, now: float) -> None:
+    def _reconsider(self, now: float, most: int = RECONSIDERED) -> None:
         """Compares the oldest held requests with the peers again."""
         if not len(self._queue):
             return
         waiting = []
         for ticket in self._queue.walk():
             waiting.append(ticket)
-            if len(waiting) == RECONSIDERED:
+            if len(waiting) == most:
                 break
         for ticket in waiting:
             flight = ticket.item
@@ -307,6 +356,7 @@ class Agent:
         if self.down or flight.agent is self:
             self._world.lose(flight, now)
         else:  # the peer that it was forwarded to died: it begins again here
+            self._peers.ended(flight, flight.agent.region)
             flight.attempt += 1
             flight.enter(self)
             self._world.events.at(
@@ -316,6 +366,8 @@ class Agent:
     def returns(self, now: float) -> None:
         self.down = False
         self._start_empty(now)
+        self._peers = Peers(self._others)
+        self._report_id = ReportId(self._report_id.boot + 1, 0)
 
     def adopt(self, engines: Sequence[RegionalEngine], now: float) -> None:
         self._served = [*self._served, *(one for one in engines if one not in self._served)]

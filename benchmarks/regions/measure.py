@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from benchmarks.regions.scenario import Scenario
 from benchmarks.regions.world import Response, Result
 from benchmarks.traffic.measure import quantile
 
@@ -14,7 +16,8 @@ _EDGE = 0.1  # of a closed loop, left out at its start and, for throughput, at i
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Times in seconds at the client, shares between 0 and 1, `kb` and USD per (million) requests.
+    """Times in seconds at the client, shares between 0 and 1, `kb` and USD per (million) requests. Throughput, `lost` and
+    all from `kb` on are of the whole run; `outside_bytes` were sent to regions that may not serve their request.
 
     `left` is the share of requests that were served outside of their client's region. `gpu_usd` is the price of the time for which
     engines were busy.
@@ -34,6 +37,7 @@ class Figures:
     kb: float
     egress_usd: float
     gpu_usd: float
+    outside_bytes: int = 0
 
 
 def measure(
@@ -71,7 +75,37 @@ def measure(
         kb=sum(result.egress_bytes.values()) / total / 1e3,
         egress_usd=1e6 * egress_usd / total,
         gpu_usd=1e6 * gpu_usd / total,
+        outside_bytes=result.outside_bytes,
     )
+
+
+class Part(NamedTuple):
+    """Requests of a run that are of interest on their own: those that arrived in a window, or of the clients of some regions."""
+
+    name: str
+    since_s: float = 0.0
+    until_s: float = float("inf")
+    regions: frozenset[str] | None = None
+
+
+def parts_of(scenario: Scenario) -> list[Part]:
+    """Returns the whole run; with a death, the outage and what of it is left when clients have found another agent; with clients
+    that stay in a zone, these and the others."""
+    parts = [Part("")]
+    for death in scenario.deaths:
+        found_s = death.at_s + death.clients_find_s
+        parts.append(Part(f"{death.region} dead", death.at_s, death.until_s))
+        if found_s < death.until_s:
+            parts.append(Part(f"{death.region} dead, clients moved", found_s, death.until_s))
+    if scenario.stay:
+        pinned = frozenset(scenario.stay)
+        others = frozenset(scenario.region_names) - pinned
+        parts += [of_clients(regions) for regions in (pinned, others) if regions]
+    return parts
+
+
+def of_clients(regions: frozenset[str]) -> Part:
+    return Part(f"clients of {', '.join(sorted(regions))}", regions=regions)
 
 
 def _counted(

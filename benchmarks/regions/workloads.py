@@ -45,7 +45,7 @@ class RegionalWorkload(Protocol):
 HABITS = Habits(
     tenants=12,
     message_tokens=Spread(40, 160, 3, 2000),
-    answer_tokens=Spread(129, 400, 2, 1200),
+    response_tokens=Spread(129, 400, 2, 1200),
     think_s=Spread(14, 71, 1, 600),
     longest_tokens=6000,
 )
@@ -53,7 +53,7 @@ LONG_HABITS = replace(
     HABITS,
     turns_mean=4.0,
     message_tokens=Spread(80, 400, 3, 2000),
-    answer_tokens=Spread(250, 700, 2, 1200),
+    response_tokens=Spread(250, 700, 2, 1200),
 )
 GLOBAL_TENANTS = 3
 

@@ -56,6 +56,7 @@ class Result:
     lost: int
     busy_s: tuple[float, ...]  # of each engine
     egress_bytes: dict[tuple[str, str], int]
+    outside_bytes: int  # of requests that were sent to a region that may not serve them
 
     @property
     def digest(self) -> str:
@@ -97,6 +98,7 @@ class World:
         self.engine_by_id = {engine.id: engine for engine in self.engines}
         self._responses: list[Response] = []
         self.egress_bytes: dict[tuple[str, str], int] = {}
+        self.outside_bytes = 0
         homes = [rule.central] if rule.central else list(replicas)
         self.agents = {name: Agent(self, name, homes) for name in homes}
         self._home = {name: rule.central or name for name in replicas}  # where clients of a region enter
@@ -123,7 +125,9 @@ class World:
     def under_way(self) -> bool:
         return bool(self._open)
 
-    def crossed(self, source: str, target: str, size: int) -> None:
+    def crossed(self, flight: Flight, source: str, target: str, size: int) -> None:
+        if not self.allowed(flight.region, target):
+            self.outside_bytes += size
         if source != target:
             self.egress_bytes[source, target] = self.egress_bytes.get((source, target), 0) + size
 
@@ -132,7 +136,7 @@ class World:
 
     def send_to_engine(self, flight: Flight, engine: RegionalEngine, agent: Agent, now: float) -> None:
         flight.engine = engine
-        self.crossed(agent.region, engine.region, self.request_bytes(flight.call))
+        self.crossed(flight, agent.region, engine.region, self.request_bytes(flight.call))
         self.events.at(now + self.rtt_s(agent.region, engine.region) / 2, self._reaches_engine, flight)
 
     def abort(self, flight: Flight) -> None:
@@ -159,6 +163,7 @@ class World:
             self._lost,
             tuple(engine.busy_s for engine in self.engines),
             self.egress_bytes,
+            self.outside_bytes,
         )
 
     def _announce_next(self) -> None:
@@ -204,8 +209,8 @@ class World:
         agent, call = flight.agent, flight.call
         back_s = self.rtt_s(agent.region, engine.region) / 2
         size = HEAD_BYTES // 2 + BYTES_PER_RESPONSE_TOKEN * len(call.answer)
-        self.crossed(engine.region, agent.region, size)
-        self.crossed(agent.region, flight.origin.region, size)
+        self.crossed(flight, engine.region, agent.region, size)
+        self.crossed(flight, agent.region, flight.origin.region, size)
         self.events.at(now + back_s, agent.ended, (flight, flight.attempt))
         self.events.at(
             now + back_s + self._way_to_client(flight), self._client_has_it, (flight, flight.attempt, engine)

@@ -1,4 +1,4 @@
-"""What is measured: one cell is one kind of traffic at one load, with its goal. The bodies are made here, from a seed."""
+"""The cells: each is one kind of traffic at one load, with its goal. The bodies are made here, from a seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RAMP_S_PER_STREAM = 1 / 400
 
 
 class Measure(str, Enum):
-    """What is compared in a cell, and its unit."""
+    """The compared quantity of a cell, and its unit."""
 
     CPU = "CPU µs"  # of the proxy, per unit of the cell
     MEMORY = "MiB"  # that the streams add to the proxy

@@ -150,7 +150,7 @@ class Process:
             int(at.name) for at in Path("/proc").glob("[0-9]*") if _session(int(at.name)) == self._popen.pid
         ]
 
-    def log_archive(self, lines: int = 4) -> str:
+    def last_lines(self, lines: int = 4) -> str:
         text = self.log.read_text(errors="replace").strip().splitlines()
         return " / ".join(line.strip()[:200] for line in text[-lines:])
 

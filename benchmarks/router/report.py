@@ -37,7 +37,7 @@ class Row:
 
     @property
     def cost(self) -> float:
-        """What is compared: CPU µs of the proxy per request or chunk, MiB per 1,000 idle streams, or the 99th
+        """The compared quantity: CPU µs of the proxy per request or chunk, MiB per 1,000 idle streams, or the 99th
         percentile of the milliseconds to the first chunk."""
         if self.measure is Measure.FIRST_CHUNK:
             return float(self.load["p99_us"]) / 1000 if self.load["latencies"] else math.nan

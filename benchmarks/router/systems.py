@@ -1,7 +1,7 @@
 """The load balancers that are compared: how each is installed and started.
 
 All of them run as their users run them: defaults, metrics on, retries and circuit breakers on, no log line per
-request. Where something is not the default, the line says why.
+request. Where something is not the default, the line gives the reason.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Habits:
     system_tokens: int = 200
     turns_mean: float = 3.0
     message_tokens: Spread = MESSAGE_TOKENS
-    answer_tokens: Spread = ANSWER_TOKENS
+    response_tokens: Spread = ANSWER_TOKENS
     think_s: Spread = THINK_S
     longest_tokens: int = 8192
 
@@ -61,7 +61,7 @@ NOTHING_SAID = Passage(b"", ())
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One conversation; what is said in it is drawn from `rng`."""
+    """One conversation; its words are drawn from `rng`."""
 
     tenant: str
     user: str
@@ -74,7 +74,7 @@ class Session:
     def next_turn(self, habits: Habits) -> Call:
         prose = Prose(self.rng)
         said = prose.passage(round(habits.message_tokens.draw(self.rng)))
-        self.answer = prose.passage(round(habits.answer_tokens.draw(self.rng)))
+        self.answer = prose.passage(round(habits.response_tokens.draw(self.rng)))
         self.past = join((self.past, message("user", said)))
         self.turns_left -= 1
         call = Call(
@@ -106,7 +106,7 @@ class Chat:
         self._rate = sessions_per_s
         self._length_s = length_s
         self._habits = habits = habits or Habits()
-        # What is said and when people come are drawn apart: more traffic changes no conversation before it.
+        # Texts and arrivals are drawn apart: more traffic changes no conversation before it.
         self._starts = random.Random(seed)
         self._seed = seed
         prose = Prose(random.Random(f"{seed}/tenants"))

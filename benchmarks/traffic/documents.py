@@ -42,13 +42,13 @@ _SECTION = passage("\n\n")
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What is asked about, and how. Lengths are in tokens."""
+    """The questions, and their documents. Lengths are in tokens."""
 
     documents: int = 500
     popularity: float = 1.0  # the n-th document has n^-popularity times the questions of the first
     document_tokens: Spread = DOCUMENT_TOKENS
     question_tokens: Spread = MESSAGE_TOKENS
-    answer_tokens: Spread = ANSWER_TOKENS
+    response_tokens: Spread = ANSWER_TOKENS
 
 
 class Documents:
@@ -85,7 +85,7 @@ class Documents:
         prose = Prose(rng)
         which = bisect_right(self._shares, rng.random() * self._shares[-1])
         question = prose.passage(round(self._library.question_tokens.draw(rng)))
-        answer = prose.passage(round(self._library.answer_tokens.draw(rng)))
+        answer = prose.passage(round(self._library.response_tokens.draw(rng)))
         document = _document(self._seed, which, self._library.document_tokens)
         return Call(
             id=f"question-{number}",
@@ -98,7 +98,7 @@ class Documents:
 
 @lru_cache(maxsize=256)
 def _document(seed: int, which: int, document_tokens: Spread) -> Passage:
-    """A message of the system. Its length says nothing about its rank."""
+    """A message of the system. Its length is no evidence about its rank."""
     rng = random.Random(f"{seed}/document/{which}")
     prose = Prose(rng)
     left = round(document_tokens.draw(rng))

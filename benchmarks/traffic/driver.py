@@ -1,6 +1,6 @@
 """Clients, one balancer and its engines as a list of things to happen, in virtual time.
 
-What is simulated is what lies between: half a round trip to the engine, half a round trip back, the prober's period.
+Simulated is what lies between: half a round trip to the engine, half a round trip back, the prober's period.
 What decides is the production code: `lb.core.targets.TargetTable` with the routing policy of its table, `lb.core.scheduler`
 over `lb.core.queue`, and admission by `EngineLoad` as probes bring it. Engines keep their own time by iterations of
 continuous batching. Two things that happen at the same instant do so in the order in which they were announced.
@@ -82,10 +82,10 @@ class _Flight:
         "call",
         "first_at",
         "has_priority",
-        "hold_left_s",
         "matched_bytes",
         "policy",
         "pushed_at",
+        "queue_left_s",
         "tenant",
         "tried",
         "view",
@@ -98,7 +98,7 @@ class _Flight:
         self.arrived_at = now
         self.tried: tuple[int, ...] = ()
         self.has_priority = False  # engines do not die here
-        self.hold_left_s = hold_s
+        self.queue_left_s = hold_s
         self.tenant = ""
         self.weight = 1.0
         self.policy: str | None = None
@@ -141,7 +141,7 @@ class _World:
 
     def play(self) -> Outcome:
         self._announce_next()
-        if self._setting.pushing.asks:  # other modes do not use loads
+        if self._setting.pushing.is_polled:  # other modes do not use loads
             for engine in self._engines:
                 self._table.loaded(engine.key, engine.load(), 0.0, 0.0)
                 # Not all at once: the prober spreads its questions over the interval.
@@ -244,7 +244,7 @@ class _World:
                 ended_at=now,
                 prompt_tokens=len(call.prompt.tokens),
                 cached_tokens=flight.cached_tokens,
-                answer_tokens=len(call.answer),
+                response_tokens=len(call.answer),
                 prompt_bytes=len(call.prompt.text),
                 matched_bytes=flight.matched_bytes,
             )

@@ -18,7 +18,7 @@ _EDGE = 0.1  # of a run, at its start (and for throughput at its end)
 
 
 class Served(NamedTuple):
-    """One call that got its whole answer. Instants are the balancer's, in seconds from the start; between
+    """One call that got its whole response. Instants are the balancer's, in seconds from the start; between
     `arrived_at` and `pushed_at` it was held. `matched_bytes` is what the policy thought to be cached."""
 
     call_id: str
@@ -29,14 +29,14 @@ class Served(NamedTuple):
     ended_at: float
     prompt_tokens: int
     cached_tokens: int
-    answer_tokens: int
+    response_tokens: int
     prompt_bytes: int
     matched_bytes: int
 
     @property
     def work(self) -> int:
         """Tokens that an engine had to compute."""
-        return self.prompt_tokens - self.cached_tokens + self.answer_tokens
+        return self.prompt_tokens - self.cached_tokens + self.response_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Metrics:
 
     `hit_rate` is the part of all prompt tokens that engines found in their caches, `foreseen` the part of all prompt
     bytes that the policy counted on. `ttft` and `e2e` run from arrival at the balancer, `held` is the part of it spent
-    in its queue. `normalized_s` is end-to-end time per answer token (PreServe). `imbalance` is the work of the busiest
+    in its queue. `normalized_s` is end-to-end time per output token (PreServe). `imbalance` is the work of the busiest
     engine over the mean.
     """
 
@@ -79,7 +79,7 @@ def measure(served: Iterable[Served], engines: int, refused: int = 0, preemption
     ttft = sorted(one.first_at - one.arrived_at for one in counted)
     e2e = sorted(one.ended_at - one.arrived_at for one in counted)
     held = sorted(one.pushed_at - one.arrived_at for one in counted)
-    normalized = sorted((one.ended_at - one.arrived_at) / one.answer_tokens for one in counted)
+    normalized = sorted((one.ended_at - one.arrived_at) / one.response_tokens for one in counted)
     work = [0] * engines
     for one in counted:
         work[one.engine] += one.work
@@ -97,7 +97,7 @@ def measure(served: Iterable[Served], engines: int, refused: int = 0, preemption
         held_p50_s=quantile(held, 0.5),
         held_p90_s=quantile(held, 0.9),
         # The first of them ended as the clock started.
-        tokens_per_s=sum(one.answer_tokens for one in middle[1:]) / span_s,
+        tokens_per_s=sum(one.response_tokens for one in middle[1:]) / span_s,
         calls_per_s=(len(middle) - 1) / span_s,
         imbalance=max(work) * engines / sum(work),
         preemptions=preemptions,
@@ -115,7 +115,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 def ideal_hit_rate(calls: Iterable[Call]) -> float:
     """The part of all prompt tokens that one engine with endless memory would find, serving call after call.
 
-    As the engine does it: whole blocks, behind equal prefixes, of prompts and answers; and never the last token of
+    As the engine does it: whole blocks, behind equal prefixes, of prompts and responses; and never the last token of
     a prompt, which must be computed to say what follows.
     """
     node_of: dict[tuple[int, tuple[int, ...]], int] = {}

@@ -99,7 +99,7 @@ class Mooncake:
             tokens = max(1, min(one.input_length, len(one.hash_ids) * RECORDED_BLOCK_TOKENS) // self._shrink)
             if tokens > self._longest:
                 continue
-            # Negative numbers are the blocks of answers: no prompt holds them.
+            # Negative numbers are the blocks of responses: no prompt holds them.
             answer = (-1 - number,) * max(1, one.output_length // self._shrink)
             call = Call(
                 id=str(number),

@@ -1,7 +1,7 @@
 """Engines that say what a workload expects, word for word.
 
 The engine model asks its language for one token at a time. Here the tokens are known beforehand: the next prompt of
-a conversation repeats the answer of the last one, and only an engine that really said it finds it in its cache.
+a conversation repeats the response of the last one, and only an engine that really said it finds it in its cache.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from skyserve_cli.engine.text import Context, Language
 
 
 class Script(Language):
-    """`cast` an answer under a number, and the request that has this number as its seed will say it.
+    """`cast` a response under a number, and the request that has this number as its seed will say it.
 
-    An engine that preempts a request goes on with the context it had, so an answer is asked for once.
+    An engine that preempts a request goes on with the context it had, so a response is asked for once.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Script(Language):
 
 
 class _Part(Context):
-    """An answer, and how far it has been said."""
+    """A response, and how far it has been said."""
 
     __slots__ = ("_answer", "_said")
 

@@ -32,7 +32,7 @@ class Tenant(NamedTuple):
     name: str
     share: float
     prompt_tokens: Spread
-    answer_tokens: Spread
+    response_tokens: Spread
 
 
 TENANTS = (
@@ -75,7 +75,7 @@ class Tenants:
         tenant = self._tenants[bisect_right(self._shares, rng.random() * self._shares[-1])]
         prose = Prose(rng)
         question = prose.passage(round(tenant.prompt_tokens.draw(rng)))
-        answer = prose.passage(round(tenant.answer_tokens.draw(rng)))
+        answer = prose.passage(round(tenant.response_tokens.draw(rng)))
         return Call(
             id=f"{tenant.name}-{number}",
             prompt=join((message("user", question), ANSWER_BEGIN)),

@@ -3,12 +3,12 @@
 A problem is solved in steps. The root is asked for the first step and proposes one thought per branch; each child
 takes up one of them and is asked for the next (the "propose" form of Yao et al., 2023). With 2 branches and a depth
 of 4 a tree has 1 + 2 + 4 + 8 = 15 requests, with 4 branches 85. A client works on one tree at a time: a child starts
-when its parent has answered, the next tree when the last request of this one has. All prompts begin with the same
+when its parent has responded, the next tree when the last request of this one has. All prompts begin with the same
 instructions; at 300 tokens of them a cache that never forgets finds 0.893 of all prompt tokens (SkyWalker measured
 0.896 to 0.900).
 
 The thoughts are the steps of the data set's own solutions. Before it proposes them a model may muse for
-`musing_tokens`, which no child takes up: it is the spread of answer lengths that makes load hard to predict (SkyWalker
+`musing_tokens`, which no child takes up: it is the spread of response lengths that makes load hard to predict (SkyWalker
 §2.3), and the data set alone has little of it.
 """
 
@@ -53,7 +53,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """So many clients, each of which works on `trees` trees, one after the other."""
+    """A number of clients, each of which works on `trees` trees, one after the other."""
 
     number: int
     branches: int = 2
@@ -85,7 +85,7 @@ class _Node:
     tree: _Tree
     depth: int
     path: Passage  # the thoughts taken up so far
-    thoughts: tuple[Passage, ...]  # what its answer proposes, one per branch
+    thoughts: tuple[Passage, ...]  # what its response proposes, one per branch
 
 
 class TreesOfThought:

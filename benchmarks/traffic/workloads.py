@@ -2,7 +2,7 @@
 
 Two parties look at one prompt. The balancer sees bytes and has no tokenizer; the engine sees tokens. A `Passage`
 is a piece of text as both, cut where the engine's tokenizer would cut anyway, so that joining passages and
-tokenizing the joined text give the same tokens. What the engine will answer is part of the workload, since the
+tokenizing the joined text give the same tokens. The engine's response is part of the workload, since the
 next prompt of a conversation contains it word for word.
 """
 
@@ -51,7 +51,7 @@ class Arrival(NamedTuple):
 
 
 class Workload(Protocol):
-    """Where calls come from. It remembers what is under way, so an instance is used up by one run."""
+    """Where calls come from. It remembers the calls under way, so an instance is used up by one run."""
 
     name: str
 
@@ -65,7 +65,7 @@ class Workload(Protocol):
 
 
 def walk(workload: Workload) -> Iterator[Call]:
-    """Every call, in the order of an engine that answers at once."""
+    """Every call, in the order of an engine that responds at once."""
     opening = workload.opening()
     pending: list[tuple[float, int, Call]] = []
     coming = next(opening, None)

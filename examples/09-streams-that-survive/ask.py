@@ -1,4 +1,4 @@
-"""Ask for a long answer and print it word by word: `python3 ask.py URL [TOKENS]`. Exits with 1 if it is cut short."""
+"""Ask for a long response and print it word by word: `python3 ask.py URL [TOKENS]`. Exits with 1 if it is cut short."""
 
 import json
 import sys

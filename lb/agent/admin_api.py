@@ -1,16 +1,16 @@
 """The admin port: how a controller, an operator or a scraper talks to an agent. Never on the data port.
 
-Every path needs `Authorization: Bearer TOKEN`, compared in constant time. Bodies are bounded, and read as
+Every path needs `Authorization: Bearer TOKEN`, compared in constant time (`--open-probes` excepts live and ready). Bodies are bounded, and read as
 strictly as tables: a problem is named with its path, and changes nothing.
 
 | | |
 |---|---|
-| `GET /-/live`, `GET /-/ready` | 200; ready is 503 while no target is healthy, or the agent drains or closes |
+| `GET /-/live`, `GET /-/ready` | 200; ready is 503 while no target is healthy, or the agent drains or closes; with `?table` while it has no table, healthy targets or not |
 | `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push returns `{"revision": ...}` |
 | `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session, listen, metrics: those given change |
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
 | `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
-| `GET /-/totals` | counts since the start, of the whole and of each target (`lb.config.totals.Totals`) |
+| `GET /-/totals` | counters since the start, in total and by target (`lb.config.totals.Totals`) |
 | `GET /-/metrics` | Prometheus |
 | `GET /-/keys` | what the owner of each API key has used, has reserved and in flight, and has left |
 | `GET /-/explain/ID`, `GET /-/explain?limit=20` | why one of the last requests went where it went; the latest ones |
@@ -25,13 +25,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from lb.agent.admin_requests import Refused, read_json, read_number
+from lb.agent.admin_requests import Rejected, error_response, read_json, read_number
 from lb.agent.data_port import CannotListenError
 from lb.agent.worker_api import WorkerApi
 from lb.config import edits as config_edits
@@ -42,11 +42,11 @@ from lb.config.totals import Totals
 from lb.core.api_keys import Usage
 from lb.core.sliding_window import MAX_WINDOW_S
 from lb.core.targets import TargetTable
-from lb.http import error_responses
-from lb.observe.explain import KEPT_REQUESTS, Explanations
+from lb.observe.explain import KEPT_REQUESTS, Explanation, Explanations
 from lb.observe.metrics import CONTENT_TYPE
 from policies.routing.registry import UnknownPolicyError
 
+_PROBES = ("/-/live", "/-/ready")
 MAX_PUSH_BYTES = 16 * 1024 * 1024
 LONGEST_DRAIN_S = 1e9
 
@@ -73,6 +73,8 @@ class Administered(Protocol):
 
     def ready(self) -> bool: ...
 
+    def has_table(self) -> bool: ...
+
     def drain(self, *, on: bool) -> None:
         """Serve on, but be not ready, until called again with `on` False."""
         ...
@@ -86,7 +88,11 @@ class Administered(Protocol):
     def exposition(self) -> bytes: ...
 
     def regions(self) -> dict[str, Any]:
-        """Return what is known of agents of other regions."""
+        """Return the state of agents of other regions."""
+        ...
+
+    async def explained(self, explanation: Explanation) -> dict[str, Any]:
+        """Return an explanation as JSON, with what peers say of the request."""
         ...
 
     def usage(self) -> Iterable[Usage]:
@@ -94,16 +100,19 @@ class Administered(Protocol):
         ...
 
 
-def admin_app(agent: Administered, token: str) -> web.Application:
+def admin_app(agent: Administered, token: str, *, open_probes: bool = False) -> web.Application:
     """Return the admin port's application.
 
-    `token` must not be empty. Needs a running event loop, whose clock is the agent's.
+    `token` must not be empty. `open_probes`: to ask whether the agent is live and ready takes none. Needs a running event loop, whose clock is the agent's.
     """
     if not token:
         raise ValueError("the admin port needs a token")
     control = _AgentControl(agent)
     workers = WorkerApi(control)
-    app = web.Application(middlewares=[_bearer(token), _refusals], client_max_size=MAX_PUSH_BYTES)
+    app = web.Application(
+        middlewares=[_bearer(token, _PROBES if open_probes else ()), _rejections],
+        client_max_size=MAX_PUSH_BYTES,
+    )
     app.add_routes(
         [
             web.get("/-/live", control.live),
@@ -137,7 +146,7 @@ def admin_app(agent: Administered, token: str) -> web.Application:
 
 
 class _AgentControl:
-    """The agent as a whole. The only one who replaces its table."""
+    """The agent behind the admin API: the only code that replaces its table."""
 
     def __init__(self, agent: Administered) -> None:
         self.agent = agent
@@ -159,22 +168,22 @@ class _AgentControl:
         """The table is in force afterwards, or what was wrong with it is raised."""
         serves = self.agent.table.service
         if table.service != serves:
-            raise Refused(409, "wrong_service", f"this agent serves {serves!r}, not {table.service!r}")
+            raise Rejected(409, "wrong_service", f"this agent serves {serves!r}, not {table.service!r}")
         try:
             self.agent.apply(table)
         except RetiredError as error:
-            refused = Refused(503, "retired", str(error))
+            refused = Rejected(503, "retired", str(error))
             refused.response.force_close()  # the next connection is the successor's
             raise refused from error
         except UnknownPolicyError as error:
-            raise Refused(400, "unknown_policy", str(error)) from error
+            raise Rejected(400, "unknown_policy", str(error)) from error
         except EarlierEpochError as error:
-            raise Refused(409, "earlier_epoch", str(error)) from error
+            raise Rejected(409, "earlier_epoch", str(error)) from error
         except CannotListenError as error:
-            raise Refused(409, "cannot_listen", str(error.strerror)) from error
+            raise Rejected(409, "cannot_listen", str(error.strerror)) from error
         except OSError as error:
             why = f"the table could not be stored: {error.strerror}"
-            raise Refused(500, "not_stored", why) from error
+            raise Rejected(500, "not_stored", why) from error
         self._pushed_at = self._clock()
 
     async def get_targets(self, request: web.Request) -> web.Response:
@@ -199,14 +208,14 @@ class _AgentControl:
         return web.json_response({"live": True})
 
     async def ready(self, request: web.Request) -> web.Response:
-        ready = self.agent.ready()
+        ready = self.agent.has_table() if "table" in request.query else self.agent.ready()
         return web.json_response({"ready": ready}, status=200 if ready else 503)
 
     async def drain(self, request: web.Request) -> web.Response:
         target_id = request.query.get("target")
         deadline_s = read_number(request, "deadline_s", None, 0.0, LONGEST_DRAIN_S)
         if target_id is None and deadline_s is not None:
-            raise Refused(400, "bad_deadline_s", "deadline_s goes with a target")
+            raise Rejected(400, "bad_deadline_s", "deadline_s goes with a target")
         if target_id is None:
             self.agent.drain(on=True)
         else:
@@ -246,8 +255,8 @@ class _AgentControl:
     async def explain(self, request: web.Request) -> web.Response:
         explanation = self.agent.explanations.find(request.match_info["request_id"])
         if explanation is None:
-            raise Refused(404, "not_found", "no such request among the last ones")
-        return web.json_response(explanation.to_json())
+            raise Rejected(404, "not_found", "no such request among the last ones")
+        return web.json_response(await self.agent.explained(explanation))
 
     async def latest(self, request: web.Request) -> web.Response:
         limit = int(read_number(request, "limit", 20.0, 0.0, KEPT_REQUESTS))
@@ -256,31 +265,33 @@ class _AgentControl:
 
 
 @web.middleware
-async def _refusals(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def _rejections(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except Refused as refused:
-        return refused.response
+    except Rejected as rejected:
+        return rejected.response
     except WireError as error:
-        return error_responses.error(400, "bad_request", str(error))
+        return error_response(400, "bad_request", str(error))
     except KnownWorkerError as error:
-        return error_responses.error(409, "worker_exists", str(error))
+        return error_response(409, "worker_exists", str(error))
     except UnknownWorkerError as error:
-        return error_responses.error(404, "worker_not_found", str(error))
+        return error_response(404, "worker_not_found", str(error))
     except web.HTTPException as error:
-        return error_responses.error(error.status, "http_error", error.reason)
+        return error_response(error.status, "http_error", error.reason)
 
 
-def _bearer(token: str) -> Middleware:
+def _bearer(token: str, free: Collection[str]) -> Middleware:
     expected = f"Bearer {token}".encode()
 
     @web.middleware
     async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if request.method == "GET" and request.path in free:
+            return await handler(request)
         if not hmac.compare_digest(given, expected):
-            refusal = error_responses.error(401, "unauthorized", "The admin port needs its bearer token.")
-            refusal.headers["WWW-Authenticate"] = "Bearer"
-            return refusal
+            rejection = error_response(401, "unauthorized", "The admin port needs its bearer token.")
+            rejection.headers["WWW-Authenticate"] = "Bearer"
+            return rejection
         return await handler(request)
 
     return check

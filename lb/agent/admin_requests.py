@@ -1,4 +1,4 @@
-"""Reading requests of the admin port, and refusing them."""
+"""Requests of the admin port: reading them, and errors for those that are rejected."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from lb.http import error_responses
 _D = TypeVar("_D", float, None)
 
 
-class Refused(Exception):
+def error_response(status: int, code: str, message: str) -> web.Response:
+    """Return an error in the shape of the data port's."""
+    body = error_responses.error_body(status, code, message)
+    headers = {"Server": error_responses.SERVER}
+    return web.Response(status=status, headers=headers, body=body, content_type="application/json")
+
+
+class Rejected(Exception):
     """A request that gets an error and has changed nothing."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
-        self.response = error_responses.error(status, code, message)
+        self.response = error_response(status, code, message)
 
 
 async def read_json(request: web.Request) -> object:
@@ -26,7 +33,7 @@ async def read_json(request: web.Request) -> object:
     try:
         value: object = json.loads(await request.read())
     except (ValueError, RecursionError) as error:
-        raise Refused(400, "bad_json", "the body is not JSON") from error
+        raise Rejected(400, "bad_json", "the body is not JSON") from error
     return value
 
 
@@ -40,5 +47,5 @@ def read_number(request: web.Request, name: str, default: _D, low: float, high: 
     except ValueError:
         value = math.nan
     if not low <= value <= high:
-        raise Refused(400, f"bad_{name}", f"{name} must be between {low:g} and {high:g}")
+        raise Rejected(400, f"bad_{name}", f"{name} must be between {low:g} and {high:g}")
     return value

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lb.agent.traffic_file import note_traffic
 from lb.config import file as config_file
@@ -20,24 +20,29 @@ from lb.config.totals import Totals
 from lb.core.api_keys import Usage
 from lb.core.limit_store import LimitStore
 from lb.core.targets import Changes, TargetTable
+from lb.engines.distance_prober import DistanceProber
 from lb.engines.health_checks import HealthChecker
 from lb.engines.http_get import HttpGetter
 from lb.engines.load_poller import LoadPoller
 from lb.engines.model_poller import ModelPoller
 from lb.http.upstream import Pools, trusting_only
-from lb.observe.access_log import RequestRecord
-from lb.observe.explain import Explanations
+from lb.observe.access_log import RequestRecord, both
+from lb.observe.explain import Explanation, Explanations
 from lb.observe.metrics import Metrics
 from lb.observe.tracing import Tracing
 from lb.proxy.context import Proxy
 from lb.proxy.fast_path import open_fast_path
 from lb.proxy.sweep import Sweep, move_waiting
-from lb.regions.identity import Identity
-from lb.regions.region_links import RegionLinks
 from policies.routing.registry import make_policy
+
+if TYPE_CHECKING:
+    from lb.regions.identity import Identity
+    from lb.regions.region_links import RegionLinks
 
 _log = logging.getLogger("lb.agent.agent")
 _FOLLOW_EVERY_S = 0.5
+FROM_ARGUMENTS = "arguments"
+"""The revision of the table that an agent begins with if it is given none."""
 
 
 class WrongServiceError(ValueError):
@@ -66,7 +71,7 @@ class Agent:
         unix_time_s: Callable[[], float] | None = None,
         identity: Identity | None = None,
     ) -> None:
-        """Count minutes by `unix_time_s` as it is now; None: by `clock`. With an `identity` it speaks to agents of other regions."""
+        """Count minutes by `unix_time_s` as it is now; None: by `clock`. With an `identity` it connects to agents of other regions."""
         self._traffic_file = traffic_file
         self._region = region
         self._table_file = table_file
@@ -75,20 +80,17 @@ class Agent:
         self.listening: Callable[[Listen | None], AbstractContextManager[None]] = lambda _: nullcontext()
         self._started_at = clock()
         self.retired = False  # a successor serves: only it takes tables
+        self._pushed = table  # without the targets added for dead agents
         self.targets = TargetTable(table, self._started_at)
         self.metrics = Metrics(table.service, region)
         self.metrics.use_table(table)
         self._pools = Pools(targets_tls)
         self._fetcher = HttpGetter(Pools(targets_tls), clock)
-        self._trust(table)
+        self._set_authority(table)
         self.prober = LoadPoller(
-            self.targets,
-            self._fetcher.fetch,
-            clock,
-            changed=self._let_in,
-            anybody_held=lambda: self.proxy.held > 0,
-            region=region,
+            self.targets, self._fetcher.fetch, clock, self._let_in, lambda: self.proxy.queued > 0
         )
+        self.distances = DistanceProber(self.targets, region, clock)
         self._fast_path = open_fast_path(asyncio.get_running_loop()) if fast_path else None
         self.proxy = Proxy(
             self.targets,
@@ -98,7 +100,7 @@ class Agent:
             id_prefix,
             rng=rng,
             kind_of=self.prober.kind,
-            finished=_both(tracing.finished if tracing is not None else None, access_log),
+            finished=both(tracing.finished if tracing is not None else None, access_log),
             begin_span=tracing.begin if tracing is not None else None,
             fast_path=self._fast_path,
             max_clients=max_clients,
@@ -109,11 +111,7 @@ class Agent:
         self.model_poller = ModelPoller(self.targets, self._fetcher.fetch, clock, changed=self.proxy.changed)
         self.proxy.retries.on_wrong_model = self.model_poller.wrong_model
         self.proxy.on_missing_model = self.model_poller.missing_model
-        self.links: RegionLinks | None = None
-        if identity is not None:
-            boot = rng.getrandbits(48)
-            self.links = RegionLinks(self.proxy, self._pools, self.targets, identity, boot, clock)
-            self.links.apply(table.regions)
+        self.links = None if identity is None else self._link(identity, rng.getrandbits(48))
         self.sweep = Sweep(self.proxy)
         self.proxy.on_changed = lambda: move_waiting(self.proxy)
         self.checker = HealthChecker(
@@ -122,8 +120,26 @@ class Agent:
             self.metrics,
             clock,
             changed=self.proxy.changed,
-            anybody_held=lambda: self.proxy.held > 0,
+            has_queued=lambda: self.proxy.queued > 0,
         )
+
+    def _link(self, identity: Identity, number: int) -> RegionLinks:
+        """Return the links to the agents of other regions, by the table as it is now."""
+        from lb.regions.region_links import RegionLinks  # most agents have no other regions
+
+        links = RegionLinks(
+            self.proxy,
+            self._pools,
+            self.targets,
+            identity,
+            number,
+            self._clock,
+            engine=self.prober.usual_kind,
+            on_takeover=lambda: self._act_on(self._pushed),
+        )
+        links.apply(self.targets.table.regions)
+        self.prober.usual_elsewhere = links.usual_engine
+        return links
 
     @property
     def table(self) -> Table:
@@ -144,7 +160,8 @@ class Agent:
             self._restarted("health checks", self.checker.run),
             self._restarted("load poller", self.prober.run),
             self._restarted("model poller", self.model_poller.run),
-            self._restarted("tidying", self._tidy),
+            self._restarted("distances", self.distances.run),
+            self._restarted("tidying", self._drop_idle),
             self._restarted("noting traffic", self._note_traffic),
             *([] if self.links is None else [self._restarted("links", self.links.run)]),
         )
@@ -158,7 +175,7 @@ class Agent:
                 self.proxy.faults.report(name, error)
             await asyncio.sleep(1.0)
 
-    async def _tidy(self) -> None:
+    async def _drop_idle(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             self._fetcher.expire()
@@ -184,7 +201,7 @@ class Agent:
                 f"epoch {table.epoch} is over: this agent has a table of epoch {self.table.epoch}"
             )
         with self.listening(table.listen):
-            if self._table_file is not None and table != self.table:
+            if self._table_file is not None and table != self._pushed:
                 config_file.save(self._table_file, table)
         return self._act_on(table)
 
@@ -195,12 +212,15 @@ class Agent:
         if table.targets_ca != self.table.targets_ca:
             trusting_only(table.targets_ca)
 
-    def _trust(self, table: Table) -> None:
-        self._pools.trust(table.targets_ca)
-        self._fetcher.trust(table.targets_ca)
+    def _set_authority(self, table: Table) -> None:
+        self._pools.set_authority(table.targets_ca)
+        self._fetcher.set_authority(table.targets_ca)
 
     def _act_on(self, table: Table) -> Changes:
-        self._trust(table)
+        self._pushed = table
+        if self.links is not None:
+            table = self.links.takeovers.extended(table)
+        self._set_authority(table)
         changes = self.targets.apply(table, self._clock())
         self.metrics.use_table(table)
         self._fetcher.retain({target.url for target in table.targets})
@@ -215,7 +235,7 @@ class Agent:
     async def follow(self) -> None:
         """Take each table from the file, where a successor puts those it gets, until cancelled.
 
-        Requests that are still held here finds the targets that have come since, and a stream that breaks is continued on
+        Requests that are still queued here find the targets that have come since, and a stream that breaks is continued on
         one that is left.
         """
         if self._table_file is None:
@@ -227,7 +247,7 @@ class Agent:
                 if seen != (stamp.st_ino, stamp.st_mtime_ns):
                     seen = stamp.st_ino, stamp.st_mtime_ns
                     table = config_file.load(self._table_file)
-                    if table is not None and table != self.table:
+                    if table is not None and table != self._pushed:
                         self._check(table)
                         self._act_on(table)
             except (OSError, ValueError) as error:
@@ -249,7 +269,7 @@ class Agent:
         except (OSError, ValueError) as error:
             _log.warning("keep the table, cannot use table_file=%s why=%r", self._table_file, str(error))
             return
-        changed = table != self.table
+        changed = table != self._pushed
         if changed:
             self._act_on(table)
         _log.info("reload table_file=%s revision=%s changed=%s", self._table_file, table.revision, changed)
@@ -257,6 +277,10 @@ class Agent:
     def ready(self) -> bool:
         """Return whether a request that came now would find a healthy target."""
         return self.proxy.ready()
+
+    def has_table(self) -> bool:
+        """Return whether it has a table of a controller, or of its file, and does not drain or close."""
+        return self.table.revision != FROM_ARGUMENTS and not self.proxy.closing and not self.proxy.draining
 
     def drain(self, *, on: bool) -> None:
         """Serve on, but be not ready, until called again with `on` False."""
@@ -272,7 +296,7 @@ class Agent:
             window_s=window_s,
             requests=self.proxy.arrivals.count(now, window_s),
             in_flight=self.targets.in_flight,
-            queued=self.proxy.held,
+            queued=self.proxy.queued,
             rejected=self.proxy.rejections.count(now, window_s),
             ongoing=self.proxy.ongoing.mean(now, window_s),
             targets=self.targets.stats(now, window_s),
@@ -283,14 +307,20 @@ class Agent:
         return self.proxy.demand.report(self._clock(), since)
 
     def totals(self) -> Totals:
-        """Return what was counted since the start, of the whole and of each target."""
+        """Return the counters since the start, in total and by target."""
         now = self._clock()
         busy = {one.id: one.in_flight for one in self.targets.stats(now, 1.0)}
-        return self.metrics.totals(now - self._started_at, self.targets.in_flight, self.proxy.held, busy)
+        return self.metrics.totals(now - self._started_at, self.targets.in_flight, self.proxy.queued, busy)
 
     def regions(self) -> dict[str, Any]:
-        """Return what is known of agents of other regions."""
-        return {"here": None, "peers": []} if self.links is None else self.links.to_json()
+        """Return the state of agents of other regions."""
+        if self.links is None:
+            return {"here": None, "peers": []}
+        return self.links.to_json() | {"distances_ms": self.distances.rtts_ms()}
+
+    async def explained(self, explanation: Explanation) -> dict[str, Any]:
+        peers = {} if self.links is None else {"peers": await self.links.explained(explanation)}
+        return explanation.to_json() | peers
 
     def usage(self) -> Iterable[Usage]:
         """Return what the owners of API keys have used."""
@@ -309,7 +339,7 @@ class Agent:
         if proxy.max_clients is not None:
             agent_gauges["max_client_connections"] = proxy.max_clients
         return self.metrics.expose(
-            self.targets, proxy.held, self._clock(), self.targets.gauges(), agent_gauges
+            self.targets, proxy.queued, self._clock(), self.targets.gauges(), agent_gauges, self.regions()
         )
 
     def close(self) -> None:
@@ -318,17 +348,3 @@ class Agent:
             self._fast_path.close()
         self._pools.close()
         self._fetcher.close()
-
-
-def _both(
-    one: Callable[[RequestRecord], None] | None, other: Callable[[RequestRecord], None] | None
-) -> Callable[[RequestRecord], None] | None:
-    if one is None or other is None:
-        return one or other
-    first, second = one, other
-
-    def tell(facts: RequestRecord) -> None:
-        first(facts)
-        second(facts)
-
-    return tell

@@ -149,7 +149,7 @@ class LimitsFile:
             finally:
                 self.unlock()
         if at is None:
-            _log.warning("no row to be had in limits_file=%s: a tenant is limited per process", self._path)
+            _log.warning("no free row in limits_file=%s: a tenant is limited per process", self._path)
             return self._beyond.row(tenant)
         return FileRow(self._numbers, at, self._slot)
 

@@ -1,7 +1,7 @@
 """From one agent to its successor on the same host, without a refused connection.
 
 The running agent offers its listening sockets on a Unix socket; a successor that is started with the same
-`--handover-socket` takes them, serves, and says so. Only then does the predecessor stop accepting and hang up; it ends when
+`--handover-socket` takes them, serves, and confirms it. Only then does the predecessor stop accepting and hang up; it ends when
 its requests are over. The listening sockets are never closed in between, so what waits in their queues is not lost,
 as it would be with two sockets on one port. A successor that fails before it serves leaves everything as it was.
 
@@ -40,7 +40,7 @@ class Taken:
             await loop.sock_sendall(self._line, SERVING)
             await asyncio.wait_for(loop.sock_recv(self._line, 1), TIMEOUT_S)
         except (TimeoutError, OSError) as error:
-            _log.warning("the predecessor does not hear why=%r", str(error))
+            _log.warning("cannot reach the predecessor why=%r", str(error))
         finally:
             self._line.close()
 
@@ -119,16 +119,16 @@ class SocketOffer:
             line.close()
             return
         self._lines.add(line)
-        self._loop.add_reader(line.fileno(), self._heard, line)
+        self._loop.add_reader(line.fileno(), self._on_successor_ready, line)
 
-    def _heard(self, line: socket.socket) -> None:
+    def _on_successor_ready(self, line: socket.socket) -> None:
         try:
-            said = line.recv(len(SERVING))
+            received = line.recv(len(SERVING))
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if said == SERVING and not self.gone:
+            received = b""
+        if received == SERVING and not self.gone:
             self.gone = True
             _log.info("a successor serves: finish requests under way")
             self._taken()

@@ -60,7 +60,7 @@ class AgentProcess:
         return self.process.poll() is None
 
     def listens(self) -> bool:
-        """Return whether it has said so by now."""
+        """Return whether it has reported that it serves."""
         if not self.listening:
             self.listening = read_json(self._ready) or {}
         return bool(self.listening)
@@ -101,7 +101,7 @@ class Supervisor:
         if self._successor is not None:
             self._await(self._successor)
         elif wanted is not None and uptime_s() >= self._not_before:
-            self._want(wanted)
+            self._start_release(wanted)
 
     def reload(self) -> None:
         """Have all agents read their files again."""
@@ -123,7 +123,7 @@ class Supervisor:
     def _agents(self) -> list[AgentProcess]:
         return [one for one in (self._agent, self._successor, *self._leaving) if one is not None]
 
-    def _want(self, wanted: dict[str, Any]) -> None:
+    def _start_release(self, wanted: dict[str, Any]) -> None:
         """A refused release is not tried again, unless there is nothing else to run."""
         if self._agent is not None and wanted in (self._agent.wanted, self._refused):
             return
@@ -131,7 +131,7 @@ class Supervisor:
         try:
             self._successor = AgentProcess(self._folder, wanted, self._starts)
         except (OSError, KeyError, TypeError) as error:
-            say(f"cannot start release {wanted.get('release')}: {type(error).__name__}: {error}")
+            log_line(f"cannot start release {wanted.get('release')}: {type(error).__name__}: {error}")
             self._refuse(wanted)
 
     def _await(self, successor: AgentProcess) -> None:
@@ -141,7 +141,7 @@ class Supervisor:
             self._agent, self._successor, self._refused = successor, None, None
             self._write_status()
         elif not successor.is_alive or uptime_s() - successor.began_at > START_TIMEOUT_S:
-            say(f"the agent of release {successor.wanted['release']} did not come up")
+            log_line(f"the agent of release {successor.wanted['release']} did not come up")
             if successor.is_alive:
                 successor.process.kill()
             successor.discard()
@@ -154,7 +154,7 @@ class Supervisor:
         self._write_status()
 
     def _lost(self, agent: AgentProcess) -> None:
-        say(f"the agent has ended with {agent.process.returncode}")
+        log_line(f"the agent exited with {agent.process.returncode}")
         if uptime_s() - agent.began_at > STEADY_AFTER_S:
             self._failures = 0
         agent.discard()
@@ -182,15 +182,15 @@ class Supervisor:
 
 
 def read_json(path: Path) -> Any:
-    """None if there is no such file, or not yet the whole of it."""
+    """Return the document in a file; None if there is no such file, or it is incomplete."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
 
 
-def say(sentence: str) -> None:
-    print(f"keeper: {sentence}", file=sys.stderr, flush=True)
+def log_line(sentence: str) -> None:
+    print(f"supervisor: {sentence}", file=sys.stderr, flush=True)
 
 
 def uptime_s() -> float:

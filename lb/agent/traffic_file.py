@@ -1,4 +1,4 @@
-"""The file that says that this agent is of use: the lease of its machine is renewed by it."""
+"""A file that is written while the agent has traffic: it renews the lease of the machine."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Cors:
     def from_json(cls, value: object, path: str = "") -> Cors:
         given = Fields(value, path)
         lists = {one.name: _read(given, one) for one in fields(cls) if one.metadata}
-        max_age_s = given.whole("max_age_s", 0, MAX_AGE_S, 600)
+        max_age_s = given.integer("max_age_s", 0, MAX_AGE_S, 600)
         cors = cls(**lists, max_age_s=max_age_s, credentials=given.flag("credentials", False))
         given.done()
         for name in ("origins", "exposed_headers"):  # where browsers do not take * together with credentials

@@ -28,7 +28,7 @@ _E = TypeVar("_E", bound=Enum)
 
 
 class WireError(ValueError):
-    """A message that cannot be understood; `path` says where, the text names the problem."""
+    """A malformed message; `path` is the place in it, the text names the problem."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path or 'message'}: {problem}")
@@ -112,7 +112,7 @@ class Fields:
             return None
         return self.number(key, low, high)
 
-    def whole(self, key: str, low: int, high: int, default: Any = _REQUIRED) -> int:
+    def integer(self, key: str, low: int, high: int, default: Any = _REQUIRED) -> int:
         value = self.take(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise WireError(self.at(key), f"expected a whole number, got {kind_of(value)}")
@@ -136,13 +136,22 @@ class Fields:
         return value
 
     def count(self, key: str, default: Any = _REQUIRED) -> int:
-        return self.whole(key, 0, 2**53, default)
+        return self.integer(key, 0, 2**53, default)
 
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         value = self.take(key, default)
         if not isinstance(value, bool):
             raise WireError(self.at(key), f"expected true or false, got {kind_of(value)}")
         return value
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Return a list of short texts, none of which is empty."""
+        found = []
+        for value, at in self.items(key):
+            if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT or not _VISIBLE.fullmatch(value):
+                raise WireError(at, "expected a text that is not empty")
+            found.append(value)
+        return tuple(found)
 
     def networks(self, key: str) -> tuple[str, ...]:
         """Return a list of IP networks (`10.0.0.0/8`) and addresses."""

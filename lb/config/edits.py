@@ -130,8 +130,8 @@ def undrained(table: Table, target_id: str) -> Table:
 
 def options(table: Table) -> dict[str, Any]:
     """Return all that is not a target."""
-    whole = table.to_json()
-    return {name: whole[name] for name in OPTIONS}
+    document = table.to_json()
+    return {name: document[name] for name in OPTIONS}
 
 
 def with_options(table: Table, change: object) -> Table:
@@ -164,8 +164,10 @@ def _target(given: dict[str, Any], target_id: str | None) -> Target:
 
 def _edited(table: Table, **changes: object) -> Table:
     """Read back as strictly as a push: an edit cannot make a table that a push could not."""
-    whole: Mapping[str, Any] = {**table.to_json(), **changes}
+    document: Mapping[str, Any] = {**table.to_json(), **changes}
     if "targets" in changes:
-        whole = {**whole, "targets": [target.to_json() for target in whole["targets"]]}
-    content = json.dumps({**whole, "revision": ""}, sort_keys=True)
-    return Table.from_json({**whole, "revision": f"edit-{hashlib.sha256(content.encode()).hexdigest()[:12]}"})
+        document = {**document, "targets": [target.to_json() for target in document["targets"]]}
+    content = json.dumps({**document, "revision": ""}, sort_keys=True)
+    return Table.from_json(
+        {**document, "revision": f"edit-{hashlib.sha256(content.encode()).hexdigest()[:12]}"}
+    )

@@ -41,7 +41,7 @@ class _Options:
             elif issubclass(kind, Enum):
                 read[one.name] = given.one_of(one.name, kind, default)
             elif kind is int:
-                read[one.name] = given.whole(one.name, one.metadata["low"], one.metadata["high"], default)
+                read[one.name] = given.integer(one.name, one.metadata["low"], one.metadata["high"], default)
             else:
                 read[one.name] = given.number(one.name, one.metadata["low"], one.metadata["high"], default)
         given.done()
@@ -144,7 +144,7 @@ class Pushing(_Options):
     probe_s: float = _number(0.1, 0.01, 60.0)
 
     @property
-    def asks(self) -> bool:
+    def is_polled(self) -> bool:
         """Whether engines are polled for their load."""
         return self.mode in (PushMode.WORK, PushMode.SELECTIVE)
 
@@ -187,7 +187,7 @@ class Listen:
     @classmethod
     def from_json(cls, value: object, path: str = "") -> Listen:
         given = Fields(value, path)
-        listen = cls(given.name("host"), given.whole("port", 1, 65535))
+        listen = cls(given.name("host"), given.integer("port", 1, 65535))
         given.done()
         return listen
 
@@ -219,7 +219,7 @@ class ApiKey:
     """One client's key, known by its SHA-256 only.
 
     Limits of 0 mean none; `weight` is its share of a full queue. `max_concurrent` bounds its requests under way, those that
-    wait for a target included.
+    wait for a target included. `residency` is the zone of its requests (see `lb.core.residency`), empty: none.
     """
 
     name: str
@@ -228,9 +228,12 @@ class ApiKey:
     tokens_per_minute: float = 0.0
     weight: float = 1.0
     max_concurrent: int = 0
+    residency: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        # An agent that is older than `residency` takes the tables in which it is not.
+        shown = (one.name for one in fields(self) if one.name != "residency" or self.residency)
+        return {name: getattr(self, name) for name in shown}
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> ApiKey:
@@ -241,7 +244,8 @@ class ApiKey:
             requests_per_minute=given.number("requests_per_minute", 0.0, 1e9, 0.0),
             tokens_per_minute=given.number("tokens_per_minute", 0.0, 1e12, 0.0),
             weight=given.number("weight", 0.001, 1000.0, 1.0),
-            max_concurrent=given.whole("max_concurrent", 0, MAX_CONCURRENT, 0),
+            max_concurrent=given.integer("max_concurrent", 0, MAX_CONCURRENT, 0),
+            residency=given.text("residency", ""),
         )
         given.done()
         return key

@@ -1,4 +1,4 @@
-"""What a table says of other regions: who the agents there are, and what this one owns."""
+"""The part of a table about other regions: the agents there, and the regions that this agent owns."""
 
 from __future__ import annotations
 
@@ -11,20 +11,39 @@ from policies.regions.registry import DEFAULT_REGION_POLICY, REGION_POLICIES
 
 @dataclass(frozen=True, slots=True)
 class PeerAgent:
-    """An agent of another region. It is spoken to at `url` only if its certificate is for `tls_name`."""
+    """An agent of another region. Connections to `url` need a certificate for `tls_name`.
+
+    `zones` are the residency zones whose requests it may have (see `lb.core.residency`). A GB that is sent to it costs
+    `egress_usd_per_gb`, one that it sends `ingress_usd_per_gb`.
+    """
 
     id: str
     region: str
     url: str
     tls_name: str
+    zones: tuple[str, ...] = ()
+    egress_usd_per_gb: float = 0.0
+    ingress_usd_per_gb: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "region": self.region, "url": self.url, "tls_name": self.tls_name}
+        extra: dict[str, Any] = {"zones": list(self.zones)} if self.zones else {}
+        for name in ("egress_usd_per_gb", "ingress_usd_per_gb"):
+            if getattr(self, name):
+                extra[name] = getattr(self, name)
+        return {"id": self.id, "region": self.region, "url": self.url, "tls_name": self.tls_name, **extra}
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> PeerAgent:
         fields = Fields(value, path)
-        peer = cls(fields.name("id"), fields.name("region"), fields.url("url"), fields.name("tls_name"))
+        peer = cls(
+            fields.name("id"),
+            fields.name("region"),
+            fields.url("url"),
+            fields.name("tls_name"),
+            fields.names("zones"),
+            fields.number("egress_usd_per_gb", 0.0, 1e6, 0.0),
+            fields.number("ingress_usd_per_gb", 0.0, 1e6, 0.0),
+        )
         if not peer.url.startswith("https://"):
             raise WireError(fields.at("url"), "must start with https://")
         fields.done()
@@ -32,10 +51,31 @@ class PeerAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """An address in a region: of a replica by which its distance is measured, or of an agent. `zones` are served there."""
+
+    region: str
+    url: str
+    zones: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        extra: dict[str, Any] = {"zones": list(self.zones)} if self.zones else {}
+        return {"region": self.region, "url": self.url, **extra}
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> Place:
+        fields = Fields(value, path)
+        place = cls(fields.name("region"), fields.url("url"), fields.names("zones"))
+        fields.done()
+        return place
+
+
+@dataclass(frozen=True, slots=True)
 class Regions:
     """The view of one agent. `here` is its region, `policy` one of `policies.regions.registry`.
 
-    `owned` are the regions whose replicas are among the table's targets, `epoch` that of the ownership.
+    `owned` are the regions whose replicas are among the table's targets, `epoch` that of the ownership. `places` are regions
+    without agents, `endpoints` those of all agents for clients. `usd_per_second` is what a second less of waiting is worth; None: money does not count.
     """
 
     agent: str
@@ -44,9 +84,19 @@ class Regions:
     epoch: int = 0
     peers: tuple[PeerAgent, ...] = ()
     owned: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
+    usd_per_second: float | None = None
+    endpoints: tuple[Place, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        extra: dict[str, Any] = {}
+        if self.places:
+            extra["places"] = [place.to_json() for place in self.places]
+        if self.endpoints:
+            extra["endpoints"] = [place.to_json() for place in self.endpoints]
+        if self.usd_per_second is not None:
+            extra["usd_per_second"] = self.usd_per_second
+        return extra | {
             "agent": self.agent,
             "here": self.here,
             "policy": self.policy,
@@ -65,6 +115,9 @@ class Regions:
             epoch=fields.count("epoch", 0),
             peers=tuple(PeerAgent.from_json(one, at) for one, at in fields.items("peers")),
             owned=tuple(str(one) for one, _ in fields.items("owned")),
+            places=tuple(Place.from_json(one, at) for one, at in fields.items("places")),
+            usd_per_second=fields.number_or_none("usd_per_second", 1e-12, 1e9),
+            endpoints=tuple(Place.from_json(one, at) for one, at in fields.items("endpoints")),
         )
         if regions.policy not in REGION_POLICIES:
             raise WireError(fields.at("policy"), f"expected one of {', '.join(sorted(REGION_POLICIES))}")

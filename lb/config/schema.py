@@ -1,4 +1,4 @@
-"""What a controller and a load balancer agent say to each other: frozen values <-> JSON.
+"""The messages between a controller and a load balancer agent: frozen values <-> JSON.
 
 The controller pushes the whole table (`PUT /-/targets`), so a push is idempotent and an agent that missed one
 misses nothing after the next. It reads `GET /-/stats`. Reading is strict: an unknown key, a wrong type, a number
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeGuard
+from typing import Any
 
 from lb.config.cors import Cors
-from lb.config.decode import MAX_TEXT, Fields, WireError, network_problem, url_problem
+from lb.config.decode import Fields, WireError, network_problem, url_problem
 from lb.config.options import (
     Access,
     Breaker,
@@ -26,6 +26,7 @@ from lb.config.options import (
     Slo,
 )
 from lb.config.regions import Regions
+from lb.config.stats import Stats, TargetStats
 
 __all__ = [
     "Limits",
@@ -50,12 +51,13 @@ class Readiness(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One backend. `url` is its base URL; `id` stays the same over its life and is never reused.
+    """One backend. `url` is its base URL; `id` never changes and is never reused.
 
     `health_path` is probed only under suspicion (see `lb.engines.health_checks`); None allows a mere TCP connect. For a DRAINING
     target `drain_deadline_s` is the time left, counted from the push, until it is taken away; None = no limit.
-    `capacity` is its size relative to others (see `policies.routing.base.TargetView`). With `tls_name` the target is spoken to only
-    if it has a certificate for that name by the table's `targets_ca`, at any address.
+    `capacity` is its size relative to others (see `policies.routing.base.TargetView`). With `tls_name` the target is used only
+    if it has a certificate for that name by the table's `targets_ca`, at any address. `zones` are the residency zones whose
+    requests it may have (see `lb.core.residency`).
     """
 
     id: str
@@ -70,10 +72,13 @@ class Target:
     capacity: float = 1.0
     price_usd_hour: float = 0.0
     tls_name: str = ""
+    zones: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        # An agent that is older than this key takes the tables in which nothing is said by it.
-        extra = {"tls_name": self.tls_name} if self.tls_name else {}
+        # An agent that is older than these keys accepts tables without them.
+        extra: dict[str, Any] = {"tls_name": self.tls_name} if self.tls_name else {}
+        if self.zones:
+            extra["zones"] = list(self.zones)
         return extra | {
             "id": self.id,
             "url": self.url,
@@ -104,9 +109,29 @@ class Target:
             capacity=fields.number("capacity", 1e-6, 1e9, 1.0),
             price_usd_hour=fields.number("price_usd_hour", 0.0, 1e6, 0.0),
             tls_name=fields.text("tls_name", ""),
+            zones=fields.names("zones"),
         )
         fields.done()
         return target
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """The targets that the agents of the region `owner` (cloud/region) own."""
+
+    owner: str
+    targets: tuple[Target, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"owner": self.owner, "targets": [target.to_json() for target in self.targets]}
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> Standby:
+        fields = Fields(value, path)
+        targets = tuple(Target.from_json(one, at) for one, at in fields.items("targets"))
+        standby = cls(fields.name("owner"), targets)
+        fields.done()
+        return standby
 
 
 class RetiredError(RuntimeError):
@@ -122,10 +147,11 @@ class Table:
     """All an agent needs to serve one service.
 
     `revision` is the controller's, compared for equality only. `epoch` grows with every controller that takes over, and an
-    agent refuses a table of an earlier one. From `trusted_proxies`, networks of IP, what a proxy says of its clients
+    agent refuses a table of an earlier one. From `trusted_proxies`, networks of IP, what a proxy reports of its clients
     (`X-Forwarded-*` and the like) is passed on. `listen` is the address of the data port; None: that of the agent's
     arguments. `targets_ca` is the certificate (DER in base64) by which targets with a `tls_name` are known. `regions` is None where the
-    agent has no peers.
+    agent has no peers. `residency` are the zones of every request that enters here (see `lb.core.residency`). `standby` are targets
+    of other regions that this agent takes over if the agents there die (see `lb.core.takeover`).
     """
 
     service: str
@@ -147,6 +173,17 @@ class Table:
     targets_ca: str = ""
     slo: Slo = field(default_factory=Slo)
     regions: Regions | None = None
+    residency: tuple[str, ...] = ()
+    standby: tuple[Standby, ...] = ()
+
+    @property
+    def has_residency(self) -> bool:
+        """Return whether some request may have some targets only."""
+        return bool(
+            self.residency
+            or any(target.zones for target in self.targets)
+            or any(key.residency for key in self.access.keys)
+        )
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -156,12 +193,16 @@ class Table:
             seen.add(target.id)
 
     def to_json(self) -> dict[str, Any]:
-        # An agent that is older than these keys takes the tables in which nothing is said by them.
+        # An agent that is older than these keys accepts tables without them.
         extra: dict[str, Any] = {"targets_ca": self.targets_ca} if self.targets_ca else {}
         if self.slo != Slo():
             extra["slo"] = self.slo.to_json()
         if self.regions is not None:
             extra["regions"] = self.regions.to_json()
+        if self.residency:
+            extra["residency"] = list(self.residency)
+        if self.standby:
+            extra["standby"] = [one.to_json() for one in self.standby]
         return extra | {
             "service": self.service,
             "revision": self.revision,
@@ -205,138 +246,8 @@ class Table:
             targets_ca=fields.certificate("targets_ca"),
             slo=Slo.from_json(fields.take("slo", {}), fields.at("slo")),
             regions=None if regions is None else Regions.from_json(regions, fields.at("regions")),
+            residency=fields.names("residency"),
+            standby=tuple(Standby.from_json(one, at) for one, at in fields.items("standby")),
         )
         fields.done()
         return table
-
-
-_TARGET_STATS = {"id", "in_flight", "requests", "errors", "ejected", "heard_s", "served_s"}
-_MOST = 2**53
-
-
-@dataclass(frozen=True, slots=True)
-class TargetStats:
-    """One target in a window: attempts made on it, how many failed, and what it has in flight now.
-
-    A target that left the table stays here while it still has requests in flight, so a controller can see it
-    run dry. It last sent something, or responded to a probe, `heard_s` seconds ago (None: an agent that does not report it).
-    The first byte of its last response with a status of 2xx came `served_s` seconds ago (None: there was none, or the agent
-    does not report it).
-    """
-
-    id: str
-    in_flight: int
-    requests: int
-    errors: int
-    ejected: bool
-    heard_s: float | None = None
-    served_s: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "in_flight": self.in_flight,
-            "requests": self.requests,
-            "errors": self.errors,
-            "ejected": self.ejected,
-            "heard_s": self.heard_s,
-            "served_s": self.served_s,
-        }
-
-    @classmethod
-    def from_json(cls, value: object, path: str = "") -> TargetStats:
-        if _are_target_stats(value):
-            return cls(**value)
-        fields = Fields(value, path)
-        stats = cls(
-            id=fields.name("id"),
-            in_flight=fields.count("in_flight"),
-            requests=fields.count("requests"),
-            errors=fields.count("errors"),
-            ejected=fields.flag("ejected"),
-            heard_s=fields.number_or_none("heard_s", 0.0, 1e12),
-            served_s=fields.number_or_none("served_s", 0.0, 1e12),
-        )
-        fields.done()
-        return stats
-
-
-def _are_target_stats(value: object) -> TypeGuard[dict[str, Any]]:
-    """Return whether this is what `TargetStats.to_json` writes.
-
-    A controller reads thousands a second; other tables are read field by field, for its error.
-    """
-    if type(value) is not dict or value.keys() != _TARGET_STATS:
-        return False
-    name, heard_s, served_s = value["id"], value["heard_s"], value["served_s"]
-    return (
-        type(name) is str
-        and 0 < len(name) <= MAX_TEXT
-        and name.isprintable()
-        and all(
-            type(value[key]) is int and 0 <= value[key] <= _MOST
-            for key in ("in_flight", "requests", "errors")
-        )
-        and type(value["ejected"]) is bool
-        and (heard_s is None or (type(heard_s) is float and 0.0 <= heard_s <= 1e12))
-        and (served_s is None or (type(served_s) is float and 0.0 <= served_s <= 1e12))
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Demand and load.
-
-    `requests` arrived and `rejected` were turned away during the last `window_s`; `ongoing` is how many were in flight or
-    held at a time, on the mean over it.
-
-    Held and rejected requests are among `requests`: they are demand as well.
-    """
-
-    service: str
-    region: str
-    revision: str
-    uptime_s: float
-    window_s: float
-    requests: int
-    in_flight: int
-    queued: int
-    rejected: int
-    ongoing: float = 0.0
-    targets: tuple[TargetStats, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "service": self.service,
-            "region": self.region,
-            "revision": self.revision,
-            "uptime_s": self.uptime_s,
-            "window_s": self.window_s,
-            "requests": self.requests,
-            "in_flight": self.in_flight,
-            "queued": self.queued,
-            "rejected": self.rejected,
-            "ongoing": self.ongoing,
-            "targets": [target.to_json() for target in self.targets],
-        }
-
-    @classmethod
-    def from_json(cls, value: object, path: str = "") -> Stats:
-        fields = Fields(value, path)
-        in_flight, queued = fields.count("in_flight"), fields.count("queued")
-        stats = cls(
-            service=fields.text("service"),
-            region=fields.text("region"),
-            revision=fields.text("revision"),
-            uptime_s=fields.number("uptime_s", 0.0, 1e12),
-            window_s=fields.number("window_s", 0.0, 1e9),
-            requests=fields.count("requests"),
-            in_flight=in_flight,
-            queued=queued,
-            rejected=fields.count("rejected"),
-            # An agent of an earlier version reports no mean; the present value is the best guess.
-            ongoing=fields.number("ongoing", 0.0, 1e12, float(in_flight + queued)),
-            targets=tuple(TargetStats.from_json(one, at) for one, at in fields.items("targets")),
-        )
-        fields.done()
-        return stats

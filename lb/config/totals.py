@@ -1,4 +1,4 @@
-"""What an agent has counted since it started, as a value <-> JSON: the whole and each target."""
+"""Counters of an agent since it started, in total and by target, as a value <-> JSON."""
 
 from __future__ import annotations
 

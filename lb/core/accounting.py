@@ -1,4 +1,4 @@
-"""Reading the books of a table: what they say of a window of time, and whether they balance."""
+"""Reads the bookings of a table: statistics of a window of time, and whether the counts balance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def stats(entries: Iterable[TargetState], now: float, window_s: float) -> tuple[
             requests=entry.requests.count(now, window_s),
             errors=entry.errors.count(now, window_s),
             ejected=entry.health(now) is Health.EJECTED,
-            heard_s=max(0.0, now - entry.heard_at),
+            heard_s=max(0.0, now - entry.received_at),
             served_s=None if entry.served_at is None else max(0.0, now - entry.served_at),
         )
         before = merged.get(one.id)
@@ -61,15 +61,13 @@ def audit(entries: Iterable[TargetState], open_bookings: Collection[Booking]) ->
         else:
             problems.append(f"open {booking} is on an unknown target")
     for entry, bookings in on.items():
-        unanswered = sum(not booking.responded for booking in bookings)
+        waiting = sum(not booking.responded for booking in bookings)
         if entry.view.in_flight != len(bookings):
             problems.append(
                 f"{entry.key} counts {entry.view.in_flight} in flight, {len(bookings)} bookings are open"
             )
-        if entry.view.waiting != unanswered:
-            problems.append(
-                f"{entry.key} counts {entry.view.waiting} waiting, {unanswered} have no first byte"
-            )
+        if entry.view.waiting != waiting:
+            problems.append(f"{entry.key} counts {entry.view.waiting} waiting, {waiting} have no first byte")
         if entry.trial is not None and entry.trial not in open_bookings:
             problems.append(f"{entry.key} waits for a trial that is over")
         if any(sent not in bookings or sent.responded for sent in entry.gate.unproven):

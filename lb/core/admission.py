@@ -86,7 +86,7 @@ class Gate:
     )
 
     def __init__(self, pushing: Pushing) -> None:
-        self._selective = pushing.asks
+        self._selective = pushing.is_polled
         self.cap = pushing.cap if pushing.mode is PushMode.FIXED_CAP else NO_CAP
         self.reports = False
         self.allowance = FIRST_ALLOWANCE
@@ -120,10 +120,10 @@ class Gate:
         del self.unproven[request]
         return True
 
-    def looked(self, load: EngineLoad, asked_at: float, in_flight: int) -> None:
-        """The engine has reported its load, as of `asked_at`."""
+    def loaded(self, load: EngineLoad, polled_at: float, in_flight: int) -> None:
+        """The engine has reported its load, as of `polled_at`."""
         self.reports = True
-        self._see(load, asked_at, in_flight)
+        self._see(load, polled_at, in_flight)
         if not self._selective:
             return
         if load.pending is None and (load.running is None or load.max_running is None):
@@ -139,9 +139,9 @@ class Gate:
         self._hit = in_flight >= self.cap
         self._proved = False
 
-    def unheard(self, unanswered: Iterable[Sent], in_flight: int) -> None:
+    def load_too_old(self, waiting: Iterable[Sent], in_flight: int) -> None:
         """No look has succeeded for long: only requests without a first byte are known, oldest first."""
-        self.unproven = dict.fromkeys(unanswered)
+        self.unproven = dict.fromkeys(waiting)
         self._pending = 0
         self._step = self.allowance
         self._ceiling = NO_CAP
@@ -155,14 +155,14 @@ class Gate:
         if self._selective:
             self.cap = NO_CAP
 
-    def _see(self, load: EngineLoad, asked_at: float, in_flight: int) -> None:
+    def _see(self, load: EngineLoad, polled_at: float, in_flight: int) -> None:
         """Take for proven what the engine counts."""
         before = old = 0
         for request in self.unproven:
-            if request.since >= asked_at:
+            if request.since >= polled_at:
                 break
             before += 1
-            old += request.since <= asked_at - TRANSIT_S
+            old += request.since <= polled_at - TRANSIT_S
         there = in_flight - (len(self.unproven) - before)
         unseen = min(before, max(0, there - (load.running or 0) - (load.pending or 0)))
         self._proved = self._proved or before > unseen

@@ -25,7 +25,8 @@ expectation is charged in full, afterwards.
 `max_concurrent` bounds the requests between `admit_head` and `settle`, held ones included.
 
 Several keys of one name are one tenant (an old key and its successor): they share the buckets, and the limits are those
-of the one listed last. The numbers are kept in a `LimitStore`, which several processes may share.
+of the one listed last. The numbers are kept in a `LimitStore`, which several processes may share; agents of other regions
+have buckets of their own, and charge each other what they let in (`lb.core.shared_quota`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from typing import NamedTuple
 from lb.config.options import Access, ApiKey
 from lb.core.hop import RequestHop
 from lb.core.limit_store import LimitStore, MemoryLimits
+from lb.core.residency import ANYWHERE
+from lb.core.shared_quota import Charge, SharedQuota
 from lb.core.tenant import ONE, Limited, Tenant
 
 __all__ = [
@@ -84,13 +87,25 @@ class Admission:
 
     Its place among the tenant's requests under way and the tokens it has reserved. `carried_by` names the headers, in lower
     case, that must not reach a target. `hop` is that of a request which was let in, and is charged, by an agent of another region.
+    `zones` are those of the key's residency (see `lb.core.residency`).
     """
 
-    __slots__ = ("_account", "_prompt", "_settled", "carried_by", "hop", "reserved", "tenant", "weight")
+    __slots__ = (
+        "_account",
+        "_prompt",
+        "_settled",
+        "carried_by",
+        "hop",
+        "reserved",
+        "tenant",
+        "weight",
+        "zones",
+    )
 
     def __init__(self, account: Tenant | None, carried_by: tuple[bytes, ...]) -> None:
         self.tenant = ANONYMOUS if account is None else account.key.name
         self.weight = 1.0 if account is None else account.key.weight
+        self.zones = ANYWHERE if account is None else account.zones
         self.carried_by = carried_by
         self.hop: RequestHop | None = None
         self.reserved = 0
@@ -103,6 +118,7 @@ class Admission:
         """Return the admission of a request that a peer forwards."""
         admission = Admission(None, ())
         admission.hop, admission.tenant, admission.weight = hop, hop.tenant, hop.weight
+        admission.zones = hop.zones
         return admission
 
     @property
@@ -119,6 +135,7 @@ class ApiKeyStore:
 
     def __init__(self, access: Access, now: float, limits: LimitStore | None = None) -> None:
         self._limits = MemoryLimits() if limits is None else limits
+        self.quota: SharedQuota | None = None  # shared with agents of other regions
         self._by_digest: dict[bytes, Tenant] = {}
         self._by_name: dict[str, Tenant] = {}
         self.apply(access, now)
@@ -197,17 +214,19 @@ class ApiKeyStore:
         row = account.row
         self._limits.lock(now)
         try:
-            account.fill(now)
-            refusal = account.lacks_tokens()
+            self._fill(account, now)
+            refusal = account.lacks_tokens(self._left(account)[1])
             if refusal is not None:
                 row.requests += ONE
                 account.admitted -= 1
                 account.limited += 1
+                self._take(account, -1, 0)
                 return refusal
             row.tokens -= wanted
             row.own_reserved += wanted
         finally:
             self._limits.unlock()
+        self._take(account, 0, wanted)
         admission.reserved = wanted
         return None
 
@@ -234,7 +253,7 @@ class ApiKeyStore:
             row, key = tenant.row, tenant.key
             self._limits.lock(now)
             try:
-                tenant.fill(now)
+                self._fill(tenant, now)
                 requests, tokens = row.requests, row.tokens
             finally:
                 self._limits.unlock()
@@ -265,11 +284,12 @@ class ApiKeyStore:
             return None
         self._limits.lock(now)
         try:
-            account.fill(now)
-            refusal = account.exceeded()
+            self._fill(account, now)
+            refusal = account.exceeded(*self._left(account))
             if refusal is None:
                 row.requests -= ONE
                 row.own_in_flight += 1
+                self._take(account, 1, 0)
         finally:
             self._limits.unlock()
         return refusal
@@ -281,11 +301,41 @@ class ApiKeyStore:
         row = account.row
         self._limits.lock(now)
         try:
-            account.fill(now)
+            self._fill(account, now)
             row.tokens += reserved - tokens
             row.own_reserved -= reserved
         finally:
             self._limits.unlock()
+        self._take(account, 0, tokens - reserved)
+
+    # --- agents of other regions
+
+    def charge(self, charges: Iterable[Charge], now: float) -> None:
+        """Drain the buckets by what other agents have let in."""
+        self.fill(now)
+        for charge in charges:
+            account = self._by_name.get(charge.key)
+            if account is not None:
+                self._limits.lock(now)
+                account.charge(charge.requests, charge.tokens, charge.catching_up)
+                self._limits.unlock()
+
+    def fill(self, now: float) -> None:
+        """Bring all levels up to now: the share by which they are filled may change."""
+        for account in self._by_name.values():
+            self._limits.lock(now)
+            self._fill(account, now)
+            self._limits.unlock()
+
+    def _fill(self, account: Tenant, now: float) -> None:
+        account.fill(now, 1.0 if self.quota is None else self.quota.share)
+
+    def _left(self, account: Tenant) -> tuple[int, int]:
+        return (0, 0) if self.quota is None else self.quota.reserved(account.key.name)
+
+    def _take(self, account: Tenant, requests: int, tokens: int) -> None:
+        if self.quota is not None:
+            self.quota.take(account.key.name, requests, tokens)
 
 
 def _digest(header: bytes, value: bytes) -> bytes:

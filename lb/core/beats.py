@@ -1,20 +1,35 @@
-"""Beats: what an agent reports to its peers a few times a second, as one line of JSON. Pure.
+"""Beats: what an agent reports to its peers a few times a second, as a frame of some 100 bytes. Pure.
 
-A beat has about 220 bytes. It has no prompt, no key and no text of a request in it. Its `echo` names the newest beat that its sender
-has received and for how long that was kept, which gives the receiver the round trip without comparing clocks.
-Unknown keys are ignored, so that agents of two releases understand each other.
+A beat has no prompt, no key and no text of a request in it. Its `echo` names the newest beat that its sender has received and for
+how long that was kept, which gives the receiver the round trip without comparing clocks.
+
+A frame is the length of what follows, a kind, and that many bytes. What a later release appends to a beat is ignored, and so are frames
+of a kind that is not known, so that agents of two releases understand each other.
 """
 
 from __future__ import annotations
 
 import json
-from math import isfinite
+from struct import Struct, error
 from typing import Any, NamedTuple
 
 from lb.core.peers import RegionReport
+from lb.core.shared_quota import Counters, Used
 
-MAX_BEAT_BYTES = 2048
+MAX_FRAME_BYTES = 2048
+BEAT, USED = 1, 2  # kinds of frames
+MOST_SILENT = 16  # agents that one beat names
+_HEAD = Struct("!HB")  # bytes that follow, kind
+_LINK = Struct(
+    "!QQQQQdd"
+)  # boot, seq, boot and seq of the echo, epoch, seconds to the next beat, for how long the echo was kept
+_REPORT = Struct("!IIIdddBB")  # available, room, queued, three times, draining, agents that are silent
+_TEXT = Struct("!B")  # bytes that follow
+_MOST_COUNTED = 2**32 - 1
 _MOST = 2**53
+_LONGEST_S = 1e6
+_LONGEST_NAME = 512
+_USED_BYTES = 1300  # of the rows in one frame
 
 
 class BeatError(ValueError):
@@ -22,9 +37,9 @@ class BeatError(ValueError):
 
 
 class Beat(NamedTuple):
-    """One report. `boot` distinguishes the lives of an agent, `seq` orders the beats of one life.
+    """One report. `boot` identifies the agent's process, `seq` orders the beats of one process.
 
-    The next one comes after `every_s` at the latest. `echo` is the `seq` of the receiver's newest beat (0: none of this life), kept
+    The next one comes after `every_s` at the latest. `echo` is the `seq` of the receiver's newest beat (0: none of this process), kept
     for `held_s` seconds. `epoch` is that of the sender's ownership.
     """
 
@@ -38,67 +53,145 @@ class Beat(NamedTuple):
     epoch: int = 0
 
 
-def encode(beat: Beat) -> bytes:
-    """Return the line of a beat, with its end."""
-    report = beat.report
-    line = {
-        "boot": beat.boot,
-        "seq": beat.seq,
-        "every": round(beat.every_s, 3),
-        "echo": [beat.echo_boot, beat.echo, round(beat.held_s, 6)],
-        "epoch": beat.epoch,
-        "available": report.available,
-        "room": report.room,
-        "queued": report.queued,
-        "wait": round(report.wait_s, 4),
-        "pace": round(report.s_per_byte, 10),
-        "decode": round(report.decode_s, 5),
-        "draining": report.draining,
-    }
-    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+class UsedReport(NamedTuple):
+    """What an agent, of the process `boot`, has taken from the buckets of API keys (see `lb.core.shared_quota`)."""
+
+    boot: int
+    used: Used
 
 
-def decode(line: bytes) -> Beat:
-    """Return the beat of a line. Raises BeatError."""
-    if len(line) > MAX_BEAT_BYTES:
-        raise BeatError(f"a beat of {len(line)} bytes")
+def encode(beat: Beat, report: bytes | None = None) -> bytes:
+    """Return the frame of a beat; `report` is what `encode_report` returns for its report."""
+    if report is None:
+        report = encode_report(beat.report)
+    return (
+        _HEAD.pack(_LINK.size + len(report), BEAT)
+        + _LINK.pack(
+            beat.boot,
+            beat.seq,
+            beat.echo_boot,
+            beat.echo,
+            beat.epoch,
+            beat.every_s,
+            min(beat.held_s, _LONGEST_S),
+        )
+        + report
+    )
+
+
+def encode_report(report: RegionReport) -> bytes:
+    """Return the bytes of a report, which are the same for all peers."""
+    silent = report.silent[:MOST_SILENT]
+    return _REPORT.pack(
+        min(report.available, _MOST_COUNTED),
+        min(report.room, _MOST_COUNTED),
+        min(report.queued, _MOST_COUNTED),
+        min(report.wait_s, _LONGEST_S),
+        min(report.s_per_byte, _LONGEST_S),
+        min(report.decode_s, _LONGEST_S),
+        report.draining,
+        len(silent),
+    ) + b"".join(map(_encoded, (report.engine, *silent)))
+
+
+def _encoded(text: str) -> bytes:
+    data = text.encode()[:100]
+    return _TEXT.pack(len(data)) + data
+
+
+def frames(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
+    """Return the whole frames of the data by kind, and the beginning of the next one. Raises BeatError."""
+    found: list[tuple[int, bytes]] = []
+    at = 0
+    while len(data) - at >= _HEAD.size:
+        size, kind = _HEAD.unpack_from(data, at)
+        if size > MAX_FRAME_BYTES:
+            raise BeatError(f"a frame of {size} bytes")
+        start = at + _HEAD.size
+        if len(data) < start + size:
+            break
+        at = start + size
+        found.append((kind, data[start:at]))
+    return found, data[at:]
+
+
+def decode(kind: int, data: bytes) -> Beat | UsedReport | None:
+    """Return what a frame reports: a beat, or counters; None if its kind is not known. Raises BeatError."""
+    if kind == BEAT:
+        return _beat(data)
+    return _used(data) if kind == USED else None
+
+
+def _beat(data: bytes) -> Beat:
     try:
-        said = json.loads(line)
-    except ValueError:
-        raise BeatError("a beat that is not JSON") from None
-    if not isinstance(said, dict):
-        raise BeatError("a beat that is not an object")
-    echo = said.get("echo")
-    if not isinstance(echo, list) or len(echo) != 3:
-        raise BeatError("echo: three values are expected")
+        boot, seq, echo_boot, echo, epoch, every_s, held_s = _LINK.unpack_from(data)
+        available, room, queued, wait_s, pace_s, decode_s, draining, silents = _REPORT.unpack_from(
+            data, _LINK.size
+        )
+        at = _LINK.size + _REPORT.size
+        engine, at = _text_at(data, at)
+        silent = []
+        for _ in range(silents):
+            name, at = _text_at(data, at)
+            silent.append(name)
+    except (error, UnicodeDecodeError):
+        raise BeatError("a beat that is too short, or has text that is not UTF-8") from None
+    for seconds in (every_s, held_s, wait_s, pace_s, decode_s):
+        if not 0.0 <= seconds <= _LONGEST_S:  # false for what is no number, too
+            raise BeatError("a time that is not between 0 and a million seconds")
     report = RegionReport(
-        available=_whole(said.get("available"), "available"),
-        room=_whole(said.get("room"), "room"),
-        queued=_whole(said.get("queued"), "queued"),
-        wait_s=_seconds(said.get("wait"), "wait"),
-        s_per_byte=_seconds(said.get("pace"), "pace"),
-        decode_s=_seconds(said.get("decode"), "decode"),
-        draining=said.get("draining") is True,
+        available, room, queued, wait_s, pace_s, decode_s, draining == 1, engine, tuple(silent)
     )
-    return Beat(
-        _whole(said.get("boot"), "boot"),
-        _whole(said.get("seq"), "seq"),
-        _seconds(said.get("every"), "every"),
-        report,
-        _whole(echo[0], "echo"),
-        _whole(echo[1], "echo"),
-        _seconds(echo[2], "echo"),
-        _whole(said.get("epoch", 0), "epoch"),
-    )
+    return Beat(boot, seq, every_s, report, echo_boot, echo, held_s, epoch)
 
 
-def _whole(value: Any, key: str) -> int:
+def _text_at(data: bytes, at: int) -> tuple[str, int]:
+    """Return a text, and where the next one begins. Raises what `_beat` handles."""
+    (size,) = _TEXT.unpack_from(data, at)
+    end = at + 1 + size
+    if end > len(data):
+        raise error
+    return data[at + 1 : end].decode(), end
+
+
+def encode_used(boot: int, used: Used) -> bytes:
+    """Return the frames of counters."""
+    found, size = b"", 0
+    rows: dict[str, Counters] = {}
+    for key, counters in used.items():
+        row = len(json.dumps(key)) + len(json.dumps(counters)) + 2
+        if row > _USED_BYTES:
+            continue  # the name of a key that no frame has room for: its limits hold for each agent
+        if rows and size + row > _USED_BYTES:
+            found += _used_frame(boot, rows)
+            rows, size = {}, 0
+        rows[key] = counters
+        size += row
+    return found + _used_frame(boot, rows) if rows else found
+
+
+def _used_frame(boot: int, rows: Used) -> bytes:
+    data = json.dumps({"boot": boot, "used": rows}, separators=(",", ":")).encode()
+    return _HEAD.pack(len(data), USED) + data
+
+
+def _used(data: bytes) -> UsedReport:
+    try:
+        fields = json.loads(data)
+    except ValueError:
+        raise BeatError("counters that are not JSON") from None
+    rows = fields.get("used") if isinstance(fields, dict) else None
+    if not isinstance(rows, dict):
+        raise BeatError("used: an object is expected")
+    used = {}
+    for key, row in rows.items():
+        if not isinstance(row, list) or len(row) != len(Counters._fields) or len(key) > _LONGEST_NAME:
+            raise BeatError("used: four numbers are expected for each key")
+        used[key] = Counters(*(_integer(one, "used") for one in row))
+    return UsedReport(_integer(fields.get("boot"), "boot"), used)
+
+
+def _integer(value: Any, key: str) -> int:
     if type(value) is not int or not 0 <= value <= _MOST:
         raise BeatError(f"{key}: a whole number is expected")
     return value
-
-
-def _seconds(value: Any, key: str) -> float:
-    if type(value) not in (int, float) or not isfinite(value) or not 0 <= value <= 1e6:
-        raise BeatError(f"{key}: a number from 0 to a million is expected")
-    return float(value)

@@ -1,4 +1,4 @@
-"""Who may be offered a request now: the targets of the best health that admit one more.
+"""The targets that may take a request now: those of the best health that admit one more.
 
 The targets are kept in one group per health, each with the list of those that admit, and every event changes the place
 of one target only. Some changes come with time: an ejection expires, what an engine has reported goes stale. They wait
@@ -32,7 +32,7 @@ class _Group:
 
 
 class _Membership:
-    """Where a target is listed, its life as listed there, and the first of its timers in the heap."""
+    """Where a target is listed, its epoch as listed there, and the first of its timers in the heap."""
 
     __slots__ = ("epoch", "group", "timer_at")
 
@@ -52,13 +52,13 @@ class Candidates:
         "_due_at",
         "_entries",
         "_groups",
+        "_memberships",
         "_open",
-        "_places",
         "_rebuild",
         "_timers",
         "_timers_set",
         "_version",
-        "standings",
+        "health_changes",
     )
 
     def __init__(self, entries: Mapping[str, TargetState], open_bookings: Collection[Booking]) -> None:
@@ -66,7 +66,7 @@ class Candidates:
         self._open = open_bookings
         self._groups: dict[Health, _Group] = {}
         self._best = _NOTHING  # the first that has members
-        self._places: dict[TargetState, _Membership] = {}
+        self._memberships: dict[TargetState, _Membership] = {}
         self._by_epoch: dict[int, TargetState] = {}
         self._timers: list[tuple[float, int, TargetState]] = []  # a heap
         self._timers_set = 0
@@ -74,9 +74,11 @@ class Candidates:
         self._rebuild = True
         self._due_at = -_NEVER  # all of this is right until then
         self._version = 0
-        self.standings = 0  # how often targets have been reported to change in health, or to join or leave
+        self.health_changes = (
+            0  # how often targets have been reported to change in health, or to join or leave
+        )
 
-    # --- asked
+    # --- queries
 
     def views(self, now: float) -> Sequence[TargetView]:
         if now >= self._due_at:
@@ -111,7 +113,7 @@ class Candidates:
         for epoch in epochs:
             entry = self._by_epoch.get(epoch)
             if entry is not None:
-                gone.setdefault(self._places[entry].group, []).append(_rank(entry))
+                gone.setdefault(self._memberships[entry].group, []).append(_rank(entry))
         for health in _BEST_FIRST:
             group = self._groups[health]
             ranks = gone.get(group, ())
@@ -123,34 +125,34 @@ class Candidates:
     # --- changes
 
     def replaced(self) -> None:
-        """The table has been: every target may have changed."""
+        """The table has been replaced: every target may have changed."""
         self._rebuild = True
         self._due_at = -_NEVER
-        self.standings += 1
+        self.health_changes += 1
 
     def changed(self, entry: TargetState) -> None:
-        """The health or the life of the target has."""
+        """The health or the epoch of the target has changed."""
         self._changed[entry] = None
         self._due_at = -_NEVER
-        self.standings += 1
+        self.health_changes += 1
 
     def opened(self, entry: TargetState) -> None:
         """The target admits again."""
-        place = self._places.get(entry)
-        if place is not None and place.group.admitting.add(_rank(entry), entry.view):
+        membership = self._memberships.get(entry)
+        if membership is not None and membership.group.admitting.add(_rank(entry), entry.view):
             self._version += 1
 
     def filled(self, entry: TargetState) -> None:
         """The target admits no longer."""
-        place = self._places.get(entry)
-        if place is not None:
-            place.group.admitting.drop(_rank(entry))
+        membership = self._memberships.get(entry)
+        if membership is not None:
+            membership.group.admitting.drop(_rank(entry))
 
     def ends(self, entry: TargetState, at: float) -> None:
         """The state of the target is valid until then at most."""
-        place = self._places.get(entry)
-        if place is not None:
-            self._set_timer(entry, place, at)
+        membership = self._memberships.get(entry)
+        if membership is not None:
+            self._set_timer(entry, membership, at)
             self._due_at = min(self._due_at, at)
 
     # --- inside
@@ -160,18 +162,18 @@ class Candidates:
         due: dict[TargetState, None] = {}  # a dict, since it must be the same in every run
         while self._timers and self._timers[0][0] <= now:
             entry = heappop(self._timers)[2]
-            if entry in self._places:
-                self._places[entry].timer_at = _NEVER
+            if entry in self._memberships:
+                self._memberships[entry].timer_at = _NEVER
                 due[entry] = None
         if self._rebuild:
-            self._forget_loads(self._entries.values(), now)
+            self._drop_loads(self._entries.values(), now)
             self._build(now)
         else:
-            self._forget_loads(due, now)
-            news = bool(self._changed)
+            self._drop_loads(due, now)
+            has_more = bool(self._changed)
             for entry in (*self._changed, *due):
-                news = self._put(entry, now) or news
-            self._version += news
+                has_more = self._put(entry, now) or has_more
+            self._version += has_more
         self._changed.clear()
         self._best = next((self._groups[one] for one in _BEST_FIRST if self._groups[one].members), _NOTHING)
         self._due_at = self._timers[0][0] if self._timers else _NEVER
@@ -183,44 +185,46 @@ class Candidates:
         for entry in entries:
             by_health[entry.health(now)].append(entry)
         self._groups = {health: _Group(health, those, fleet) for health, those in by_health.items()}
-        self._places = {entry: _Membership(self._groups[entry.health(now)], entry.epoch) for entry in entries}
+        self._memberships = {
+            entry: _Membership(self._groups[entry.health(now)], entry.epoch) for entry in entries
+        }
         self._by_epoch = {entry.epoch: entry for entry in entries}
         self._timers = []
-        for entry, place in self._places.items():
-            self._set_timer(entry, place, _next_change(entry, now))
+        for entry, membership in self._memberships.items():
+            self._set_timer(entry, membership, _next_change(entry, now))
         self._rebuild = False
         self._version += 1
 
     def _put(self, entry: TargetState, now: float) -> bool:
         """Put one target into its place; True if a target may be offered that was not."""
-        place = self._places.get(entry)
-        if place is None or entry.departed:
+        membership = self._memberships.get(entry)
+        if membership is None or entry.departed:
             return False
-        if place.epoch != entry.epoch:
-            self._by_epoch.pop(place.epoch, None)
+        if membership.epoch != entry.epoch:
+            self._by_epoch.pop(membership.epoch, None)
             self._by_epoch[entry.epoch] = entry
-            place.epoch = entry.epoch
+            membership.epoch = entry.epoch
         rank, group = _rank(entry), self._groups[entry.health(now)]
-        moved = group is not place.group
+        moved = group is not membership.group
         if moved:
-            place.group.members.drop(rank)
-            place.group.admitting.drop(rank)
+            membership.group.members.drop(rank)
+            membership.group.admitting.drop(rank)
             group.members.add(rank, entry.view)
-            place.group = group
+            membership.group = group
         opened = group.admitting.add(rank, entry.view) if entry.admits() else False
         if not entry.admits():
             group.admitting.drop(rank)
-        self._set_timer(entry, place, _next_change(entry, now))
+        self._set_timer(entry, membership, _next_change(entry, now))
         return moved or opened
 
-    def _set_timer(self, entry: TargetState, place: _Membership, at: float) -> None:
+    def _set_timer(self, entry: TargetState, membership: _Membership, at: float) -> None:
         """Only the earliest counts: when it is due, the next one is set."""
-        if at < place.timer_at:
-            place.timer_at = at
+        if at < membership.timer_at:
+            membership.timer_at = at
             self._timers_set += 1
             heappush(self._timers, (at, self._timers_set, entry))
 
-    def _forget_loads(self, entries: Iterable[TargetState], now: float) -> None:
+    def _drop_loads(self, entries: Iterable[TargetState], now: float) -> None:
         """Of engines that have not reported for too long: what counts then are the requests without a first byte."""
         stale: dict[TargetState, list[Booking]] = {
             entry: [] for entry in entries if now >= entry.load_good_until
@@ -229,8 +233,8 @@ class Candidates:
             for booking in self._open:
                 if not booking.responded and booking.entry in stale:
                     stale[booking.entry].append(booking)
-        for entry, unanswered in stale.items():
-            entry.unheard(sorted(unanswered, key=_since))
+        for entry, waiting in stale.items():
+            entry.load_too_old(sorted(waiting, key=_since))
 
 
 _NOTHING = _Group(Health.CLOSED, (), ())

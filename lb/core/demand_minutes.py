@@ -1,4 +1,4 @@
-"""What a service was asked for, minute by minute: counts for the controller, which may be away for a day. Pure; `now` is given.
+"""Demand of a service by the minute: counts for the controller, which may be away for a day. Pure; `now` is given.
 
 Minutes are those of the UNIX clock as it was when the agent started, so a clock that is set later moves none. The minute in
 which the agent started is not reported: what came in it before is not known.

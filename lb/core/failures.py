@@ -23,9 +23,9 @@ class Failure(str, Enum):
     UNFIT = "unfit"  # it does not continue what another has started
     GAVE_UP = "gave_up"  # the engine reports in the middle of a stream that it stops
     SHORT = "short"  # a stream that ends in good order before its response is complete
-    EMPTY = "empty"  # 200, and nothing, where a model has to say something
-    REFUSED = "refused"  # it says 502, 503 or 504
-    SILENT = "silent"  # no response within the time to first byte, or no more of it and no sign of life
+    EMPTY = "empty"  # 200, and nothing, where a model has to send something
+    REFUSED = "refused"  # it returned 502, 503 or 504
+    SILENT = "silent"  # no response within the time to first byte, or no more of it and a failed probe
 
 
 BLAME = {
@@ -45,7 +45,7 @@ BLAME = {
 }
 
 
-# What a failed connect says of this host and not of the target.
+# Errors of a connect that are due to this host and not to the target.
 _LOCAL_ERRORS = frozenset(
     {
         errno.EMFILE,

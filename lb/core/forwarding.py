@@ -7,22 +7,25 @@ replicas are, and no routing policy ever sees them. A request is forwarded once 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from urllib.parse import urlsplit
 
 from lb.config.regions import PeerAgent, Regions
 from lb.config.schema import Table, Target
+from lb.core.hop import NO_REPORT, ReportId, credit_line, read_credit
 from lb.core.peers import Peers, QueuePace, RegionReport, local_cost, region_report
-from lb.core.targets import Booking, Health, Key, TargetTable
-from policies.regions.base import RegionChoice
+from lb.core.residency import ANYWHERE, Zones, may_have
+from lb.core.targets import Booking, Key, TargetTable
+from policies.regions.base import PeerView, RegionChoice
 from policies.regions.registry import make_region_policy
 from policies.routing.base import Choice, RequestView
 from policies.routing.request_work import prompt_bytes
 
 FULL_SLACK_S = 0.25  # a peer keeps a forwarded request that it can start within its reported wait and this
 _ANY = RequestView("", "GET", "/")
-_FIRST_LIFE = 2**40  # of peers, so that no request takes one for a replica that it has tried
+_FIRST_EPOCH = 2**40  # of peers, so that no request takes one for a replica that it has tried
 SILENT_AFTER_S = 5.0
+_RESPONSE_SHARE = 0.1  # of the newest response in their usual length
 
 
 class Forwarding:
@@ -31,15 +34,16 @@ class Forwarding:
     def __init__(self, table: TargetTable, regions: Regions, now: float) -> None:
         self.regions = regions
         self._table = table
-        self.peer_table = TargetTable(_described(regions, table.table), now, first_life=_FIRST_LIFE)
+        self.peer_table = TargetTable(_described(regions, table.table), now, first_epoch=_FIRST_EPOCH)
         self._peers = Peers(peer.id for peer in regions.peers)
         self._policy = make_region_policy(regions.policy)
         self.pace = QueuePace()
         self.forwarded_out: Counter[str] = Counter()  # requests, by peer
         self.forwarded_in: Counter[str] = Counter()
-        self.refused_in = 0  # requests of peers that were returned for want of room
-        self.came_back = 0  # of ours
+        self.returned_count = 0  # of ours
         self._reported_wait_s = 0.0
+        self._response_bytes: dict[str, float] = {}  # of a forwarded request, by peer: a moving average
+        self.report_ids: dict[str, ReportId] = {}  # of the last report to each peer
 
     def apply(self, regions: Regions, now: float) -> None:
         """Another table is in force."""
@@ -54,10 +58,18 @@ class Forwarding:
     def peer(self, peer_id: str) -> PeerAgent | None:
         return next((one for one in self.regions.peers if one.id == peer_id), None)
 
-    def heard(self, peer_id: str, report: RegionReport, rtt_s: float, every_s: float, now: float) -> None:
-        """A report of a peer has come, after half a round trip."""
+    def receive_report(
+        self,
+        peer_id: str,
+        report: RegionReport,
+        rtt_s: float,
+        every_s: float,
+        now: float,
+        report_id: ReportId = NO_REPORT,
+    ) -> None:
+        """Take a report of a peer into account, which took half a round trip."""
         if self.peer_table.key(peer_id) is not None:
-            self._peers.reported(peer_id, report, now - rtt_s / 2, rtt_s, every_s, now)
+            self._peers.reported(peer_id, report, now - rtt_s / 2, rtt_s, every_s, now, report_id)
 
     def restarted(self, peer_id: str) -> None:
         """The peer has been restarted; its replicas have their caches still, but its bookings are gone."""
@@ -76,9 +88,29 @@ class Forwarding:
         self._reported_wait_s = made.wait_s
         return made
 
+    def engine(self, peer_id: str) -> str:
+        """Return the kind of the peer's engines, as it reports; empty if it does not know."""
+        report = self._peers.report(peer_id)
+        return "" if report is None else report.engine
+
+    def agrees(self, peer_id: str, silent: str) -> bool:
+        """Return whether a peer reports that the agent `silent` is silent to it, too."""
+        report = self._peers.report(peer_id)
+        return report is not None and silent in report.silent
+
     # --- requests
 
-    def anybody(self, now: float) -> bool:
+    def engines(self, now: float, zones: Zones, exclude: Collection[int] = ()) -> set[str]:
+        """Return the kinds of engines of the peers that could take a request of those zones."""
+        return {self.engine(peer.region) for peer in self._views(_ANY, now, exclude, zones) if peer.available}
+
+    def _views(self, view: RequestView, now: float, exclude: Collection[int], zones: Zones) -> list[PeerView]:
+        healthy = self.peer_table.healthy(now, exclude)
+        if zones:
+            healthy &= {peer.id for peer in self.regions.peers if may_have(peer.zones, zones)}
+        return self._peers.views(view, now, healthy.__contains__)
+
+    def has_available_peer(self, now: float) -> bool:
         """Return whether a peer has reported lately that it has a replica with room."""
         return any(peer.available for peer in self._peers.views(_ANY, now))
 
@@ -90,48 +122,89 @@ class Forwarding:
         now: float,
         exclude: Collection[int] = (),
         policy: str | None = None,
-        allowed: Callable[[str], bool] = lambda peer_id: True,
+        zones: Zones = ANYWHERE,
+        engines: Collection[str] | None = None,
     ) -> RegionChoice | None:
         """Return the choice between this region and its peers; None if no peer can be chosen.
 
         `exclude` and `policy` are those of the request (see `TargetTable.choose`), `left_s` is the time until it must have its
-        first byte.
+        first byte, `zones` are of its residency. A stream that is continued needs one of the `engines`.
         """
-        good = {target.id for target, health, _ in self.peer_table.rows(now) if health is Health.GOOD}
-        peers = self._peers.views(view, now, lambda peer_id: peer_id in good and allowed(peer_id))
+        peers = self._views(view, now, exclude, zones)
+        if engines is not None:
+            peers = [peer for peer in peers if self.engine(peer.region) in engines]
         if not peers:
             return None
         choice = self._table.choose(view, now, exclude, policy)
         wait_s = self.pace.wait_s(queued, now)
-        if choice is None and not self._table.anybody(now, exclude):
-            wait_s = left_s  # nothing here can serve it
+        if choice is None and not self._table.has_candidate(now, exclude):
+            wait_s = left_s  # nothing here can serve it, whatever it costs elsewhere
+        elif self.regions.usd_per_second is not None:
+            peers = self._with_money(peers, view.body_bytes, self.regions.usd_per_second)
         return self._policy.choose(prompt_bytes(view), local_cost(choice, view, wait_s), peers, left_s)
 
+    def _with_money(
+        self, peers: Sequence[PeerView], body_bytes: int, usd_per_second: float
+    ) -> list[PeerView]:
+        """Return the peers with what the request's traffic costs: its body, and a response as long as those before."""
+        priced = {peer.id: peer for peer in self.regions.peers}
+        found = []
+        for view in peers:
+            peer, back_bytes = priced[view.region], self._response_bytes.get(view.region, 0.0)
+            usd = (body_bytes * peer.egress_usd_per_gb + back_bytes * peer.ingress_usd_per_gb) / 1e9
+            found.append(view._replace(money_s=usd / usd_per_second))
+        return found
+
     def starts_soon(self, view: RequestView, queued: int, now: float, exclude: Collection[int] = ()) -> bool:
-        """Return whether a request of a peer may wait here: about as long as the last report said, if the policy cares."""
+        """Return whether a request of a peer may wait here: about as long as in the last report, if the policy cares."""
         if not self._policy.needs_room:
             return True
         choice = self._table.choose(view, now, exclude)
-        if choice is None and not self._table.anybody(now, exclude):
+        if choice is None and not self._table.has_candidate(now, exclude):
             return False
         cost = local_cost(choice, view, self.pace.wait_s(queued, now))
         return cost.wait_s <= self._reported_wait_s + FULL_SLACK_S
 
     def book(self, view: RequestView, peer_id: str, now: float) -> Booking:
         """The request is on its way to the peer."""
-        self._peers.forwarded(view, peer_id, now)
+        booking = self.peer_table.book(view, peer_id, now)
+        self._peers.forwarded(booking, view, peer_id, now)
         self.forwarded_out[peer_id] += 1
-        return self.peer_table.book(view, peer_id, now)
+        return booking
 
-    def returned(self, view: RequestView, peer_id: str) -> None:
+    def returned(self, booking: Booking) -> None:
         """The peer had no room for it."""
-        self.came_back += 1
-        if self.peer_table.key(peer_id) is not None:
-            self._peers.refused(view, peer_id)
+        self.returned_count += 1
+        if self.peer_table.key(booking.key.id) is not None:
+            self._peers.refused(booking, booking.key.id)
+
+    def credit(self, peer_id: str, booking: Booking, now: float, over: bool) -> bytes:
+        """Return the header line of a response to a peer that gives its credit back, if there is room in its place.
+
+        `booking` is on the target here, which the request leaves at once if it is `over`.
+        """
+        last = self.report_ids.get(peer_id)
+        if last is None or not self._table.takes_another(booking, now, over):
+            return b""
+        return credit_line(last)
+
+    def responded(self, booking: Booking, credit: bytes) -> bool:
+        """A peer has started to respond, with that value in the header for credit. Returns whether it gives credit back."""
+        return self._peers.responded(booking, booking.key.id, read_credit(credit))
+
+    def ended(self, booking: Booking, response_bytes: int) -> bool:
+        """A booking is released, after a response of so many bytes (0: there was none). Returns whether that gives credit back."""
+        if not self.owns(booking):
+            return False
+        peer_id = booking.key.id
+        if response_bytes:
+            before = self._response_bytes.get(peer_id, float(response_bytes))
+            self._response_bytes[peer_id] = before + _RESPONSE_SHARE * (response_bytes - before)
+        return self._peers.ended(booking, peer_id)
 
     def owns(self, booking: Booking) -> bool:
         """Return whether the booking is one on a peer."""
-        return booking.epoch >= _FIRST_LIFE
+        return booking.epoch >= _FIRST_EPOCH
 
 
 def explained(found: RegionChoice) -> Choice:

@@ -1,4 +1,4 @@
-"""What travels with a request that one agent forwards to another: one header line. Pure.
+"""What travels with a request that one agent forwards to another, and with its response: a header line each. Pure.
 
 It is believed on the port for peers and nowhere else. Its own region has charged the request to its API key, so a peer
 neither checks keys nor counts it as demand.
@@ -14,6 +14,8 @@ HEADER = b"X-SkyServe-Hop"
 NAME = b"hop"  # as `lb.http.request_head` names it
 FULL = b'"region_full"'  # in the response of a peer that has no room, and has started nothing
 _LONGEST_S = 86_400.0
+_MOST_ZONES = 100
+_LONGEST_CREDIT = 40
 _PASSED_ON = (b"policy", b"session", b"continue")
 
 
@@ -21,21 +23,42 @@ class HopError(ValueError):
     """A header line that cannot be understood."""
 
 
+class ReportId(NamedTuple):
+    """The report number `seq` of an agent, of the process `boot`."""
+
+    boot: int
+    seq: int
+
+
+NO_REPORT = ReportId(0, 0)
+
+
 class RequestHop(NamedTuple):
-    """`age_s` since the request entered its own region, `left_s` until it must have its first byte. `tenant` owns its key."""
+    """`age_s` since the request entered its own region, `left_s` until it must have its first byte. `tenant` owns its key.
+
+    `zones` are those of its residency. Its stream may be resumed `breaks_left` times (None: as the peer's own streams).
+    `peer` is the agent that forwarded it, which is known by its certificate and not written.
+    """
 
     age_s: float
     left_s: float
     weight: float = 1.0
     tenant: str = ""
+    zones: frozenset[str] = frozenset()
+    breaks_left: int | None = None
+    peer: str = ""
 
 
 def hop_lines(hop: RequestHop, ours: dict[bytes, bytes]) -> bytes:
     """Return the header lines for a peer; `ours` are those that the client meant for the load balancer."""
-    tenant = quote_from_bytes(hop.tenant.encode("utf-8", "surrogateescape"), safe="")
     value = (
-        f"age={max(0.0, hop.age_s):.3f};left={max(0.0, hop.left_s):.3f};weight={hop.weight:g};tenant={tenant}"
+        f"age={max(0.0, hop.age_s):.3f};left={max(0.0, hop.left_s):.3f};weight={hop.weight:g}"
+        f";tenant={_quoted(hop.tenant)}"
     )
+    if hop.zones:
+        value += f";zones={','.join(_quoted(zone) for zone in sorted(hop.zones))}"
+    if hop.breaks_left is not None:
+        value += f";breaks={hop.breaks_left}"
     lines = HEADER + b": " + value.encode("ascii") + b"\r\n"
     for name in _PASSED_ON:
         if name in ours:
@@ -44,14 +67,37 @@ def hop_lines(hop: RequestHop, ours: dict[bytes, bytes]) -> bytes:
 
 
 def read_hop(value: bytes) -> RequestHop:
-    """Return what a peer says of a request. Raises HopError."""
-    said = dict(part.partition(b"=")[::2] for part in value.split(b";"))
+    """Return what a peer reports of a request. Raises HopError."""
+    fields = dict(part.partition(b"=")[::2] for part in value.split(b";"))
     try:
-        age_s, left_s, weight = (float(said[name]) for name in (b"age", b"left", b"weight"))
-        tenant = unquote_to_bytes(said[b"tenant"]).decode("utf-8", "surrogateescape")
+        age_s, left_s, weight = (float(fields[name]) for name in (b"age", b"left", b"weight"))
+        tenant = _unquoted(fields[b"tenant"])
+        zones = frozenset(_unquoted(one) for one in fields.get(b"zones", b"").split(b",") if one)
+        breaks_left = int(fields[b"breaks"]) if b"breaks" in fields else None
     except (KeyError, ValueError):
         raise HopError("the hop of a forwarded request is malformed") from None
     is_sound = isfinite(age_s) and 0.0 <= left_s <= _LONGEST_S and 0.0 < weight < 1e6 and len(tenant) <= 512
+    is_sound = is_sound and len(zones) <= _MOST_ZONES and (breaks_left is None or 0 <= breaks_left <= 1000)
     if not is_sound:
         raise HopError("the hop of a forwarded request is out of bounds")
-    return RequestHop(max(0.0, age_s), left_s, weight, tenant)
+    return RequestHop(max(0.0, age_s), left_s, weight, tenant, zones, breaks_left)
+
+
+def credit_line(last: ReportId) -> bytes:
+    """Return the header line of a response whose agent has room in its place, and made the report `last` before it."""
+    return b"X-SkyServe-Credit: %d-%d\r\n" % last
+
+
+def read_credit(value: bytes) -> ReportId | None:
+    """Return what a peer says of its room in a response; None if it says nothing."""
+    boot, _, seq = value.partition(b"-")
+    is_sound = boot.isdigit() and seq.isdigit() and len(value) <= _LONGEST_CREDIT
+    return ReportId(int(boot), int(seq)) if is_sound else None
+
+
+def _quoted(text: str) -> str:
+    return quote_from_bytes(text.encode("utf-8", "surrogateescape"), safe="")
+
+
+def _unquoted(text: bytes) -> str:
+    return unquote_to_bytes(text).decode("utf-8", "surrogateescape")

@@ -72,7 +72,7 @@ class Lanes(Generic[T]):
         return self._by_target.keys()
 
     def first(self, target_id: str, tag: Callable[[str], float]) -> Ticket[T] | None:
-        """Return who is next at that target; `tag` says how a tenant stands in the queue."""
+        """Return the next ticket of that target; `tag` gives the order of a tenant in the queue."""
         tenants = self._by_target.get(target_id)
         if not tenants:
             return None

@@ -67,6 +67,7 @@ class ModelDirectory:
         "changes",
         "differ",
         "mixed",
+        "pinned",
         "version",
     )
 
@@ -82,9 +83,12 @@ class ModelDirectory:
         self._barred: dict[str, frozenset[int]] = {}
         self._merged: bytes | None = None
         self.changes = 0  # of what `targets` returns
-        self.version = 0  # changes whenever what `barred` returns may have changed
+        self.version = (
+            0  # changes whenever what `barred` returns may have changed, or a target of a table with zones
+        )
         self.mixed = False  # two targets may serve different models
         self.differ = False  # two targets list different models
+        self.pinned = False  # some requests may have some targets only, for their residency
 
     # --- questions
 
@@ -109,7 +113,7 @@ class ModelDirectory:
         return None if entry is None else self._serves(entry.key, model)
 
     def served_elsewhere(self, model: str, tried: Collection[int]) -> bool:
-        """Return True if a target whose life is not in `tried` lists the model, or has not been polled yet."""
+        """Return True if a target whose epoch is not in `tried` lists the model, or has not been polled yet."""
         if self._polled and model not in self._names:
             return False
         return any(
@@ -129,7 +133,7 @@ class ModelDirectory:
         return entries.get(model) or entries.get(model + _LATEST)
 
     def targets(self) -> Iterator[tuple[Key, Target, int]]:
-        """Yield every target whose list counts, with its life."""
+        """Yield every target whose list counts, with its epoch."""
         for one in self._open:
             yield one.key, one.target, one.epoch
 
@@ -143,10 +147,10 @@ class ModelDirectory:
         self._compare()
 
     def renewed(self) -> None:
-        """The life of a target has changed."""
+        """The epoch of a target has changed."""
         self.changes += 1
         self._barred.clear()
-        self.version += self.mixed
+        self.version += self.mixed or self.pinned
 
     def learned(self, entry: TargetState, models: ModelList | None) -> bool:
         """Return a target lists these models, or none. Returns True if it may serve a model that it did not serve before."""

@@ -3,9 +3,11 @@
 *Reports.* A peer reports its room a few times a second (`RegionReport`). What has been forwarded since counts on top: the
 wait it adds, and the credit it uses up. Credit is `CREDIT_PER_ROOM` requests for each that the peer has room for, shared
 between the regions that may forward to it, at least one: without it every agent would send to the same free replica
-until the next report.
+until the next report. A forward gives its credit back when it is over, and already with the first byte of its response if the
+peer says there that it has room in its place. So no more requests are on their way to a peer or without a first byte there than ran
+there when it made its last report and than that granted, and a forward that fails costs no credit.
 
-*Staleness.* A peer is fresh for `FRESH_REPORTS` intervals and a round trip. A stale one gets no new request; nothing else
+*Staleness.* A peer is fresh until its next report is late by `LATE_S`. A stale one gets no new request; nothing else
 changes, neither here nor for requests that are under way there.
 
 *Prefixes.* The prompts forwarded to a peer are kept in a radix tree whose holders are regions: what a region was sent it
@@ -15,10 +17,11 @@ has probably cached. This needs no message (SkyWalker section 3.2).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from math import ceil
 from typing import NamedTuple
 
+from lb.core.hop import NO_REPORT, ReportId
 from lb.core.targets import TargetTable
 from policies.regions.base import LocalCost, PeerView
 from policies.routing.base import Choice, RequestView, Turns
@@ -28,7 +31,7 @@ from policies.routing.radix_tree import NO_MATCH, RadixTree
 from policies.routing.request_work import prompt_bytes
 
 CREDIT_PER_ROOM = 1.5
-FRESH_REPORTS = 3.0
+LATE_S = 0.4  # more than a segment that is lost costs, less than a request that is sent into a broken link
 MAX_TREE_BYTES = 2**24
 FIRST_DEPARTURE_S = 0.1  # assumed of each request in a queue that nothing has left yet
 SLOWEST_PER_S = 0.2
@@ -38,7 +41,8 @@ class RegionReport(NamedTuple):
     """What an agent reports of its region: `available` replicas take a request now, `room` requests in all, `queued` wait.
 
     A request without a cached prefix waits `wait_s`, then its prefill takes `s_per_byte` a byte; its response is later by
-    `decode_s`.
+    `decode_s`. `engine` is the kind of its engines (see `lb.engines.kinds`), by which a stream is continued there. `silent` are the
+    agents that have been silent to it for some seconds.
     """
 
     available: int
@@ -48,19 +52,33 @@ class RegionReport(NamedTuple):
     s_per_byte: float
     decode_s: float
     draining: bool = False
+    engine: str = ""
+    silent: tuple[str, ...] = ()
 
 
 class _Peer:
-    __slots__ = ("credit", "every_s", "heard_at", "report", "rtt_s", "sent", "sent_s")
+    __slots__ = (
+        "credit",
+        "every_s",
+        "received_at",
+        "report",
+        "report_id",
+        "rtt_s",
+        "running",
+        "sent",
+        "sent_s",
+    )
 
     def __init__(self) -> None:
         self.report: RegionReport | None = None
-        self.heard_at = self.every_s = self.rtt_s = 0.0
+        self.report_id = NO_REPORT
+        self.running: set[Hashable] = (
+            set()
+        )  # forwarded requests that its last report knew of, and have no response
+        self.received_at = self.every_s = self.rtt_s = 0.0
         self.credit = 0
-        self.sent: dict[
-            str, float
-        ] = {}  # when each request was forwarded that its last report did not know of
-        self.sent_s: dict[str, float] = {}  # seconds of prefill of each
+        self.sent: dict[Hashable, float] = {}  # when each was forwarded that its last report did not know of
+        self.sent_s: dict[Hashable, float] = {}  # seconds of prefill of each
 
 
 class Peers:
@@ -79,16 +97,25 @@ class Peers:
         self._peers = {region: self._peers.get(region) or _Peer() for region in wanted}
 
     def reported(
-        self, region: str, report: RegionReport, made_at: float, rtt_s: float, every_s: float, now: float
+        self,
+        region: str,
+        report: RegionReport,
+        made_at: float,
+        rtt_s: float,
+        every_s: float,
+        now: float,
+        report_id: ReportId = NO_REPORT,
     ) -> None:
         """A report has come that was made at `made_at` (on this agent's clock), the next one in `every_s`."""
         peer = self._peers[region]
-        peer.report, peer.heard_at, peer.rtt_s, peer.every_s = report, now, rtt_s, every_s
+        peer.report, peer.received_at, peer.rtt_s, peer.every_s = report, now, rtt_s, every_s
+        peer.report_id = report_id
         peer.credit = max(1, ceil(CREDIT_PER_ROOM * report.room / max(1, len(self._peers))))
         # A request that was sent half a round trip before the report was made had arrived by then.
         known = [name for name, at in peer.sent.items() if at + rtt_s / 2 <= made_at]
         for name in known:
             self._settle(peer, name)
+            peer.running.add(name)
 
     def views(
         self, request: RequestView, now: float, allowed: Callable[[str], bool] = lambda region: True
@@ -101,7 +128,7 @@ class Peers:
             report = peer.report
             if report is None or report.draining or not allowed(region):
                 continue
-            if now > peer.heard_at + FRESH_REPORTS * peer.every_s + peer.rtt_s:
+            if now > peer.received_at + peer.every_s + LATE_S:
                 continue
             matched = match.get(region, 0)
             found.append(
@@ -122,22 +149,63 @@ class Peers:
             )
         return found
 
-    def forwarded(self, request: RequestView, region: str, now: float) -> None:
-        """The request is on its way to the agent of `region`."""
+    def report(self, region: str) -> RegionReport | None:
+        """Return the last report of a peer."""
+        peer = self._peers.get(region)
+        return None if peer is None else peer.report
+
+    def forwarded(self, name: Hashable, request: RequestView, region: str, now: float) -> None:
+        """The request is on its way to the agent of `region`; `name` is one that no other request has now."""
         peer = self._peers[region]
         size, matched = prompt_bytes(request), 0
         if request.prompt:
             prompt = request.prompt[:MAX_PROMPT_BYTES]
             matched = self._tree.match(request.scope, prompt).get(region, 0)
             self._tree.insert(request.scope, prompt, region)
-        peer.sent[request.id] = now
-        peer.sent_s[request.id] = (size - matched) * (peer.report.s_per_byte if peer.report else 0.0)
+        peer.sent[name] = now
+        peer.sent_s[name] = (size - matched) * (peer.report.s_per_byte if peer.report else 0.0)
         self._turns.use(region)
 
-    def refused(self, request: RequestView, region: str) -> None:
+    def responded(self, name: Hashable, region: str, room_after: ReportId | None) -> bool:
+        """The first byte of a forwarded request's response has come. Returns whether that gives credit back.
+
+        The peer has room in its place, and had made the report `room_after` last when it said so; None: it has not.
+        """
+        peer = self._peers.get(region)
+        if peer is None or peer.report is None:
+            return False
+        if name in peer.sent_s:
+            peer.sent_s[name] = 0.0  # its prefill is over
+        if room_after is None or room_after.boot != peer.report_id.boot:
+            return False
+        if name in peer.sent:
+            self._settle(peer, name)
+        elif name in peer.running:
+            peer.running.discard(name)
+            if room_after.seq < peer.report_id.seq:
+                return False  # a report that came before has counted this room
+            peer.credit += 1
+        else:
+            return False
+        if not peer.report.available and room_after.seq >= peer.report_id.seq:
+            peer.report = peer.report._replace(available=1, wait_s=0.0)
+        return True
+
+    def ended(self, name: Hashable, region: str) -> bool:
+        """A forwarded request is over, however it ended. Returns whether that gives credit back."""
+        peer = self._peers.get(region)
+        if peer is None:
+            return False
+        peer.running.discard(name)
+        counted = name in peer.sent
+        self._settle(peer, name)
+        return counted
+
+    def refused(self, name: Hashable, region: str) -> None:
         """The peer had no room after all: nothing more is sent there before its next report."""
         peer = self._peers[region]
-        self._settle(peer, request.id)
+        self._settle(peer, name)
+        peer.running.discard(name)
         peer.credit = 0
 
     def forget(self, region: str) -> None:
@@ -146,9 +214,9 @@ class Peers:
         self._peers[region] = _Peer()
 
     @staticmethod
-    def _settle(peer: _Peer, request_id: str) -> None:
-        peer.sent.pop(request_id, None)
-        peer.sent_s.pop(request_id, None)
+    def _settle(peer: _Peer, name: Hashable) -> None:
+        peer.sent.pop(name, None)
+        peer.sent_s.pop(name, None)
 
 
 _SAMPLE_BYTES = 4096

@@ -1,22 +1,22 @@
-"""The waiting room: requests that no target can take now. Fair between tenants, bounded in number and time. Pure.
+"""The queue of requests that no target can take now. Fair between tenants, bounded in number and time. Pure.
 
 *Order.* Within a tenant first come, first served. Between tenants start-time fair queueing (Goyal, Vin, Cheng 1996):
-each tenant has a start tag, the room a virtual time. The next to go is the head of the line with the lowest tag,
-the older one among equals; the virtual time becomes that tag, and the tenant's next tag lies 1 / weight behind. A
-tenant that comes again begins at the virtual time: having been away earns nothing. Tags belong to heads of lines
+each tenant has a start tag, the queue a virtual time. The next to go is the oldest ticket of the tenant with the lowest
+tag, the older one among equals; the virtual time becomes that tag, and the tenant's next tag is later by 1 / weight. A
+tenant that comes again begins at the virtual time: having been away earns nothing. Tags belong to tenants
 and not to tickets, so a request that leaves or cannot go now costs its tenant nothing. One tenant alone is plain FCFS.
 
-*Seniors.* A request that comes back, having lost its target, came before all of its line: it goes first, has had its turn paid
-for, and finds a place in a full room, which has as many again for such.
+*Priority.* A request that comes back, having lost its target, came before all others of its tenant: it goes first, its turn has
+been charged already, and it finds a place in a full queue, which has as many again for such requests.
 
-*Room.* One tenant may fill the whole room. If another comes then, it takes the place of the youngest ticket of the
+*Places.* One tenant may fill the whole queue. If another comes then, it takes the place of the youngest ticket of the
 tenant that has the most for its weight (drop from the longest queue, McKenney 1990), until the places are shared
 by weight. Any fixed limit per tenant would either refuse requests while places are free, or keep newcomers out. The
 places of one tenant are shared in the same way between its groups (the models that its requests name): requests for a
 model whose targets are gone do not keep those for another model out.
 
-The proxy hangs a request on each ticket and drives the room from its event loop, the simulator from its virtual
-clock. A ticket leaves the room exactly once: taken, expired, pushed out or given up.
+The proxy attaches a request to each ticket and drives the queue from its event loop, the simulator from its virtual
+clock. A ticket leaves the queue exactly once: taken, expired, evicted or cancelled.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _TenantQueue(Generic[T]):
             OrderedDict()
         )  # the first is found in constant time
         self.tickets: OrderedDict[Ticket[T], None] = OrderedDict()
-        self.by_group: dict[str, int] = {}  # how many tickets there are of each, seniors left out
+        self.by_group: dict[str, int] = {}  # how many tickets there are of each, without those with priority
 
     def add(self, ticket: Ticket[T]) -> None:
         self.of(ticket)[ticket] = None
@@ -97,7 +97,7 @@ class _TenantQueue(Generic[T]):
             if not self.by_group[ticket.group]:
                 del self.by_group[ticket.group]
 
-    def youngest_of_another(self, group: str) -> Ticket[T] | None:
+    def youngest_of_largest_group(self, group: str) -> Ticket[T] | None:
         """Return the youngest ticket of the group that has most, if that is more than this one would have with one more."""
         most = max(self.by_group, key=self.by_group.__getitem__, default=group)
         if self.by_group.get(most, 0) <= self.by_group.get(group, 0) + 1:
@@ -126,8 +126,8 @@ class _TenantQueue(Generic[T]):
 class RequestQueue(Generic[T]):
     """`limit` is the owner's at the time of joining, since it may change.
 
-    `evicted` is called for each ticket that must make room for another tenant's; without it no ticket is pushed out.
-    Constant or logarithmic time throughout, but for a full room (the number of tenants).
+    `evicted` is called for each ticket that must make room for another tenant's; without it no ticket is evicted.
+    Constant or logarithmic time throughout, but for a full queue (the number of tenants).
     """
 
     def __init__(self, evicted: Callable[[Ticket[T]], None] | None = None) -> None:
@@ -155,9 +155,9 @@ class RequestQueue(Generic[T]):
         tried: Collection[int] = (),
         group: str = "",
     ) -> Ticket[T] | None:
-        """Return a ticket at the end of the tenant's line, or of the seniors before it.
+        """Return a ticket at the end of the tenant's tickets, or of those with priority before them.
 
-        None if the room is full or there is no time to wait. `tried` is what the ticket is counted under in `tried_sets`.
+        None if the queue is full or there is no time to wait. `tried` is what the ticket is counted under in `tried_sets`.
         """
         if hold_s <= 0:
             return None
@@ -254,7 +254,7 @@ class RequestQueue(Generic[T]):
                 ticket.tried = frozenset(tried(ticket.item))
                 self._with_tried[ticket.tried] = self._with_tried.get(ticket.tried, 0) + 1
 
-    def held_by_tenant(self) -> dict[str, int]:
+    def queued_by_tenant(self) -> dict[str, int]:
         return {tenant: len(line) for tenant, line in self._lines.items() if len(line)}
 
     # --- inside
@@ -270,7 +270,7 @@ class RequestQueue(Generic[T]):
         if greedy.tickets and _tickets_per_weight(greedy) > (held + 1) / weight:
             youngest = next(reversed(greedy.tickets))
         elif own is not None:
-            youngest = own.youngest_of_another(group)
+            youngest = own.youngest_of_largest_group(group)
         if youngest is None:
             return False
         self._drop(youngest)

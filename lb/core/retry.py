@@ -39,7 +39,7 @@ class RetryVerdict(str, Enum):
     TOO_SLOW = "too slow"  # it has cost two targets too much time already
     KILLS_TARGETS = "kills targets"  # two targets died on it: a third is not given to it
     NOT_REPEATABLE = "not repeatable"  # it was sent, and doing it twice may do harm
-    OVER_BUDGET = "over budget"  # too many are being tried again; said by the budget, never by the rules
+    OVER_BUDGET = "over budget"  # too many are being tried again; decided by the budget, never by the rules
 
     @property
     def goes_on(self) -> bool:
@@ -143,7 +143,7 @@ class Tries:
         self.replayable = True
 
     def begin(self, epoch: int) -> None:
-        """An attempt on a target begins."""
+        """Count the start of an attempt on a target."""
         self.by_epoch[epoch] = self.by_epoch.get(epoch, 0) + 1
         self.attempts += 1
 

@@ -1,11 +1,11 @@
-"""Who may go now, who has to wait. The only place that decides it, on sockets and in virtual time alike. Pure.
+"""Decides which requests go to a target now and which wait, on sockets and in virtual time alike. Pure.
 
-*No overtaking.* A request that comes goes at once only if no held request could go: first come, first served,
-fair between tenants (see `lb.core.queue`). Held ones that cannot go, since they have tried everybody who has room, keep
+*No overtaking.* A request that comes goes at once only if no queued request could go: first come, first served,
+fair between tenants (see `lb.core.queue`). Queued ones that cannot go, since they have tried every target with room, keep
 no other request waiting.
 
 *Waiting for one target.* Where pushing is by work and the policy measures it, a request may be best off with a target that
-has enough to do. It is held for that target alone, in its lane (see `lb.core.lanes`), and the targets without a lane are free
+has enough to do. It is queued for that target alone, in its lane (see `lb.core.lanes`), and the targets without a lane are free
 for those that are best off there. Each pass sends what its target can take from each lane whose target has reported since,
 and ten times a second from all. If a target without a lane has nothing pending, and otherwise ten times a second, the last
 ones of the longest lane choose again: another target may have become the better one for them.
@@ -14,7 +14,7 @@ ones of the longest lane choose again: another target may have become the better
 room (see `lb.core.targets.TargetTable`) and when time may have (an ejection runs out, a look at an engine goes stale: a few
 times a second). That is cheap: no request is tried twice while nothing has changed, and none at all while there is no
 room. Whether any of them can go depends only on what each has tried. So that is computed once for each set of epochs that
-some have tried, however many are held.
+some have tried, however many are queued.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Waiter(Protocol):
     def has_priority(self) -> bool: ...
 
     @property
-    def hold_left_s(self) -> float: ...
+    def queue_left_s(self) -> float: ...
 
     @property
     def tenant(self) -> str: ...
@@ -69,13 +69,13 @@ class Scheduler(Generic[W]):
         self._queue = queue
         self._lanes: Lanes[W] = Lanes()
         self._reviewed_at = -REVIEW_S
-        self._standings_seen = -1
-        self._nobody_goes = (-1, -1)  # while the table's version and the queue's last ticket are these
+        self._health_changes_seen = -1
+        self._none_could_go = (-1, -1)  # while the table's version and the queue's last ticket are these
         self._models_seen = 0  # the version of the table's models for which the tickets are counted
         queue.on_drop = self._dropped
 
     def place(self, waiter: W, now: float) -> Choice | None:
-        """Return where it may go now; None if it may not, because no target admits it or a held request comes before it.
+        """Return where it may go now; None if it may not, because no target admits it or a queued request comes before it.
 
         The caller books at once. Raises UnknownPolicyError, as the others do.
         """
@@ -86,7 +86,7 @@ class Scheduler(Generic[W]):
             return choice
         if len(self._queue):
             self._recount(now)
-            if self._somebody_could_go(now):
+            if self._any_could_go(now):
                 return None
         return self._choose(waiter, now)
 
@@ -97,7 +97,7 @@ class Scheduler(Generic[W]):
         ticket = self._queue.join(
             waiter,
             now,
-            waiter.hold_left_s,
+            waiter.queue_left_s,
             limit,
             waiter.tenant,
             waiter.weight,
@@ -110,7 +110,7 @@ class Scheduler(Generic[W]):
         return ticket
 
     def let_in(self, now: float) -> Iterator[tuple[W, Choice]]:
-        """Yield the requests that may go now, one at a time and out of the queue: book it before you request the next."""
+        """Yield the requests that may go now, one at a time and out of the queue: book each before the next."""
         if len(self._queue):
             self._recount(now)
         relieved = self._table.take_relieved()
@@ -118,8 +118,8 @@ class Scheduler(Generic[W]):
             review = now >= self._reviewed_at + REVIEW_S
             if review:
                 self._reviewed_at = now
-            if review or self._standings_seen != self._table.standings:
-                self._standings_seen = self._table.standings
+            if review or self._health_changes_seen != self._table.health_changes:
+                self._health_changes_seen = self._table.health_changes
                 self._reassign(now)
                 relieved = list(self._lanes.targets())
             left = dict.fromkeys(relieved)
@@ -133,10 +133,10 @@ class Scheduler(Generic[W]):
         if len(self._lanes) < len(self._queue):
             yield from self._serve_others(now)
 
-    # --- those who wait for one target
+    # --- requests for one target
 
     def _reassign(self, now: float) -> None:
-        """What waits for a target that is no longer offered waits for another one, or for any."""
+        """Let requests for a target that is no longer offered wait for another one, or for any."""
         for target_id in list(self._lanes.targets()):
             if not self._table.offered(target_id, now):
                 self._leave_lane(target_id, now)
@@ -147,7 +147,7 @@ class Scheduler(Generic[W]):
             self._enter_lane(ticket, now)
 
     def _serve(self, target_id: str, now: float) -> Iterator[tuple[W, Choice]]:
-        """Yield who waits for that target, as long as it can take work."""
+        """Yield the requests that wait for that target, as long as it can take work."""
         while (ticket := self._lanes.first(target_id, self._queue.tag)) is not None:
             waiter = ticket.item
             if not self._table.waits(waiter.policy):  # other rules are in force by now
@@ -165,7 +165,7 @@ class Scheduler(Generic[W]):
         """Those at the end of the longest lane may be better off elsewhere by now, above all where a target has room."""
         for _ in range(MOVES):
             longest = self._lanes.longest()
-            if longest is None or not (review or self._table.room_beside(self._lanes.targets(), now)):
+            if longest is None or not (review or self._table.has_room_outside(self._lanes.targets(), now)):
                 return
             ticket = self._lanes.last(longest)
             choice = self._choose(ticket.item, now)
@@ -188,17 +188,17 @@ class Scheduler(Generic[W]):
 
     def _wait_for(self, ticket: Ticket[W], choice: Choice, now: float) -> None:
         self._lanes.join(ticket, choice.target_id, choice.put_off_s)
-        self._table.held(ticket.item.view, choice, now, ticket.item.policy)
+        self._table.queued(ticket.item.view, choice, now, ticket.item.policy)
 
     def _forget(self, ticket: Ticket[W]) -> None:
         self._lanes.leave(ticket)
-        self._table.left(ticket.item.view, ticket.item.policy)
+        self._table.dequeued(ticket.item.view, ticket.item.policy)
 
     def _dropped(self, ticket: Ticket[W]) -> None:
         if ticket.lane is not None:
             self._forget(ticket)
 
-    # --- those who wait for any target
+    # --- requests for any target
 
     def _serve_others(self, now: float) -> Iterator[tuple[W, Choice]]:
         if self._settled(now):
@@ -207,7 +207,7 @@ class Scheduler(Generic[W]):
         for ticket in self._queue.walk():
             if ticket.lane is not None or ticket.tried in stuck:
                 continue
-            if not self._somebody_could_go(now):
+            if not self._any_could_go(now):
                 return
             waiter = ticket.item
             choice = self._choose(waiter, now)
@@ -220,28 +220,28 @@ class Scheduler(Generic[W]):
                 yield waiter, choice
 
     def _recount(self, now: float) -> None:
-        """What held requests may not use includes targets of other models, which change while they are held."""
+        """The targets that queued requests may not use include those of other models and zones, which change meanwhile."""
         if self._models_seen == self._table.models.version:
             return
         self._models_seen = self._table.models.version
         self._queue.recount(lambda waiter: waiter.tried)
-        if self._table.models.mixed:
+        if self._table.models.mixed or self._table.models.pinned:
             for target_id in list(self._lanes.targets()):
                 self._leave_lane(target_id, now)
 
-    def _somebody_could_go(self, now: float) -> bool:
+    def _any_could_go(self, now: float) -> bool:
         if self._settled(now):
             return False
         if len(self._lanes) < len(self._queue) and any(
             self._table.admits(now, tried) for tried in self._queue.tried_sets
         ):
             return True
-        self._nobody_goes = self._state(now)
+        self._none_could_go = self._state(now)
         return False
 
     def _settled(self, now: float) -> bool:
-        """Return whether it is known that no held request can go."""
-        return not self._table.room(now) or self._nobody_goes == self._state(now)
+        """Return whether it is known that no queued request can go."""
+        return not self._table.room(now) or self._none_could_go == self._state(now)
 
     def _state(self, now: float) -> tuple[int, int]:
         return self._table.version(now), self._queue.joined

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from lb.config.options import PushMode
 from lb.config.schema import Table
 from lb.core.active_policies import UNUSED_S, ActivePolicies
-from lb.core.target_state import Health, TargetState
+from lb.core.target_state import Booking, Health, TargetState
 from lb.core.target_status import TargetStatus
 from policies.routing.base import Choice, RequestView, RoutingPolicy, TargetView
 
@@ -47,23 +47,23 @@ class TargetChoice(TargetStatus):
     ) -> Choice | None:
         """Return the choice among those who may take it now, without the epochs in `exclude`; None if there are none.
 
-        A policy that waits chooses among all of the best health, and says if the target is to be waited for.
+        A policy that waits chooses among all of the best health, and marks if the request is to wait for the target.
 
         `policy` chooses instead of the table's own. Raises UnknownPolicyError. Changes nothing.
         """
-        adviser = self._policy_named(policy)
+        chooser = self._policy_named(policy)
         if policy is not None:
             self._active_policies.used(policy, now)
-        may_wait = self.table.pushing.mode is PushMode.WORK and adviser.waits
+        may_wait = self.table.pushing.mode is PushMode.WORK and chooser.waits
         if may_wait:
             views = self._ungated(exclude, now)
         else:
-            views = self._offers.without(exclude, now)[1] if exclude else self._offers.views(now)
+            views = self._candidates.without(exclude, now)[1] if exclude else self._candidates.views(now)
         if not views:
             return None
         if self._troubled:
             self._fade(now)
-        choice = adviser.choose(request, views, now)
+        choice = chooser.choose(request, views, now)
         if (
             choice is not None
             and choice.wait
@@ -88,24 +88,31 @@ class TargetChoice(TargetStatus):
         entry = self._entries.get(target_id)
         if entry is None:
             return False
-        return entry.health(now) is Health.GOOD or entry.view in self._offers.best(now)
+        return entry.health(now) is Health.GOOD or entry.view in self._candidates.best(now)
 
     def ready(self, target_id: str, now: float, policy: str | None = None) -> bool:
         """Return whether a target of the table could take work now: its engine has nothing pending, or little to do before it."""
         entry = self._entries[target_id]
-        return entry.admits() or self._policy_named(policy).ready(entry.view, now)
+        return entry.admits() or (self.waits(policy) and self._policy_named(policy).ready(entry.view, now))
 
-    def room_beside(self, target_ids: Collection[str], now: float) -> bool:
+    def takes_another(self, booking: Booking, now: float, over: bool) -> bool:
+        """Return whether the booking's target is healthy and takes one more request, this one being `over` or not."""
+        entry = booking.entry
+        if entry.health(now) is not Health.GOOD:
+            return False
+        return entry.view.in_flight - over < entry.gate.cap or self.ready(entry.key.id, now)
+
+    def has_room_outside(self, target_ids: Collection[str], now: float) -> bool:
         """Return whether a target of the best health that is not one of those has nothing pending, and may soon run dry.
 
         Where those are the targets for which requests wait, having no room, the first that is looked at decides.
         """
-        return any(view.id not in target_ids for view in self._offers.views(now))
+        return any(view.id not in target_ids for view in self._candidates.views(now))
 
     @property
-    def standings(self) -> int:
+    def health_changes(self) -> int:
         """Changes when the health of a target does, and when one joins or leaves."""
-        return self._offers.standings
+        return self._candidates.health_changes
 
     def take_relieved(self) -> Collection[str]:
         """Return the targets that may be able to take more than when this was last called; time aside."""
@@ -116,40 +123,40 @@ class TargetChoice(TargetStatus):
         """Targets of `take_relieved` that have not been looked at."""
         self._relieved.update(dict.fromkeys(target_ids))
 
-    def held(self, request: RequestView, choice: Choice, now: float, policy: str | None = None) -> None:
+    def queued(self, request: RequestView, choice: Choice, now: float, policy: str | None = None) -> None:
         """The request waits for the target of `choice`."""
-        self._policy_named(policy).held(request, choice, now)
+        self._policy_named(policy).queued(request, choice, now)
 
-    def left(self, request: RequestView, policy: str | None = None) -> None:
+    def dequeued(self, request: RequestView, policy: str | None = None) -> None:
         """The request waits no longer."""
-        self._policy_named(policy).left(request)
+        self._policy_named(policy).dequeued(request)
 
     def candidates(self, now: float, exclude: Collection[int] = ()) -> tuple[Health, Sequence[TargetView]]:
         """Return the best health of any target without the epochs in `exclude`, and who of that health admits."""
         self._fade(now)
-        return self._offers.without(exclude, now)
+        return self._candidates.without(exclude, now)
 
     def admits(self, now: float, exclude: Collection[int] = ()) -> bool:
         """Return whether `choose` would choose."""
-        return bool(self._offers.without(exclude, now)[1] if exclude else self._offers.views(now))
+        return bool(self._candidates.without(exclude, now)[1] if exclude else self._candidates.views(now))
 
-    def anybody(self, now: float, exclude: Collection[int] = ()) -> bool:
+    def has_candidate(self, now: float, exclude: Collection[int] = ()) -> bool:
         """Return whether a target could take it, now or once it has room."""
         if exclude:
-            return self._offers.without(exclude, now)[0] is not Health.CLOSED
-        return bool(self._offers.best(now))
+            return self._candidates.without(exclude, now)[0] is not Health.CLOSED
+        return bool(self._candidates.best(now))
 
     def room(self, now: float) -> bool:
         """Return whether any target, of any health, admits one more request."""
-        return self._offers.room(now)
+        return self._candidates.room(now)
 
     def version(self, now: float) -> int:
         """Revision; changes whenever a target becomes eligible."""
-        return self._offers.version(now)
+        return self._candidates.version(now)
 
     def views(self, now: float) -> list[TargetView]:
         """Every target of the table as a policy would see it; to be read only."""
-        self._offers.views(now)  # looks that have gone stale are forgotten
+        self._candidates.views(now)  # looks that have gone stale are forgotten
         self._fade(now)
         return [entry.view for entry in self._entries.values()]
 
@@ -160,8 +167,8 @@ class TargetChoice(TargetStatus):
 
     def _ungated(self, exclude: Collection[int], now: float) -> Sequence[TargetView]:
         if exclude:
-            return self._offers.without(exclude, now, gated=False)[1]
-        return self._offers.best(now)
+            return self._candidates.without(exclude, now, gated=False)[1]
+        return self._candidates.best(now)
 
     def _fade(self, now: float) -> None:
         """Where many have failed, a tenth of a second is soon enough for the next time."""

@@ -27,7 +27,7 @@ from policies.routing.base import RequestView, TargetView
 
 _NEVER = float("inf")
 TROUBLE_HALF_LIFE_S = 10.0
-TROUBLE_FORGOTTEN = 0.01  # of one failure: that old a failure is none
+TROUBLE_FORGOTTEN = 0.01  # of one failure: older failures are ignored
 
 
 class Key(NamedTuple):
@@ -57,7 +57,7 @@ class Outlook(str, Enum):
 
 
 class Blame(str, Enum):
-    """What a failed attempt says about the target."""
+    """The blame that a failed attempt puts on the target."""
 
     NONE = "none"  # a keep-alive connection that had gone stale; a request that was moved away
     TROUBLE = "trouble"  # it responds, but with a server error: less attractive for a while
@@ -93,7 +93,7 @@ class Booking:
 
 
 class TargetState:
-    """Counts and judges; the table decides what follows from it. Every change of `view` is made here."""
+    """The counts and the health of a target; the table decides what follows from them. Every change of `view` is made here."""
 
     __slots__ = (
         "departed",
@@ -107,10 +107,10 @@ class TargetState:
         "failures_in_row",
         "gate",
         "handed_over",
-        "heard_at",
         "key",
-        "load_asked_at",
         "load_good_until",
+        "load_polled_at",
+        "received_at",
         "requests",
         "served_at",
         "target",
@@ -128,9 +128,9 @@ class TargetState:
         self.gate = Gate(pushing)
         self.requests = WindowCounter()
         self.errors = WindowCounter()
-        self.heard_at = now
+        self.received_at = now
         self.served_at: float | None = None  # the first byte of its last response of 2xx
-        self.load_asked_at = -_NEVER
+        self.load_polled_at = -_NEVER
         self.load_good_until = _NEVER  # there is none yet
         self.failures_in_row = 0  # not reached, or died on the request
         self.errors_in_row = 0  # that got a server error
@@ -146,7 +146,7 @@ class TargetState:
         self.describe(target, now)
 
     def describe(self, target: Target, now: float) -> None:
-        """The controller has spoken of it. Repeating the same words does not put a drain's deadline off."""
+        """Apply the controller's description. The same description again does not put a drain's deadline off."""
         if target is not self.target and target == self.target:
             return
         draining = target.state is Readiness.DRAINING
@@ -184,7 +184,7 @@ class TargetState:
         return Outlook.DOUBTFUL if unwell or self.in_doubt(now) else Outlook.FINE
 
     def in_doubt(self, now: float) -> bool:
-        """Return whether it cannot be reached, or gives no sign of life."""
+        """Return whether it cannot be reached, or does not respond."""
         return self.doubted and self.ejected_until is not None and now < self.ejected_until
 
     def admits(self) -> bool:
@@ -196,7 +196,7 @@ class TargetState:
         self.doubted = doubt
         self.ejected_until = now + max(backoff_s, at_least_s)
 
-    # --- the life of an attempt
+    # --- attempts
 
     def book(self, request: RequestView, now: float) -> Booking:
         booking = Booking(self, request, now)
@@ -215,7 +215,7 @@ class TargetState:
     def responded(self, booking: Booking, now: float, succeeded: bool) -> bool:
         """The first byte has come; True if that lifted an ejection."""
         booking.responded = True
-        self.heard_at = now
+        self.received_at = now
         if succeeded:
             self.served_at = now
         self.failures_in_row = 0
@@ -255,10 +255,10 @@ class TargetState:
         self.view.trouble = self.trouble
         on_trial = self.trial is booking
         if blame is Blame.TROUBLE and not booking.responded:  # an error is a response, too
-            self.heard_at = now
+            self.received_at = now
             self.failures_in_row = 0
         if self.ejected_until is not None and not on_trial:
-            return False  # old news
+            return False  # an old failure
         if blame is Blame.TROUBLE:
             self.errors_in_row += 1
             return on_trial or self.errors_in_row >= breaker.errors_in_row
@@ -270,34 +270,34 @@ class TargetState:
         faded: float = self.trouble * 0.5 ** (max(0.0, now - self.trouble_at) / TROUBLE_HALF_LIFE_S)
         return faded if faded >= TROUBLE_FORGOTTEN else 0.0
 
-    # --- what the engine says
+    # --- the engine's reports
 
-    def loaded(self, load: EngineLoad, asked_at: float, good_until: float) -> None:
+    def loaded(self, load: EngineLoad, polled_at: float, good_until: float) -> None:
         """The engine's account, with requests it cannot know of yet on top of the pending ones."""
-        self.load_asked_at, self.load_good_until = asked_at, good_until
+        self.load_polled_at, self.load_good_until = polled_at, good_until
         view, gate = self.view, self.gate
-        gate.looked(load, asked_at, view.in_flight)
+        gate.loaded(load, polled_at, view.in_flight)
         view.running, view.kv_usage = load.running, load.kv_usage
         view.queued = load.pending or 0
         view.pending = None if load.pending is None else view.queued + len(gate.unproven)
 
-    def unheard(self, unanswered: list[Booking]) -> None:
-        """The last account is too old. `unanswered` is what it has without a first byte, oldest first."""
-        self.gate.unheard(unanswered, self.view.in_flight)
-        self._forget_load()
+    def load_too_old(self, waiting: list[Booking]) -> None:
+        """The last account is too old. `waiting` is what it has without a first byte, oldest first."""
+        self.gate.load_too_old(waiting, self.view.in_flight)
+        self._drop_load()
 
-    def tells_nothing(self, asked_at: float) -> None:
+    def load_not_reported(self, polled_at: float) -> None:
         """The engine has been polled and reported no load."""
-        self.load_asked_at = asked_at
+        self.load_polled_at = polled_at
         self.gate.blind()
-        self._forget_load()
+        self._drop_load()
 
     def use_pushing(self, pushing: Pushing) -> None:
         """Push by other rules from now on; requests under way are taken for proven."""
         self.gate = Gate(pushing)
-        self._forget_load()
+        self._drop_load()
 
-    def _forget_load(self) -> None:
+    def _drop_load(self) -> None:
         self.load_good_until = _NEVER
         self.view.running = self.view.pending = self.view.kv_usage = None
         self.view.queued = 0

@@ -6,12 +6,13 @@ concerned, which are updated where the state changes, so that it costs nothing f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from lb.config.schema import Table, Target, TargetStats
 from lb.core import accounting
 from lb.core.candidates import Candidates
 from lb.core.models import ModelDirectory
+from lb.core.residency import Residency
 from lb.core.target_state import Booking, Health, Key, Outlook, TargetState
 
 
@@ -31,7 +32,8 @@ class TargetStatus:
             TargetState, None
         ] = {}  # with a deadline, and not handed over; also those that left
         self.replaced = 0  # how often the table has been
-        self._offers = Candidates(self._entries, self._open)
+        self._candidates = Candidates(self._entries, self._open)
+        self.residency = Residency()  # by which requests may not have some of them
         self.models = ModelDirectory(self._entries)
 
     def key(self, target_id: str) -> Key | None:
@@ -50,7 +52,7 @@ class TargetStatus:
     def missing(self, booking: Booking, now: float) -> bool:
         """Return whether a stream that is silent had better go on elsewhere.
 
-        Its target has left without having been drained, or gives no sign of life. That the controller finds it unwell is
+        Its target has left without having been drained, or does not respond. That the controller finds it unwell is
         not enough. An engine with too much to do is unwell and silent, too, and its streams would make the next one so.
         """
         return booking.entry.in_doubt(now) or booking.entry.outlook(now) is Outlook.LOST
@@ -70,12 +72,12 @@ class TargetStatus:
         return sorted((one for one in self._open if one.entry in due), key=_since)
 
     def silent_since(self, booking: Booking) -> float:
-        """Since when the booking's target has given no sign of life while owing it one."""
-        return max(booking.since, booking.entry.heard_at)
+        """Since when the booking's target has sent nothing although it should."""
+        return max(booking.since, booking.entry.received_at)
 
     def suspects(self, now: float, after_s: float) -> list[tuple[Key, Target]]:
         """Targets of the table that owe a response, or the rest of one, and have been silent for longer than `after_s`."""
-        quiet = [entry for entry in self._busy if now - entry.heard_at > after_s]
+        quiet = [entry for entry in self._busy if now - entry.received_at > after_s]
         if not quiet:
             return []
         silent = set(quiet)
@@ -98,6 +100,14 @@ class TargetStatus:
         """Yield every target of the table with its health and its requests in flight."""
         for entry in self._entries.values():
             yield entry.target, entry.health(now), entry.view.in_flight
+
+    def healthy(self, now: float, exclude: Collection[int] = ()) -> set[str]:
+        """Return the ids of the healthy targets, without those whose epoch is in `exclude`."""
+        return {
+            entry.key.id
+            for entry in self._entries.values()
+            if entry.epoch not in exclude and entry.health(now) is Health.GOOD
+        }
 
     def probe_list(self) -> list[tuple[Key, Target, int]]:
         """Return every target of the table with its requests in flight: whose load may be worth a look."""
@@ -123,7 +133,7 @@ class TargetStatus:
         return accounting.stats(self._known(), now, window_s)
 
     def audit(self) -> list[str]:
-        """Return every way in which the books do not balance, as sentences; empty when all is well."""
+        """Return every difference between bookings and counts, as sentences; empty if there is none."""
         lists = {
             "busy": (self._busy, [one for one in self._entries.values() if one.view.in_flight]),
             "left out": (

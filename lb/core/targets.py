@@ -1,10 +1,10 @@
-"""The table of targets: who may take a request, who has which, who is out of favour. Pure and synchronous.
+"""The table of targets: eligibility, requests in flight, ejection. Pure and synchronous.
 
 *Bookings.* Every attempt on a target is one `Booking`, released exactly once; loads are counted from nothing
 else. `audit` proves that counts and open bookings agree.
 
-*Generations.* A target that leaves and comes back, or changes its address, is a new generation: late news about
-the old one cannot touch it. A generation that left is remembered while it has bookings.
+*Generations.* A target that leaves and comes back, or changes its address, is a new generation: a late result of
+the old one does not change it. A generation that left is remembered while it has bookings.
 
 *Passive ejection and epochs* belong to one generation: see `lb.core.target_state`.
 
@@ -49,7 +49,7 @@ class Changes(NamedTuple):
 class TargetTable(TargetChoice):
     """The live state behind a pushed `Table`, with the routing policy the table names.
 
-    `now` never runs backwards. While requests are held, let them in (see `lb.core.scheduler`) after anything that may have
+    `now` never runs backwards. While requests are queued, let them in (see `lb.core.scheduler`) after anything that may have
     made room: a push, a first byte, a release, a look at an engine, a renewal.
     """
 
@@ -58,15 +58,15 @@ class TargetTable(TargetChoice):
         table: Table,
         now: float,
         make_policy: Callable[[str], RoutingPolicy] = make_policy,
-        first_life: int = 0,
+        first_epoch: int = 0,
     ) -> None:
-        """Count the epochs of targets from `first_life`, so that tables of one agent have none in common."""
+        """Count the epochs of targets from `first_epoch`, so that tables of one agent have none in common."""
         super().__init__(table, now, make_policy)
         self._generation = 0
-        self._life = first_life
+        self._last_epoch = first_epoch
         self.apply(table, now)
 
-    # --- what the controller says
+    # --- the controller's table
 
     def apply(self, table: Table, now: float) -> Changes:
         """Replace the table. Idempotent. Raises UnknownPolicyError, before anything has changed."""
@@ -88,11 +88,11 @@ class TargetTable(TargetChoice):
             if known is None:
                 self._generation += 1
                 key = Key(target.id, self._generation)
-                self._entries[target.id] = TargetState(key, target, self._next_life(), table.pushing, now)
+                self._entries[target.id] = TargetState(key, target, self._next_epoch(), table.pushing, now)
                 added.append(target.id)
                 continue
             if known.target.state is Readiness.UNHEALTHY and target.state is Readiness.READY:
-                known.epoch = self._next_life()
+                known.epoch = self._next_epoch()
             known.describe(target, now)
             if table.pushing != self.table.pushing:
                 known.use_pushing(table.pushing)
@@ -100,11 +100,13 @@ class TargetTable(TargetChoice):
         self.replaced += 1
         undone = [one for one in self._known() if one.drain_at is not None and not one.handed_over]
         self._draining = dict.fromkeys(undone)
-        self._offers.replaced()
+        self._candidates.replaced()
+        self.models.pinned = table.has_residency
         self.models.table_changed()
+        self.residency.changed(self._entries.values())
         return Changes(tuple(added), tuple(removed), frozenset(lost))
 
-    # --- the life of an attempt
+    # --- attempts
 
     def book(self, request: RequestView, target_id: str, now: float) -> Booking:
         """Begin an attempt on a target of the table. Raises KeyError if there is none of that id."""
@@ -114,9 +116,9 @@ class TargetTable(TargetChoice):
         if entry.view.in_flight == 1:
             self._busy[entry] = self._newly_busy[entry] = None
         if entry.trial is booking:
-            self._offers.changed(entry)
+            self._candidates.changed(entry)
         elif entry.view.in_flight >= entry.gate.cap:
-            self._offers.filled(entry)
+            self._candidates.filled(entry)
         for record in self._active_policies.on_record:
             record(request, target_id, now)
         return booking
@@ -132,11 +134,11 @@ class TargetTable(TargetChoice):
         was_full = not entry.admits()
         readmitted = entry.responded(booking, now, succeeded)
         if readmitted:
-            entry.epoch = self._next_life()
+            entry.epoch = self._next_epoch()
             self._left_out.pop(entry, None)
-            self._offers.changed(entry)
+            self._candidates.changed(entry)
         elif was_full and entry.admits():
-            self._offers.opened(entry)
+            self._candidates.opened(entry)
         self._relieved[entry.key.id] = None
         for responded in self._active_policies.on_responded:
             responded(booking.request, entry.key.id, now)
@@ -167,10 +169,10 @@ class TargetTable(TargetChoice):
         entry = booking.entry
         was_full = not entry.admits()
         if entry.trial is booking:
-            self._offers.changed(entry)
+            self._candidates.changed(entry)
         entry.release(booking)
         if was_full and entry.admits():
-            self._offers.opened(entry)
+            self._candidates.opened(entry)
         self._relieved[entry.key.id] = None
         if not entry.view.in_flight:
             self._busy.pop(entry, None)
@@ -180,32 +182,32 @@ class TargetTable(TargetChoice):
         for ended in self._active_policies.on_ended:
             ended(booking.request, entry.key.id, now, tokens)
 
-    # --- what probes teach
+    # --- results of polls
 
     def loaded(
-        self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
+        self, key: Key, load: EngineLoad | None, polled_at: float, now: float, every_s: float = 0.0
     ) -> bool:
-        """Return an engine's report, requested at `asked_at`; None if it reports nothing.
+        """Record an engine's report, requested at `polled_at`; None if it reports nothing.
 
         True if the target admits a request now and did not before. What arrives out of order, or too late, is passed over.
         It is good for some time, and for three times `every_s`, where there are too many engines to poll each of them that often.
         """
         entry = self._current(key)
-        good_until = asked_at + max(10.0 * self.table.pushing.probe_s, 1.0, 3.0 * every_s)
-        if entry is None or asked_at < entry.load_asked_at or now >= good_until:
+        good_until = polled_at + max(10.0 * self.table.pushing.probe_s, 1.0, 3.0 * every_s)
+        if entry is None or polled_at < entry.load_polled_at or now >= good_until:
             return False
         before = entry.admits()
         if load is None:
-            entry.tells_nothing(asked_at)
+            entry.load_not_reported(polled_at)
         else:
-            entry.loaded(load, asked_at, good_until)
-            self._offers.ends(entry, good_until)
+            entry.loaded(load, polled_at, good_until)
+            self._candidates.ends(entry, good_until)
         after = entry.admits()
         self._relieved[key.id] = None
         if before and not after:
-            self._offers.filled(entry)
+            self._candidates.filled(entry)
         elif after and not before:
-            self._offers.opened(entry)
+            self._candidates.opened(entry)
         return after and not before
 
     def measured(self, key: Key, rtt_s: float) -> None:
@@ -215,15 +217,15 @@ class TargetTable(TargetChoice):
             entry.view.rtt_s = rtt_s
 
     def listed(self, key: Key, models: ModelList | None) -> bool:
-        """Return a target lists these models (None: it lists none).
+        """Record that a target lists these models (None: it lists none).
 
         True if it may take a request now that it could not take.
         """
         entry = self._current(key)
         if entry is None or not self.models.learned(entry, models):
             return False
-        entry.epoch = self._next_life()  # what has been held because of its old list may try it
-        self._offers.changed(entry)
+        entry.epoch = self._next_epoch()  # requests that were queued because of its old list may try it
+        self._candidates.changed(entry)
         return True
 
     def eject(self, key: Key, now: float, at_least_s: float = 0.0) -> bool:
@@ -233,32 +235,33 @@ class TargetTable(TargetChoice):
             self._eject(entry, now, at_least_s)
         return entry is not None
 
-    def heard(self, key: Key, now: float) -> None:
-        """Some byte came from the target: it is not frozen."""
+    def received_from(self, key: Key, now: float) -> None:
+        """Record that some byte came from the target: it is not frozen."""
         entry = self._current(key) or self._departed.get(key)
         if entry is not None:
-            entry.heard_at = now
+            entry.received_at = now
 
     def renew(self, key: Key) -> bool:
         """A probe of an ejected target succeeded: requests that it has failed may try it again.
 
-        The ejection stands, since answering a probe is easier than answering a request; but what it has of requests is
+        The ejection stands, since responding to a probe is easier than serving a request; but what it has of requests is
         no longer in doubt.
         """
         entry = self._current(key)
         if entry is None or entry.ejected_until is None:
             return False
-        entry.epoch = self._next_life()
+        entry.epoch = self._next_epoch()
         entry.doubted = False
-        self._offers.changed(entry)
+        self._candidates.changed(entry)
         return True
 
     # --- inside
 
-    def _next_life(self) -> int:
-        self._life += 1
+    def _next_epoch(self) -> int:
+        self._last_epoch += 1
         self.models.renewed()
-        return self._life
+        self.residency.changed()
+        return self._last_epoch
 
     def _remove(self, entry: TargetState) -> None:
         del self._entries[entry.key.id]
@@ -273,4 +276,4 @@ class TargetTable(TargetChoice):
     def _eject(self, entry: TargetState, now: float, at_least_s: float = 0.0, doubt: bool = True) -> None:
         entry.eject(now, self.table.breaker, at_least_s, doubt)
         self._left_out[entry] = None
-        self._offers.changed(entry)
+        self._candidates.changed(entry)

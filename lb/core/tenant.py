@@ -52,10 +52,11 @@ class Tenant:
     Levels may be looked at and changed under the lock of the store only.
     """
 
-    __slots__ = ("admitted", "expected", "key", "limited", "row", "used")
+    __slots__ = ("admitted", "expected", "key", "limited", "row", "used", "zones")
 
     def __init__(self, key: ApiKey, limits: LimitStore) -> None:
         self.key = key
+        self.zones = zones_of(key)
         self.row = limits.row(key.name)
         self.admitted = 0
         self.limited = 0
@@ -71,10 +72,10 @@ class Tenant:
         """Learn from a request how many tokens were generated."""
         self.expected += _LEARN * (max(0, generated) - self.expected)
 
-    def fill(self, now: float) -> None:
-        """Bring the levels up to now."""
+    def fill(self, now: float, share: float = 1.0) -> None:
+        """Bring the levels up to now, by a share of the limits."""
         row, key = self.row, self.key
-        minutes = max(0.0, now - row.filled_at) / 60.0
+        minutes = share * max(0.0, now - row.filled_at) / 60.0
         if minutes:
             row.filled_at = now
         if key.requests_per_minute:
@@ -84,36 +85,53 @@ class Tenant:
             level = row.tokens + minutes * key.tokens_per_minute
             row.tokens = min(_size(key.tokens_per_minute), level)
 
+    def charge(self, requests: int, tokens: int, catching_up: bool) -> None:
+        """Drain the buckets by what other agents took; when `catching_up`, of levels above zero."""
+        row = self.row
+        levels = row.requests - requests, row.tokens - tokens
+        if catching_up:
+            levels = max(levels[0], min(0.0, row.requests)), max(levels[1], min(0.0, row.tokens))
+        row.requests, row.tokens = levels
+
     def change(self, key: ApiKey, now: float) -> None:
         """A new limit keeps the level, debts too; one where none was starts full."""
         self.fill(now)
         self.key = key
+        self.zones = zones_of(key)
         if not key.requests_per_minute:
             self.row.requests = FULL
         if not key.tokens_per_minute:
             self.row.tokens = FULL
         self.fill(now)
 
-    def exceeded(self) -> Limited | None:
-        """Return the limit that keeps one more request out. Levels must have been filled."""
+    def exceeded(self, requests_left: float = 0.0, tokens_left: float = 0.0) -> Limited | None:
+        """Return the limit that keeps one more request out. Levels must have been filled.
+
+        So many requests and tokens are to be left in the buckets.
+        """
         row, key = self.row, self.key
-        if key.requests_per_minute and row.requests < ONE:
-            wait_s = (ONE - row.requests) * 60.0 / key.requests_per_minute
+        if key.requests_per_minute and row.requests - requests_left < ONE:
+            wait_s = (ONE + requests_left - row.requests) * 60.0 / key.requests_per_minute
             return Limited(key.name, REQUESTS, key.requests_per_minute, wait_s)
-        lacking = self.lacks_tokens()
+        lacking = self.lacks_tokens(tokens_left)
         if lacking is not None:
             return lacking
         if key.max_concurrent and row.in_flight() >= key.max_concurrent:
             return Limited(key.name, CONCURRENT, key.max_concurrent, _CONCURRENT_RETRY_S)
         return None
 
-    def lacks_tokens(self) -> Limited | None:
+    def lacks_tokens(self, tokens_left: float = 0.0) -> Limited | None:
         """As `exceeded`, of tokens alone."""
         row, key = self.row, self.key
-        if not key.tokens_per_minute or row.tokens >= ONE:
+        if not key.tokens_per_minute or row.tokens - tokens_left >= ONE:
             return None
-        wait_s = (ONE - row.tokens) * 60.0 / key.tokens_per_minute
+        wait_s = (ONE + tokens_left - row.tokens) * 60.0 / key.tokens_per_minute
         return Limited(key.name, TOKENS, key.tokens_per_minute, wait_s)
+
+
+def zones_of(key: ApiKey) -> frozenset[str]:
+    """Return the residency zones of the key's requests."""
+    return frozenset({key.residency}) if key.residency else frozenset()
 
 
 def _size(per_minute: float) -> float:

@@ -1,16 +1,16 @@
-"""Signs of life: probing targets only when there is a reason to.
+"""Health checks: probe targets only when there is a reason to.
 
 *Frozen targets, and vanished ones.* A stopped process still accepts connections, and a machine that is taken away closes
 none: its requests wait for ever, and nothing fails. A target that owes a response and has sent no byte to
 anyone for `suspect_after_s` is under suspicion and is probed. If it responds, it is slow but alive, and is
-left alone until it has been silent as long again. Unanswered twice: it is ejected, its waiting requests go elsewhere, and
+left alone until it has been silent as long again. If two probes fail, it is ejected, its waiting requests go elsewhere, and
 its streams are continued there (`lb.proxy.context`). Healthy targets are not probed; readiness is the controller's business.
 
 *Targets that the controller cannot reach.* It may be the controller that is cut off. Those that its table calls unhealthy
-are probed every few seconds, and the report to the controller (`TargetStats.heard_s`) says when each last sent a byte.
+are probed every few seconds, and the report to the controller (`TargetStats.heard_s`) has the time since each last sent a byte.
 
 *Ejected targets.* Shortly before the trial of an ejected target is due it is probed, so that no user's request
-is spent on finding out that it is still dead; while requests are held, it is probed once a second, so that they
+is spent on finding out that it is still dead; while requests are queued, it is probed once a second, so that they
 wait no longer than they must.
 
 Without a health path only a TCP connect can be tried. That finds hosts and processes that are gone, not frozen
@@ -53,14 +53,14 @@ class HealthChecker:
         metrics: Metrics,
         clock: Callable[[], float],
         changed: Callable[[], None],
-        anybody_held: Callable[[], bool],
+        has_queued: Callable[[], bool],
     ) -> None:
         self._table = table
         self._alive = alive
         self._metrics = metrics
         self._clock = clock
         self._changed = changed
-        self._anybody_held = anybody_held
+        self._has_queued = has_queued
         self._probed_at: dict[Key, float] = {}  # of ejected targets
         self._probes: dict[Key, asyncio.Task[None]] = {}
         self._still_out: dict[
@@ -92,15 +92,15 @@ class HealthChecker:
         self._probed_at = {key: self._probed_at[key] for key, _, _ in ejected if key in self._probed_at}
         for key, target, left_s in ejected:
             # Held requests have tried this target: if its ejection ran out unprobed, no other request may come to try it.
-            due = 0.0 < left_s <= soon_s or self._anybody_held()
+            due = 0.0 < left_s <= soon_s or self._has_queued()
             if due and now - self._probed_at.get(key, now - PROBE_EJECTED_EVERY_S) >= PROBE_EJECTED_EVERY_S:
                 self._probed_at[key] = now
                 self._start(key, self._probe_ejected(key, target, lengthen=left_s <= soon_s))
         for key, target in self._table.suspects(now, limits.suspect_after_s):
             self._start(key, self._probe_suspect(key, target))
-        self._look_at_unhealthy(now)
+        self._check_unhealthy(now)
 
-    def _look_at_unhealthy(self, now: float) -> None:
+    def _check_unhealthy(self, now: float) -> None:
         table = self._table.table
         if table is not self._unhealthy_of:
             self._unhealthy_of = table
@@ -129,20 +129,20 @@ class HealthChecker:
         timeout_s = self._table.table.limits.probe_timeout_s
         for _ in range(PROBES_BEFORE_EJECTION):
             if await self._alive(target, timeout_s):
-                self._table.heard(key, self._clock())
+                self._table.received_from(key, self._clock())
                 return
-        self._eject(key, target, "silent, and no sign of life when asked")
+        self._eject(key, target, "silent, and the probe failed")
 
     async def _probe_unhealthy(self, key: Key, target: Target) -> None:
         if await self._alive(target, self._table.table.limits.probe_timeout_s):
-            self._table.heard(key, self._clock())
+            self._table.received_from(key, self._clock())
 
     async def _probe_ejected(self, key: Key, target: Target, lengthen: bool) -> None:
         if await self._alive(target, self._table.table.limits.probe_timeout_s):
             if self._table.renew(key):
                 self._changed()
         elif lengthen:
-            self._eject(key, target, "still no sign of life")
+            self._eject(key, target, "the probe failed again")
 
     def _eject(self, key: Key, target: Target, why: str) -> None:
         now = self._clock()

@@ -1,4 +1,4 @@
-"""Small GET requests of the agent's own: signs of life, and engines' loads. Bounded in size and time."""
+"""Small GET requests of the agent's own: health probes, and polls of engines' loads. Bounded in size and time."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class HttpGetter:
         return await asyncio.wait_for(self._fetch(target, path, timeout_s, fresh), timeout_s)
 
     async def alive(self, target: Target, timeout_s: float) -> bool:
-        """Return False if the target gives no sign of life: a response below 500 on its health path, else a connection.
+        """Probe a target: True for a response below 500 on its health path, or without a path for a connection.
 
-        A connect that fails for want of something of this host says nothing of the target, and counts as a sign of life.
+        A connect that fails because this host lacks a resource does not count against the target.
         """
         try:
             if target.health_path is not None:
@@ -56,8 +56,8 @@ class HttpGetter:
     def retain(self, urls: set[str]) -> None:
         self._pools.retain(urls)
 
-    def trust(self, ca: str) -> None:
-        self._pools.trust(ca)
+    def set_authority(self, ca: str) -> None:
+        self._pools.set_authority(ca)
 
     def close(self) -> None:
         self._pools.close()
@@ -67,12 +67,12 @@ class HttpGetter:
         connection = None if fresh else pool.take()
         if connection is not None:
             try:
-                return await self._ask(connection, path, fresh)
+                return await self._request(connection, path, fresh)
             except OSError:
                 pass  # it had gone stale
-        return await self._ask(await pool.connect(timeout_s), path, fresh)
+        return await self._request(await pool.connect(timeout_s), path, fresh)
 
-    async def _ask(self, connection: TargetConnection, path: str, fresh: bool) -> Fetched:
+    async def _request(self, connection: TargetConnection, path: str, fresh: bool) -> Fetched:
         call = _Fetch(asyncio.get_running_loop())
         connection.sink = call
         pool = connection.pool
@@ -148,7 +148,7 @@ class _Fetch:
             self._parts.append(data if end < 0 else data[:end])
         self._size += len(data)
         if self._size > MAX_BODY_BYTES:
-            self._fail("the answer is too long")
+            self._fail("the response is too long")
         elif end >= 0:
             self.reusable = self._keep_alive and end == len(data)
             self._finish()

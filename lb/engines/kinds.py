@@ -6,7 +6,7 @@ to configure it. What each engine reports, current names first:
     SGLang        /v1/loads, a snapshot for routers that needs no flag; before it /get_load; last its gauges, which
                   are written every 40 decode steps only and stay up for seconds after the last request
     vLLM          /metrics; of its waiting requests only those that wait for capacity count, where it reports them
-                  apart: those deferred for another reason (LoRA, KV transfer) say nothing about room
+                  apart: those deferred for another reason (LoRA, KV transfer) do not mean that there is room
     our engine    as vLLM, known by its /version
     TGI           /metrics, without gauges until the first request, so it is known by /info as well
     trtllm-serve  /prometheus/metrics; its own /metrics are records that vanish when read: never used for load
@@ -48,6 +48,14 @@ class EngineKind(str, Enum):
     UNKNOWN = "unknown"
 
 
+def kind_named(name: str) -> EngineKind:
+    """Return the kind of that name; UNKNOWN for one that is not known here."""
+    try:
+        return EngineKind(name)
+    except ValueError:
+        return EngineKind.UNKNOWN
+
+
 class Fetched(NamedTuple):
     """The response to a GET. Status 0: there was none."""
 
@@ -70,10 +78,10 @@ Parse = Callable[[bytes], "EngineLoad | None"]
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Where an engine of this kind reports its load. `ask` is None if it does not."""
+    """Where an engine of this kind reports its load. `query` is None if it does not."""
 
     kind: EngineKind
-    ask: LoadQuery | None
+    query: LoadQuery | None
     parse: Parse
 
     def read(self, fetched: Fetched) -> EngineLoad | None:
@@ -184,7 +192,7 @@ def _of_all(ranks: object, key: str) -> Sequence[float]:
     return values
 
 
-def _nothing(_: bytes) -> EngineLoad | None:
+def _no_load(_: bytes) -> EngineLoad | None:
     return None
 
 
@@ -213,56 +221,56 @@ _PAGES = (  # by the prefix of its metrics
 
 
 def _mute(kind: EngineKind) -> Adapter:
-    return Adapter(kind, None, _nothing)
+    return Adapter(kind, None, _no_load)
 
 
 def detection() -> Generator[LoadQuery, Fetched, Adapter | None]:
     """Detects the engine of a target: yields what to GET, is sent what came (NO_RESPONSE if nothing did).
 
     Returns the adapter, one of kind UNKNOWN for a server that is none of these engines, or None if it cannot be
-    known yet: the target does not respond, or says that it is not ready.
+    known yet: the target does not respond, or is not ready.
     """
     responses: list[Fetched] = []
 
-    def ask(what: LoadQuery) -> Generator[LoadQuery, Fetched, Fetched]:
+    def query(what: LoadQuery) -> Generator[LoadQuery, Fetched, Fetched]:
         responses.append((yield what))
         return responses[-1]
 
-    loads = yield from ask(_LOADS)
+    loads = yield from query(_LOADS)
     if not loads.status:
         return None
     if _SGLANG_LOADS.read(loads):
         return _SGLANG_LOADS
 
-    metrics = yield from ask(_METRICS)
+    metrics = yield from query(_METRICS)
     engine = page_adapter(metrics, _METRICS)
     if engine is not None and engine.kind is EngineKind.VLLM:
-        version = yield from ask(LoadQuery("/version"))
+        version = yield from query(LoadQuery("/version"))
         return replace(engine, kind=EngineKind.SKYSERVE) if b'"skyserve-engine"' in version.body else engine
     if engine is not None and engine.kind is not EngineKind.SGLANG:
         return engine
-    old_loads = yield from ask(_GET_LOAD)
+    old_loads = yield from query(_GET_LOAD)
     if _SGLANG_GET_LOAD.read(old_loads):
         return _SGLANG_GET_LOAD
     if engine is not None:
         return engine  # its /v1/loads may need a key, its metrics never do
 
-    page = yield from ask(_PROMETHEUS_METRICS)
+    page = yield from query(_PROMETHEUS_METRICS)
     engine = page_adapter(page, _PROMETHEUS_METRICS)
     if engine is not None and engine.kind is EngineKind.TRTLLM:
         return engine
     if metrics.status == 200 and isinstance(_json(metrics.body), list):
         return _mute(EngineKind.TRTLLM)  # no other engine has JSON there
 
-    info = yield from ask(LoadQuery("/info"))
+    info = yield from query(LoadQuery("/info"))
     if info.status == 200 and b'"max_best_of"' in info.body and b'"max_concurrent_requests"' in info.body:
         return Adapter(EngineKind.TGI, _METRICS, _TGI.parse)
-    slots = yield from ask(_SLOTS)
+    slots = yield from query(_SLOTS)
     if _LLAMACPP_SLOTS.read(slots):
         return _LLAMACPP_SLOTS
     if metrics.status == 501 and b"metrics endpoint" in metrics.body:
         return _mute(EngineKind.LLAMACPP)
-    server = yield from ask(LoadQuery("/v2"))
+    server = yield from query(LoadQuery("/v2"))
     if server.status == 200 and b'"triton"' in server.body:
         engine = page_adapter((yield _TRITON_METRICS), _TRITON_METRICS)  # or another engine's inside
         return replace(engine, kind=EngineKind.TRITON) if engine else _mute(EngineKind.TRITON)
@@ -271,11 +279,11 @@ def detection() -> Generator[LoadQuery, Fetched, Adapter | None]:
     return None if unready else _mute(EngineKind.UNKNOWN)
 
 
-def page_adapter(page: Fetched, ask: LoadQuery) -> Adapter | None:
-    """Return the adapter for a Prometheus page that `ask` brought; None if it is no page of a known engine."""
+def page_adapter(page: Fetched, query: LoadQuery) -> Adapter | None:
+    """Return the adapter for a Prometheus page that `query` brought; None if it is no page of a known engine."""
     if page.status != 200 or len(page.body) > MAX_BODY_BYTES:
         return None
     for prefix, kind, gauges in _PAGES:
         if page.body.startswith(prefix) or b"\n" + prefix in page.body or b"# TYPE " + prefix in page.body:
-            return Adapter(kind, ask, gauges.parse)
+            return Adapter(kind, query, gauges.parse)
     return None

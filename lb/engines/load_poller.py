@@ -1,6 +1,6 @@
 """Polling engines for their load, so that pushing by work and selective pushing know who has room.
 
-A target is polled every `pushing.probe_s` while it has requests of ours (or requests are held), else every five
+A target is polled every `pushing.probe_s` while it has requests of ours (or requests are queued), else every five
 seconds (where there are many less often: IDLE_PROBES_PER_S in all), because others may send it work; never twice at a time. Targets are polled in turns and not all at once:
 each has its own place in the interval. If pushing is neither, no load is needed: then an engine is only
 detected, which continuing its streams depends on.
@@ -10,14 +10,12 @@ by the same factor.
 
 *What it costs.* Every target waits in one heap for its next probe, and is given its next instant when a probe is over
 and when it becomes busy. So the work grows with the number of probes and not with that of targets. All targets are
-gone through only when the table has been replaced, and when requests begin or cease to be held.
+gone through only when the table has been replaced, and when requests begin or cease to be queued.
 
 That is found out as soon as a target joins (see `lb.engines.kinds.detection`) and again after a while if it is none of
 the engines known, or could not be recognized.
 
-*Distances.* For a target of another region the shortest poll is its round trip, which costs no message of its own.
-
-An engine that does not respond is not judged: that is the business of `lb.engines.health_checks`. Knowledge of its load goes
+An engine that does not respond is not ejected here: `lb.engines.health_checks` does that. Knowledge of its load goes
 stale in the table; after half a minute without a response it is unknown, and the engine is detected again.
 """
 
@@ -35,7 +33,6 @@ from urllib.parse import urlsplit
 
 from lb.config.schema import Readiness, Table, Target
 from lb.core.admission import EngineLoad
-from lb.core.distances import Distance
 from lb.core.targets import Key
 from lb.engines.kinds import NO_RESPONSE, Adapter, EngineKind, Fetched, LoadQuery, detection
 from lb.engines.polled_load import GOLDEN, PolledLoad, due_at_of, place_after
@@ -46,7 +43,9 @@ IDLE_PROBES_PER_S = 50.0  # each is a connection, and what it brings is good for
 DETECT_AGAIN_S = 60.0  # a server that is no engine we know
 DETECT_RETRY_S = 1.0  # one that does not respond yet; doubling up to DETECT_AGAIN_S
 FORGET_AFTER_S = 30.0
-HELD_FOR_S = 1.0  # requests count as held for so long, since they are held and let in many times a second
+QUEUED_FOR_S = (
+    1.0  # requests count as queued for so long, since they are queued and let in many times a second
+)
 PROBES_PER_S = 1000.0
 RELAX_EVERY_S = 1.0  # at most: to schedule all targets again because fewer have to share the budget
 SHORTEST_TIMEOUT_S = 1.0
@@ -84,16 +83,12 @@ class Probed(Protocol):
         ...
 
     def loaded(
-        self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
+        self, key: Key, load: EngineLoad | None, polled_at: float, now: float, every_s: float = 0.0
     ) -> bool:
         """Return an engine's response (None: it reports nothing); True if a target may take a request now that could not.
 
         Busy targets are polled every `every_s`.
         """
-        ...
-
-    def measured(self, key: Key, rtt_s: float) -> None:
-        """The round trip to a target has been measured."""
         ...
 
 
@@ -109,37 +104,40 @@ class LoadPoller:
         fetch: Fetch,
         clock: Callable[[], float],
         changed: Callable[[], None],
-        anybody_held: Callable[[], bool] = lambda: False,
-        region: str = "",
+        has_queued: Callable[[], bool] = lambda: False,
     ) -> None:
         self._table = table
         self._fetch = fetch
         self._clock = clock
         self._changed = changed
-        self._anybody_held = anybody_held
-        self._region = region  # of the agent; without it no distance is measured
+        self._has_queued = has_queued
         self._watches: dict[Key, PolledLoad] = {}
         self._seen = 0
-        self._reviewed = (-1, False)  # the table, and whether requests are held
-        self._held_until = -math.inf
-        self._due: list[
-            tuple[float, float, PolledLoad]
-        ] = []  # a heap; a row whose watch has another `due_at` is void
+        self._reviewed = (-1, False)  # the table, and whether requests are queued
+        self._queued_until = -math.inf
+        # A heap; a row whose watch has another `due_at` is void.
+        self._due: list[tuple[float, float, PolledLoad]] = []
         self._intervals: Counter[float] = Counter()  # how many watches have each
         self._stretch = 1.0  # of all intervals, to keep within the budget
         self._longest_stretch = 1.0  # by which a target may still be scheduled
         self._relaxed_at = -math.inf
         self._usual = EngineKind.UNKNOWN  # the last one that was recognized
+        self.usual_elsewhere: Callable[[], EngineKind] = lambda: EngineKind.UNKNOWN  # of other regions
 
     def kind(self, key: Key) -> EngineKind:
         """Return what the target is.
 
-        One that has just joined is taken for what the others are: a stream that has waited for it must not be refused for
-        the moment it takes to poll.
+        One that has just joined is taken for what the others are, here or in other regions: a stream that has waited for it
+        must not be refused for the moment it takes to poll.
         """
         watch = self._watches.get(key)
-        joining = watch is None or (watch.adapter is None and not watch.failed)
-        return self._usual if joining or watch is None else watch.kind
+        if watch is None or (watch.adapter is None and not watch.failed):
+            return self._usual if self._usual is not EngineKind.UNKNOWN else self.usual_elsewhere()
+        return watch.kind
+
+    def usual_kind(self) -> str:
+        """Return the kind of the engines here."""
+        return self._usual.value
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -157,9 +155,9 @@ class LoadPoller:
         """Start the probes that are due; in how many seconds to look again."""
         now = self._clock()
         pushing = self._table.table.pushing
-        if self._anybody_held():
-            self._held_until = now + HELD_FOR_S
-        reviewed = self._table.replaced, self._held(now)
+        if self._has_queued():
+            self._queued_until = now + QUEUED_FOR_S
+        reviewed = self._table.replaced, self._queued_lately(now)
         if reviewed != self._reviewed:
             self._reviewed = reviewed
             self._review(now)
@@ -173,16 +171,16 @@ class LoadPoller:
             self._count(watch, now)
             if self._schedule(watch) <= now:
                 watch.due_at = math.inf
-                watch.asked_at = now
+                watch.polled_at = now
                 left -= 1
-                self._start(watch, pushing.asks)
+                self._start(watch, pushing.is_polled)
         next_at = self._due[0][0] if self._due else math.inf
         return max(shortest_s, min(next_at - now, pushing.probe_s))
 
     # --- inside
 
-    def _held(self, now: float) -> bool:
-        return self._table.table.pushing.asks and now < self._held_until
+    def _queued_lately(self, now: float) -> bool:
+        return self._table.table.pushing.is_polled and now < self._queued_until
 
     def _review(self, now: float) -> None:
         """Go through all targets: any may have joined, left or changed, and all intervals."""
@@ -217,7 +215,7 @@ class LoadPoller:
 
     def _new_watch(self, key: Key, target: Target, now: float) -> PolledLoad:
         self._seen += 1
-        return PolledLoad(key, target, place=self._seen * GOLDEN % 1.0, asked_at=now)
+        return PolledLoad(key, target, place=self._seen * GOLDEN % 1.0, polled_at=now)
 
     def _share_budget(self) -> None:
         probes_per_s = sum(many / interval_s for interval_s, many in self._intervals.items())
@@ -255,11 +253,11 @@ class LoadPoller:
             if not watch.failed:
                 return pushing.probe_s
             return delay_s(watch.failed, DETECT_RETRY_S, DETECT_AGAIN_S)
-        if watch.adapter.ask is None:
+        if watch.adapter.query is None:
             return DETECT_AGAIN_S
-        if not pushing.asks:
+        if not pushing.is_polled:
             return math.inf
-        busy = self._held(now) or self._table.is_busy(watch.key)
+        busy = self._queued_lately(now) or self._table.is_busy(watch.key)
         if busy:
             return pushing.probe_s
         return max(IDLE_PROBE_S, pushing.probe_s, len(self._watches) / IDLE_PROBES_PER_S)
@@ -277,20 +275,20 @@ class LoadPoller:
         watch.probe.add_done_callback(ended)
 
     async def _probe(self, watch: PolledLoad, selective: bool) -> None:
-        if watch.adapter is None or watch.adapter.ask is None:
-            await self._find_out(watch)
+        if watch.adapter is None or watch.adapter.query is None:
+            await self._detect_kind(watch)
         if selective and watch.adapter is not None:
             await self._read(watch, watch.adapter)
 
-    async def _find_out(self, watch: PolledLoad) -> None:
+    async def _detect_kind(self, watch: PolledLoad) -> None:
         questions = detection()
-        ask = next(questions)
+        query = next(questions)
         while True:
-            fetched = await self._get(watch.target, ask)
+            fetched = await self._get(watch.target, query)
             try:
-                ask = questions.send(fetched)
-            except StopIteration as answer:
-                adapter: Adapter | None = answer.value
+                query = questions.send(fetched)
+            except StopIteration as outcome:
+                adapter: Adapter | None = outcome.value
                 break
         if adapter is None:
             watch.failed += 1
@@ -302,38 +300,28 @@ class LoadPoller:
             self._usual = adapter.kind
 
     async def _read(self, watch: PolledLoad, adapter: Adapter) -> None:
-        asked_at, load = self._clock(), None
-        if adapter.ask is not None:
-            load = adapter.read(await self._get(watch.target, adapter.ask))
+        polled_at, load = self._clock(), None
+        if adapter.query is not None:
+            load = adapter.read(await self._get(watch.target, adapter.query))
         now = self._clock()
         if load is not None:
             watch.mute_since = None
-            self._measure(watch, now - asked_at, now)
-        elif adapter.ask is not None:
+        elif adapter.query is not None:
             if watch.mute_since is None:
-                watch.mute_since = asked_at
+                watch.mute_since = polled_at
             if now - watch.mute_since < FORGET_AFTER_S:
                 return
             watch.adapter, watch.failed = None, 1
         every_s = self._stretch * self._table.table.pushing.probe_s
-        if self._table.loaded(watch.key, load, asked_at, now, every_s):
+        if self._table.loaded(watch.key, load, polled_at, now, every_s):
             self._changed()
 
-    def _measure(self, watch: PolledLoad, took_s: float, now: float) -> None:
-        region = watch.target.region
-        if not self._region or not region or region == self._region:
-            return
-        if watch.distance is None:
-            watch.distance = Distance()
-        every_s = watch.interval_s * self._stretch if watch.interval_s < math.inf else 0.0
-        self._table.measured(watch.key, watch.distance.observe(took_s, now, every_s))
-
-    async def _get(self, target: Target, ask: LoadQuery) -> Fetched:
-        if ask.port is not None:
-            target = replace(target, url=_on_port(target.url, ask.port))
+    async def _get(self, target: Target, query: LoadQuery) -> Fetched:
+        if query.port is not None:
+            target = replace(target, url=_on_port(target.url, query.port))
         timeout_s = max(10.0 * self._table.table.pushing.probe_s, SHORTEST_TIMEOUT_S)
         try:
-            return await self._fetch(target, ask.path, timeout_s)
+            return await self._fetch(target, query.path, timeout_s)
         except (OSError, asyncio.TimeoutError):  # noqa: UP041  (two classes in Python 3.10)
             return NO_RESPONSE
 

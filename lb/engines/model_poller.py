@@ -36,7 +36,7 @@ AGAIN_AFTER_S = 1.0  # a target that is requested
 ALL_AGAIN_AFTER_S = 5.0  # all targets, after a request for a model that none of them lists
 TIMEOUT_S = 5.0
 MOST_AT_ONCE = 64
-_LOOK_EVERY_S = 0.25
+_CHECK_EVERY_S = 0.25
 _JITTER = 0.2
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples spread evenly over an interval, however many there are
 
@@ -66,7 +66,7 @@ class _PolledModels:
     place: float  # 0 to 1: where in the jitter its polls are
     epoch: int
     due_at: float
-    asked_at: float = -math.inf
+    polled_at: float = -math.inf
     failed: int = 0  # polls in a row without a response
     poll: asyncio.Task[None] | None = None
 
@@ -101,7 +101,7 @@ class ModelPoller:
                 self._wake.clear()
                 self.poll_due()
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), _LOOK_EVERY_S)
+                    await asyncio.wait_for(self._wake.wait(), _CHECK_EVERY_S)
         finally:
             polls = [watch.poll for watch in self._watches.values() if watch.poll is not None]
             for poll in polls:
@@ -116,7 +116,7 @@ class ModelPoller:
         """A target has responded that it does not know a model: poll it at once, but at most once a second."""
         watch = self._watches.get(key)
         if watch is not None:
-            self._put(watch, min(watch.due_at, watch.asked_at + AGAIN_AFTER_S))
+            self._put(watch, min(watch.due_at, watch.polled_at + AGAIN_AFTER_S))
             self._wake.set()
 
     def missing_model(self) -> None:
@@ -126,7 +126,7 @@ class ModelPoller:
             return
         self._all_again_at = now + AGAIN_AFTER_S
         for watch in self._watches.values():
-            self._put(watch, min(watch.due_at, watch.asked_at + ALL_AGAIN_AFTER_S))
+            self._put(watch, min(watch.due_at, watch.polled_at + ALL_AGAIN_AFTER_S))
 
     def poll_due(self) -> None:
         """Start the polls that are due."""
@@ -174,7 +174,7 @@ class ModelPoller:
             if not task.cancelled() and (error := task.exception()) is not None:
                 _log.error("poll of the models of target=%s failed", watch.key.id, exc_info=error)
 
-        watch.asked_at, watch.due_at = now, math.inf
+        watch.polled_at, watch.due_at = now, math.inf
         watch.poll = asyncio.get_running_loop().create_task(self._poll(watch))
         watch.poll.add_done_callback(ended)
 

@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 
 from lb.config.schema import Target
-from lb.core.distances import Distance
 from lb.core.targets import Key
 from lb.engines.kinds import Adapter, EngineKind
 
@@ -21,7 +20,7 @@ class PolledLoad:
     key: Key
     target: Target
     place: float  # in the interval, 0 to 1
-    asked_at: float  # until it was polled: when it was first seen
+    polled_at: float  # until it was polled: when it was first seen
     kind: EngineKind = EngineKind.UNKNOWN
     adapter: Adapter | None = None
     mute_since: float | None = None  # since when it has been polled for its load in vain
@@ -29,12 +28,11 @@ class PolledLoad:
     probe: asyncio.Task[None] | None = None
     interval_s: float = math.inf
     due_at: float = math.inf  # infinite while a probe is under way
-    distance: Distance | None = None  # of a target in another region
 
 
 def due_at_of(watch: PolledLoad, interval_s: float) -> float:
     """Return when its place in the interval will come next, but for half an interval since it was polled."""
-    return place_after(watch.asked_at + 0.5 * interval_s, watch.place, interval_s)
+    return place_after(watch.polled_at + 0.5 * interval_s, watch.place, interval_s)
 
 
 def place_after(instant: float, place: float, interval_s: float) -> float:

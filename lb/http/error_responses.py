@@ -8,7 +8,6 @@ from __future__ import annotations
 from http import HTTPStatus
 
 import orjson
-from aiohttp import web
 
 SERVER = "skyserve"
 
@@ -62,18 +61,16 @@ def raw_text(status: int, text: str, *, head_only: bool = False, more_lines: byt
     return head if head_only else head + body
 
 
+def raw_json(value: object, more_lines: bytes = b"") -> bytes:
+    """Return a whole response on the wire. For `more_lines` see `raw_error`."""
+    body = orjson.dumps(value)
+    lines = f"HTTP/1.1 200 OK\r\nServer: {SERVER}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return lines.encode() + more_lines + b"\r\n" + body
+
+
 def closing(response: bytes) -> bytes:
     """Return the same response with the announcement that the connection closes after it."""
     return response.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
-
-
-def error(status: int, code: str, message: str, *, request_id: str = "") -> web.Response:
-    """Return the same for the admin port."""
-    headers = {"Server": SERVER}
-    if request_id:
-        headers["X-Request-Id"] = request_id
-    body = error_body(status, code, message)
-    return web.Response(status=status, headers=headers, body=body, content_type="application/json")
 
 
 def error_body(status: int, code: str, message: str) -> bytes:

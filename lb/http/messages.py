@@ -15,7 +15,7 @@ the first line, character by character, and that it has seen as many header line
   them. From a trusted proxy `X-Forwarded-For` is appended to instead, and the others pass. `X-Request-Id` is kept or created. `Via` is not added: engines do not read it, and it costs bytes.
 - `Content-Length`, or `Transfer-Encoding: chunked`, is written by us from what has been understood.
 - `X-SkyServe-*` is for the load balancer and ends here.
-- Of names that mean something here, a spelling with underscores ends here as well: to CGI's heirs (WSGI) `Content_Length`
+- Of names that mean something here, a spelling with underscores ends here as well: to CGI's successors (WSGI) `Content_Length`
   is `Content-Length`.
 
 *Remembering.* Clients and engines send the same head again and again, but for its `Content-Length`. A head that was read

@@ -115,7 +115,7 @@ def read_request(head: bytes, max_headers: int) -> RequestHead:
         raise HeadError(431, "too_many_headers", f"The request has more than {max_headers} header lines.")
     version = parser.get_http_version()
     if version not in ("1.1", "1.0"):
-        raise HeadError(505, "unsupported_version", "HTTP/1.1 and HTTP/1.0 are spoken here.")
+        raise HeadError(505, "unsupported_version", "HTTP/1.1 and HTTP/1.0 are supported.")
     request = RequestHead()
     request.method = parser.get_method()
     if request.method == b"CONNECT":  # for any target: a 2xx would make a tunnel of the connection
@@ -135,7 +135,7 @@ def read_request(head: bytes, max_headers: int) -> RequestHead:
 def _apply_request(
     request: RequestHead, marked: list[tuple[int, int, bytes, bytes]], lines: list[bytes]
 ) -> set[int]:
-    """Set what the marked lines say; the numbers of the lines that are not passed."""
+    """Set the fields of the marked lines. Returns the numbers of the lines that are not passed."""
     drop: set[int] = set()
     hosts = proto = host = 0  # how many, and the numbers of lines
     named: list[bytes] = []
@@ -158,7 +158,7 @@ def _apply_request(
             named += tokens_of(value)
         elif kind == CODING:
             if value.lower() != b"chunked" or request.chunked:
-                raise HeadError(501, "transfer_coding", "The only transfer coding spoken here is chunked.")
+                raise HeadError(501, "transfer_coding", "The only supported transfer coding is chunked.")
             request.chunked = True
         elif kind == REQUEST_ID:
             request.request_id = value if SANE_ID.fullmatch(value) else b""
@@ -198,7 +198,7 @@ def _apply_request(
 
 
 def _apply_seldom(request: RequestHead, kind: int, name: bytes, value: bytes) -> None:
-    """Set what a header line says that few requests have."""
+    """Set the field of a header line that few requests have."""
     if kind == IDEMPOTENCY_KEY:
         request.idempotent = True
     elif kind == API_KEY:
@@ -226,7 +226,7 @@ def _check_sender(request: RequestHead, hosts: int) -> None:
 
 
 def _apply_connection(request: RequestHead, named: list[bytes], lines: list[bytes]) -> set[int]:
-    """Set what `Connection` says; the numbers of the lines it names, which are not passed."""
+    """Set the fields of `Connection`. Returns the numbers of the lines it names, which are not passed."""
     drop: set[int] = set()
     for token in named:
         if token == b"close":
@@ -289,7 +289,7 @@ def request_bytes(
 ) -> bytes:
     """The head a target gets: for `path`, below the `base_path` of its URL.
 
-    `host` is the target's own name or empty (the client's is kept); `framing` is the line, with its line end, that says how
+    `host` is the target's own name or empty (the client's is kept); `framing` is the line, with its line end, that shows how
     long the body is; empty for none.
     """
     trusted = hop.trusted

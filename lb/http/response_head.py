@@ -31,6 +31,8 @@ from lb.http.head_lines import (
 )
 from lb.http.request_head import RequestHead
 
+_CREDIT = b"x-skyserve-credit"  # see `lb.core.hop`
+
 
 class ResponseHead:
     """One response as its head describes it. `length` is None unless the head has it."""
@@ -47,6 +49,7 @@ class ResponseHead:
     has_server = False
     upgrade = b""
     accept = b""  # of a WebSocket
+    credit = b""  # of an agent of another region (see `lb.core.hop`)
 
 
 def read_response(head: bytes, max_headers: int) -> ResponseHead:
@@ -60,7 +63,7 @@ def read_response(head: bytes, max_headers: int) -> ResponseHead:
     server = request_id = 0  # the numbers of their lines
     drop: set[int] | None = None
     cors: set[int] = set()
-    for kind, number, _name, value in seen.marked:
+    for kind, number, name, value in seen.marked:
         if kind == TYPE:
             response.content_type = value
         elif kind == SERVER:
@@ -82,6 +85,9 @@ def read_response(head: bytes, max_headers: int) -> ResponseHead:
             drop.add(number)
             if kind == UPGRADE:
                 response.upgrade = value.lower()
+            elif kind == OURS:
+                if name.lower() == _CREDIT:
+                    response.credit = value
             elif kind == CODING:
                 if value.lower() != b"chunked" or response.chunked:
                     raise HeadError(

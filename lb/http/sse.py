@@ -59,7 +59,7 @@ def error_event(code: str, message: str) -> bytes:
 class EventBuffer:
     """Lets whole events pass and holds the beginning of one back.
 
-    A client that was sent half an event could not be helped: what another target says would be glued to it. Engines
+    A client that was sent half an event could not be helped: what another target sends would be appended to it. Engines
     write whole events, so the gate nearly never holds anything.
 
     An event in which the engine gives up (`data: {"error": ...`, or the finish reason `abort`, which no client asks
@@ -83,17 +83,17 @@ class EventBuffer:
     def feed(self, payload: bytes) -> bytes:
         """Return what may be sent of the stream now that `payload`, without chunk framing, has come; possibly nothing."""
         if self._tail or self.error or self.torn or not payload.endswith(_ENDS):
-            payload = self._whole(payload)
+            payload = self._cut(payload)
         if _GIVES_UP[0] in payload or _GIVES_UP[1] in payload:
             payload = self._before_error(payload)
         return payload
 
     def rest(self) -> bytes:
-        """Return the beginning of an event that never ended: to be sent last if the target closed in good order."""
+        """Return the beginning of an incomplete event: to be sent last if the target closed in good order."""
         rest, self._tail = self._tail, b""
         return rest
 
-    def _whole(self, payload: bytes) -> bytes:
+    def _cut(self, payload: bytes) -> bytes:
         if self.error:
             self.error += payload[: max(0, self._limit - len(self.error))]
             return b""

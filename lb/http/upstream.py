@@ -238,7 +238,7 @@ class Pools:
         )
         self._peer_urls: frozenset[str] = frozenset()
 
-    def trust(self, ca: str) -> None:
+    def set_authority(self, ca: str) -> None:
         """From now on targets with a `tls_name` are known by this authority (DER in base64). Raises ssl.SSLError, ValueError."""
         if ca == self._ca:
             return

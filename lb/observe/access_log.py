@@ -77,9 +77,24 @@ class AccessLog:
 
 
 def without_query(path: str) -> str:
-    """Return the path alone: callers promise it, but a query may hold a key, and logs live long."""
+    """Return the path alone: callers promise it, but a query may hold a key, and logs are kept long."""
     return path.partition("?")[0]
 
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1000.0, 2)
+
+
+def both(
+    one: Callable[[RequestRecord], None] | None, other: Callable[[RequestRecord], None] | None
+) -> Callable[[RequestRecord], None] | None:
+    """Return a function that passes a record to both; the one there is, if the other is None."""
+    if one is None or other is None:
+        return one or other
+    first, second = one, other
+
+    def pass_on(record: RequestRecord) -> None:
+        first(record)
+        second(record)
+
+    return pass_on

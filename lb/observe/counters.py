@@ -77,13 +77,14 @@ class Counts:
     )  # requests that ended otherwise than well, by reason
     local_failures: int = 0  # connects that failed for want of something of this host
     rejected: int = 0  # no target could take them
+    residency_denied: defaultdict[str, int] = field(default_factory=_by_kind)  # 503 by zone
     limited: int = 0  # 429 by the limits of a key
     unauthorized: int = 0
     client_gone: int = 0
     cut: int = 0  # broken off after their first byte
     retries: int = 0
     moves: int = 0
-    held_total: int = 0
+    queued_total: int = 0
     continued: int = 0
     continue_refused: defaultdict[str, int] = field(default_factory=_by_kind)
     handed_over: int = 0

@@ -43,6 +43,10 @@ class Explanation:
             choice = choice._replace(scored=tuple(_best(choice)))
         self._steps.append((now, event, target_id, why, choice))
 
+    def targets_of(self, event: str) -> list[str]:
+        """Return the targets of the steps of that kind, each once."""
+        return list(dict.fromkeys(target_id for _, kind, target_id, _, _ in self._steps if kind == event))
+
     def to_json(self) -> dict[str, Any]:
         return {
             "request_id": self.request_id,
@@ -63,7 +67,7 @@ class Explanation:
 
 
 class Explanations:
-    """The last `kept` stories, by their beginning or by their end; of a repeated id the latest is found.
+    """The last `kept` explanations, by the start or by the end of the request; of a repeated id the latest is found.
 
     An explanation is found while its request runs, too: `running` are those, for the reader.
     """
@@ -99,7 +103,7 @@ class Explanations:
         )
 
     def latest(self, limit: int) -> list[Explanation]:
-        """At most `limit` stories, the latest first."""
+        """Return at most `limit` explanations, the latest first."""
         return list(islice(reversed(self._ring), limit))
 
 

@@ -33,7 +33,7 @@ OF_AGENT = (
     Family(
         "errors",
         "request_errors",
-        "Requests that ended otherwise than well, by the code of the error.",
+        "Failed requests, by the code of the error.",
         "code",
     ),
     Family(
@@ -41,13 +41,19 @@ OF_AGENT = (
     ),
     Family("duration", "request_duration_seconds", "From a request's arrival to the end of its response."),
     Family("rejected", "rejected_requests", "Requests turned away because no target could take them."),
+    Family(
+        "residency_denied",
+        "residency_denied",
+        "Requests that no replica of their residency zone could take in time.",
+        "zone",
+    ),
     Family("limited", "limited_requests", "Requests turned away by the limits of their key."),
     Family("unauthorized", "unauthorized_requests", "Requests without a known key."),
     Family("client_gone", "client_gone_requests", "Requests whose client left before the end."),
-    Family("cut", "cut_streams", "Answers that broke off after their first byte."),
+    Family("cut", "cut_streams", "Responses that broke off after their first byte."),
     Family("retries", "retries", "Attempts beyond a request's first."),
     Family("moves", "moves", "Waiting attempts called back because their target was lost or silent."),
-    Family("held_total", "holds", "Times a request had to wait for a target."),
+    Family("queued_total", "holds", "Times a request had to wait for a target."),
     Family("continued", "continuations", "Broken streams that went on on another target."),
     Family("continue_refused", "continuation_refusals", "Broken streams that could not go on.", "reason"),
     Family("handed_over", "handovers", "Streams handed to another target before theirs was taken away."),
@@ -56,7 +62,7 @@ OF_AGENT = (
     Family("matched_bytes", "matched_prompt_bytes", "Those thought to be in the chosen target's cache."),
     Family("tokens_in", "input_tokens", "Prompt tokens, as engines count them."),
     Family("tokens_out", "output_tokens", "Generated tokens, as engines count them."),
-    Family("bytes_out", "response_bytes", "Bytes of answers' bodies sent to clients."),
+    Family("bytes_out", "response_bytes", "Bytes of response bodies sent to clients."),
     Family("queue_wait", "queue_wait_seconds", "How long requests that had to wait for a target waited."),
     Family("ttft", "time_to_first_token_seconds", "From a request's arrival to its first byte or token."),
 )
@@ -69,7 +75,7 @@ OF_TARGET = (
     Family(
         "ttfb",
         "time_to_first_byte_seconds",
-        "From the arrival of a request to the first byte of its answer's body.",
+        "From the arrival of a request to the first byte of its response's body.",
     ),
     Family("inter_token", "inter_token_seconds", "Between two tokens of a stream, on average over it."),
     Family("duration", "attempt_duration_seconds", "From an attempt's beginning to its end."),
@@ -77,9 +83,7 @@ OF_TARGET = (
 
 
 OF_KEY = (
-    Family(
-        "requests", "key_requests", "Requests with this key that were let in, by the time they have ended."
-    ),
+    Family("requests", "key_requests", "Requests with this key that were let in, counted when they end."),
     Family("tokens_in", "key_input_tokens", "Prompt tokens of requests with this key."),
     Family("tokens_out", "key_output_tokens", "Tokens generated for requests with this key."),
     Family(

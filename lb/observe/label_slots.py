@@ -18,7 +18,7 @@ class LabelSlots:
         """`evicted` gets the name that has lost its place; its series must go."""
         self._evicted = evicted
         self._most = most
-        self._held: dict[str, None] = {}
+        self._slots: dict[str, None] = {}
         self._present: Collection[str] = ()
 
     def retain(self, present: Collection[str]) -> None:
@@ -27,13 +27,13 @@ class LabelSlots:
 
     def __getitem__(self, name: str) -> str:
         """Return the label value of a name."""
-        if name in self._held:
+        if name in self._slots:
             return name
-        if len(self._held) >= self._most:
-            gone = next((one for one in self._held if one not in self._present), None)
+        if len(self._slots) >= self._most:
+            gone = next((one for one in self._slots if one not in self._present), None)
             if gone is None:
                 return OTHER
-            del self._held[gone]
+            del self._slots[gone]
             self._evicted(gone)
-        self._held[name] = None
+        self._slots[name] = None
         return name

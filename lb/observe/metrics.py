@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -27,6 +27,7 @@ from lb.core.targets import Health, TargetTable
 from lb.observe.counters import LOOP_LAG_S, Counts, Histogram, KeyCounts, TargetCounts
 from lb.observe.families import AGENT_COUNTERS, AGENT_HELP, OF_AGENT, OF_KEY, OF_TARGET, Family
 from lb.observe.label_slots import OTHER, LabelSlots
+from lb.observe.peer_metrics import PeerMetrics
 from lb.observe.totals import totals
 
 __all__ = ["CONTENT_TYPE", "Counts", "Histogram", "Metrics", "TargetCounts"]
@@ -77,6 +78,7 @@ class Metrics:
         self._by_target = False
         self._process = ProcessCollector(registry=None)
         self.counts = Counts()
+        self.peers = PeerMetrics()
         self.loop_lag = Histogram(LOOP_LAG_S)
 
     def use_policy(self, name: str) -> None:
@@ -90,6 +92,8 @@ class Metrics:
         self._by_target = table.metrics.target_label
         self._target_slots.retain({target.id for target in table.targets})
         self._key_slots.retain({key.name for key in table.access.keys})
+        peers = () if table.regions is None else table.regions.peers
+        self.peers.retain([peer.id for peer in peers])
 
     def of_key(self, name: str) -> KeyCounts:
         """Return the counts of the owner of an API key."""
@@ -116,15 +120,16 @@ class Metrics:
     def expose(
         self,
         table: TargetTable,
-        held: int,
+        queued: int,
         now: float,
         policy_gauges: Mapping[str, float] = _NOTHING,
         agent_gauges: Mapping[str, float] = _NOTHING,
+        regions: Mapping[str, Any] = _NOTHING,
     ) -> bytes:
         """Return the text exposition format.
 
         `policy_gauges` are the routing policy's own (the size of its tree ...), `agent_gauges` the agent's, by name as in
-        `AGENT_HELP`.
+        `AGENT_HELP`. `regions` is what is known of peers, as `/-/regions` shows it.
         """
         agents = [((self._service, self._region, policy), one) for policy, one in self._agents.items()]
         keys = [((self._service, self._region, name), one) for name, one in self._keys.items()]
@@ -133,9 +138,10 @@ class Metrics:
             *_counted(OF_AGENT, _AGENT, agents),
             *_counted(OF_TARGET, self._target_names, self._exposed_targets()),
             *_counted(OF_KEY, _KEY, keys),
-            *self._agent_gauges(table, held, policy_gauges),
+            *self._agent_gauges(table, queued, policy_gauges),
             *self._process_wide(agent_gauges),
             *self._target_gauges(table, now),
+            *self.peers.families((self._service, self._region), regions),
             *self._process.collect(),
         ]
         return generate_latest(_MetricSnapshot(families))
@@ -175,10 +181,10 @@ class Metrics:
             kept.add(self._targets.pop(labels))
 
     def _agent_gauges(
-        self, table: TargetTable, held: int, of_policy: Mapping[str, float]
+        self, table: TargetTable, queued: int, of_policy: Mapping[str, float]
     ) -> Iterator[Metric]:
         agent = (self._service, self._region, self._policy)
-        yield _gauge("held_requests", "Requests waiting for a target now.", _AGENT, {agent: held})
+        yield _gauge("held_requests", "Requests waiting for a target now.", _AGENT, {agent: queued})
         yield _gauge("bookings", "Attempts on targets that have not ended.", _AGENT, {agent: table.in_flight})
         for name, value in of_policy.items():
             yield _gauge(f"policy_{name}", "Of the routing policy.", _AGENT, {agent: value})
@@ -221,14 +227,14 @@ class Metrics:
             ("targets", "Targets in the table.", sums["targets"]),
             ("good_targets", "Targets in good standing: ready and not ejected.", sums["good"]),
             ("telling_targets", "Targets whose engine reports its load.", sums["telling"]),
-            ("engine_running_requests", "As the engines tell.", sums["running"]),
-            ("engine_pending_requests", "As the engines tell, with what was sent since.", sums["pending"]),
-            ("engine_kv_usage_ratio", "Mean share of the KV cache in use, as the engines tell.", kv_usage),
+            ("engine_running_requests", "As the engines report.", sums["running"]),
+            ("engine_pending_requests", "As the engines report, with what was sent since.", sums["pending"]),
+            ("engine_kv_usage_ratio", "Mean share of the KV cache in use, as the engines report.", kv_usage),
         ):
             yield _gauge(name, help_text, self._target_names, rows)
         yield _gauge(
             "targets_by_standing",
-            "Targets by what the breaker and the controller say of them.",
+            "Targets by their health, from the breaker and the controller.",
             (*self._target_names, "standing"),
             sums["standing"],
         )

@@ -45,7 +45,7 @@ class OtelTracer:
         self, service: str, region: str, processor: SpanProcessor, wall_ns: Callable[[], int]
     ) -> None:
         ours = {"service.name": "skyserve-lb", "skyserve.service": service, "cloud.region": region}
-        named = OTELResourceDetector().detect().attributes  # what the environment says goes first
+        named = OTELResourceDetector().detect().attributes  # the environment comes first
         self._ids = _DrawnIds()
         self._provider = TracerProvider(
             resource=Resource.create({**{name: value for name, value in ours.items() if value}, **named}),
@@ -91,7 +91,7 @@ class OtelTracer:
 
 
 def exporting_tracer(service: str, region: str, wall_ns: Callable[[], int]) -> OtelTracer:
-    """Exports in a thread of its own, in batches, to where the environment says; drops what there is no room for."""
+    """Exports in a thread of its own, in batches, to the endpoint in the environment; drops what there is no room for."""
     return OtelTracer(service, region, BatchSpanProcessor(OTLPSpanExporter()), wall_ns)
 
 

@@ -1,6 +1,6 @@
 """Traces, for those who want them: one span per request, exported over OTLP by the extra `otel`.
 
-They are on when OpenTelemetry's own environment says where to
+They are on when OpenTelemetry's own environment variables set where to
 (`OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`) and its packages are installed. Its other
 variables hold as everywhere: `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER`,
 `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SDK_DISABLED` and so on. Without them there is no tracer, nothing of

@@ -1,7 +1,7 @@
 """One attempt of a request on one target: get a connection, send, read the beginning of the response.
 
-An response *begins* with the first byte of its body, not with its head: engines send the head at once and think
-afterwards. An response that is small, or JSON and not a stream, is read whole before any of it is sent, so a unary
+A response *begins* with the first byte of its body, not with its head: engines send the head at once and think
+afterwards. A response that is small, or JSON and not a stream, is read whole before any of it is sent, so a unary
 response is never cut.
 
 The attempt owns its booking's connection and is its sink; it reports what it finds out to its request, which decides
@@ -247,7 +247,7 @@ class Attempt(AttemptConnection):
         self._request.responded_whole(self.response, body)
 
     def _must_speak(self) -> bool:
-        """Return whether this response has to have a body: a model that says nothing has not responded."""
+        """Return whether this response has to have a body: a model that sends nothing has not responded."""
         head = self._request.head
         return self.response.status == 200 and head.method == b"POST" and for_model(head.path)
 

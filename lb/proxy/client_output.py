@@ -43,10 +43,10 @@ class ClientOutput(asyncio.Protocol):
         "_deadline",
         "_full",
         "_leaving",
-        "_looks_at",
         "_paused_by",
         "_phase",
         "_timer",
+        "_timer_at",
         "body_left",
         "closing",
         "head",
@@ -64,10 +64,10 @@ class ClientOutput(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.hop: Hop
         self._deadline: float
-        self._looks_at: float
+        self._timer_at: float
         self._timer: asyncio.TimerHandle
         self.request: ClientRequest | None = None
-        self.closing = False  # after the response under way, which says so
+        self.closing = False  # after the response under way, which is marked as the last
         self.head: RequestHead | None = None
         self.length = _NO_HEAD
         self.upload: Upload | None = None
@@ -86,7 +86,7 @@ class ClientOutput(asyncio.Protocol):
         peer = str(name[0]) if name else "unknown"
         scheme = b"https" if transport.get_extra_info("sslcontext") is not None else b"http"
         shown = peer.encode()
-        self.hop = Hop(b"[%b]" % shown if ":" in peer else shown, scheme, self.proxy.trusts(peer))
+        self.hop = Hop(b"[%b]" % shown if ":" in peer else shown, scheme, self.proxy.is_trusted_proxy(peer))
 
     def next(self) -> None:
         """The response is over: on to the next request, or to the end."""
@@ -154,7 +154,7 @@ class ClientOutput(asyncio.Protocol):
             self._close()
 
     def close_soon(self, grace_s: float, fresh_s: float | None = None) -> None:
-        """Close after the next response, which says so, or when the connection has been idle.
+        """Close after the next response, which is marked as the last, or when the connection has been idle.
 
         Idle: no request for `grace_s`, or for `fresh_s` on a connection that has had none yet. A request may be on its way, and would be lost if we closed now.
         """
@@ -167,7 +167,7 @@ class ClientOutput(asyncio.Protocol):
             self._close()
         else:
             self._deadline = min(self._deadline, self.proxy.clock() + grace_s)
-            self._look_sooner()
+            self._advance_timer()
 
     def pause_reading(self, who: int) -> None:
         """`who` is a `Pause`."""
@@ -189,7 +189,7 @@ class ClientOutput(asyncio.Protocol):
             413, "body_too_large", f"The body exceeds {limit} bytes (load_balancer.max_body_mb)."
         )
 
-    def _answer_here(self, refusal: Rejection | bytes) -> None:
+    def _respond_without_request(self, refusal: Rejection | bytes) -> None:
         """Respond without a request, and go on with the connection. `refusal` may be a whole response."""
         head = self.head
         if head is not None and head.http_1_0:
@@ -235,30 +235,30 @@ class ClientOutput(asyncio.Protocol):
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
         self._deadline = self.proxy.clock() + _LINGER_S
-        self._look_sooner()
+        self._advance_timer()
 
     def _close(self) -> None:
         """Close when the client has taken what was written to it, for which it has the idle timeout."""
         self._phase = OVER
         self._ahead = b""
         self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
-        self._look_sooner()
+        self._advance_timer()
         self.flush()
         self.transport.close()
 
     # --- time
 
-    def _look_later(self) -> None:
-        # Remembered, because uvloop's handle of a timer that is due at once cannot say when.
-        self._looks_at = self._deadline
-        self._timer = self.proxy.loop.call_at(self._deadline, self._look)
+    def _start_timer(self) -> None:
+        # Remembered, because uvloop's handle of a timer that is due at once does not know when.
+        self._timer_at = self._deadline
+        self._timer = self.proxy.loop.call_at(self._deadline, self._on_timer)
 
-    def _look_sooner(self) -> None:
+    def _advance_timer(self) -> None:
         """Set the timer to the deadline in force, unless it goes off before."""
-        if self._looks_at > self._deadline:
+        if self._timer_at > self._deadline:
             self._timer.cancel()
-            self._look_later()
+            self._start_timer()
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         """Check the deadline in force, and go on waiting."""
         raise NotImplementedError

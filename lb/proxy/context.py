@@ -19,7 +19,7 @@ from lb.core.scheduler import Scheduler
 from lb.core.sliding_window import WindowCounter, WindowMean
 from lb.core.target_state import TargetState
 from lb.core.targets import Booking, Health, Key, TargetTable
-from lb.engines.kinds import EngineKind
+from lb.engines.kinds import EngineKind, kind_named
 from lb.http.cors import CorsRules
 from lb.http.messages import Reader, RequestHead
 from lb.http.upstream import Pools
@@ -40,9 +40,8 @@ from lb.proxy.retries import Retries
 from lb.stream.openai_request import for_model, is_dense
 
 DEFAULT_BUFFERS_BYTES = 1024 * 1024 * 1024
-LET_IN_AT_ONCE = (
-    8  # queued requests launched in one turn of the loop, each of which takes a few tenths of a millisecond
-)
+# Queued requests launched in one turn of the loop, each of which takes a few tenths of a millisecond.
+LET_IN_AT_ONCE = 8
 _TROUBLE_EVERY_S = 10.0
 
 _log = logging.getLogger("lb.proxy")
@@ -100,7 +99,7 @@ class Proxy:
         self.demand = DemandMinutes(clock(), unix_offset_s, lambda: ready_targets(table.table))
         # Set by the agent; the first moves requests off lost targets.
         self.on_changed: Callable[[], None] = lambda: None
-        self.on_missing_model: Callable[[], None] = lambda: None
+        self.on_missing_model = self.on_credit = self.on_changed
         self._let_in_due = self._changed_due = False
         self._trouble_at = self._full_at = float("-inf")
         self._counts: dict[TargetState, TargetCounts] = {}  # until the table changes
@@ -122,7 +121,7 @@ class Proxy:
         )
 
     @property
-    def held(self) -> int:
+    def queued(self) -> int:
         """How many requests wait in the queue."""
         return len(self.queue)
 
@@ -136,8 +135,8 @@ class Proxy:
         self.metrics.counts.requests += 1
         self.arrivals.add(self.clock())
 
-    def trusts(self, peer: str) -> bool:
-        return self.gate.trusts(peer)
+    def is_trusted_proxy(self, peer: str) -> bool:
+        return self.gate.is_trusted_proxy(peer)
 
     def is_full(self) -> bool:
         if self.max_clients is None or len(self.clients) <= self.max_clients:
@@ -166,8 +165,7 @@ class Proxy:
     ) -> ProxiedRequest | Rejection:
         now = self.clock()
         size = len(body)
-        dense = False
-        model = for_model(head.path)
+        dense, model = False, for_model(head.path)
         if model and head.method == b"POST":
             if size <= SMALL_BYTES:
                 size += SMALL_FACTOR * size
@@ -213,7 +211,7 @@ class Proxy:
             return False
         if any(health is Health.GOOD for _, health, _ in self.table.rows(now)):
             return True
-        return self.forwarding is not None and self.forwarding.anybody(now)
+        return self.forwarding is not None and self.forwarding.has_available_peer(now)
 
     # --- for requests
 
@@ -221,16 +219,22 @@ class Proxy:
         key = self.table.key(target_id)
         return EngineKind.UNKNOWN if key is None else self.kind_of(key)
 
+    def kind_of_booking(self, booking: Booking) -> EngineKind:
+        forwarding = self.forwarding
+        if forwarding is not None and forwarding.owns(booking) and forwarding.engine(booking.key.id):
+            return kind_named(forwarding.engine(booking.key.id))
+        return self.kind_of(booking.key)
+
     def table_of(self, booking: Booking) -> TargetTable:
         forwarding = self.forwarding
         return forwarding.peer_table if forwarding is not None and forwarding.owns(booking) else self.table
 
     def may_wait(self, request: ProxiedRequest, now: float) -> bool:
-        forwarding = self.forwarding
-        if forwarding is None:
+        forwarding, hop = self.forwarding, request.arrival.hop
+        if forwarding is None or hop is None:
             return True
         soon = forwarding.starts_soon(request.view, len(self.queue), now, request.tried)
-        forwarding.refused_in += not soon
+        self.metrics.peers.of(hop.peer).refusals += not soon
         return soon
 
     def counts_of(self, booking: Booking) -> TargetCounts:

@@ -55,7 +55,7 @@ class ClientConnection(ClientOutput):
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self.identify()
         self._deadline = self.proxy.clock() + self.proxy.limits.head_timeout_s
-        self._look_later()
+        self._start_timer()
         self.proxy.clients.add(self)
         if self.proxy.is_full():
             # Closed at once, without waiting for the client: its descriptor is needed.
@@ -148,7 +148,7 @@ class ClientConnection(ClientOutput):
             self._refuse(Rejection(431, "head_too_large", f"The head of the request exceeds {limit} bytes."))
         else:
             self._ahead = data
-            self._look_sooner()
+            self._advance_timer()
 
     def _take_request(self, head: RequestHead, length: int, rest: bytes) -> None:
         """The head is here, and `rest` behind it."""
@@ -161,7 +161,7 @@ class ClientConnection(ClientOutput):
             self._phase = RESPONSE
             self._ahead = rest[length:] if whole else b""
             self.body_left = not whole
-            self._answer_here(verdict)
+            self._respond_without_request(verdict)
             return
         if length > limits.max_body_bytes and for_model(head.path):
             self._admission = verdict
@@ -219,13 +219,13 @@ class ClientConnection(ClientOutput):
         request = self.proxy.begin(self, head, body, admission)
         if isinstance(request, Rejection):
             self._drop_upload()
-            self._answer_here(request)
+            self._respond_without_request(request)
             return
         self._admission = None  # from here on the request settles it
         self.request = request
         if self.body_left:
             self.pause_reading(PAUSE_TARGET)  # until a target takes it
-            self._look_sooner()  # from here on the client owes the rest of it
+            self._advance_timer()  # from here on the client owes the rest of it
         request.place()
 
     def _take_ahead(self, data: bytes) -> None:
@@ -278,9 +278,9 @@ class ClientConnection(ClientOutput):
             self.head = None
             self._deadline = self.proxy.clock() + self.proxy.limits.keepalive_s
             if self._leaving or self.proxy.closing:
-                # This response has not said that it was the last: the next request may be on its way.
+                # This response was not marked as the last: the next request may be on its way.
                 self._deadline = min(self._deadline, self.proxy.clock() + self._leaving)
-            self._look_sooner()
+            self._advance_timer()
             if self._full:
                 self.pause_reading(PAUSE_CLIENT)  # responses that the client does not read must not pile up
             if self._ahead:
@@ -310,12 +310,12 @@ class ClientConnection(ClientOutput):
 
     # --- time
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         """One timer per connection, not one per request: it checks the deadline in force, and goes on waiting.
 
         There is none while the client owes nothing, or 10,000 waiting requests would be 1,000 timers a second.
         """
-        self._looks_at = _NEVER
+        self._timer_at = _NEVER
         try:
             self._check_time(self.proxy.clock())
         except Exception as error:  # noqa: BLE001 (the barrier)
@@ -330,8 +330,8 @@ class ClientConnection(ClientOutput):
                 return
             wait_s = max(1.0, self.proxy.limits.head_timeout_s)
             wait_s = min(wait_s, max(0.05, self._deadline - now)) if not self._paused_by else 1.0
-            self._looks_at = now + wait_s
-            self._timer = self.proxy.loop.call_at(self._looks_at, self._look)
+            self._timer_at = now + wait_s
+            self._timer = self.proxy.loop.call_at(self._timer_at, self._on_timer)
             return
         phase = self._phase
         if now >= self._deadline:
@@ -345,4 +345,4 @@ class ClientConnection(ClientOutput):
             else:
                 self.transport.abort()
                 return
-        self._look_sooner()
+        self._advance_timer()

@@ -10,6 +10,7 @@ from lb.config.options import Slo
 from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.demand_minutes import DemandMinutes, is_late
 from lb.core.hop import RequestHop
+from lb.core.residency import ANYWHERE, Zones
 from lb.core.targets import Booking
 from lb.http.messages import RequestHead
 from lb.observe.access_log import RequestRecord
@@ -52,6 +53,7 @@ class Arrival(NamedTuple):
     cors: bytes | None = None  # header lines of any response to it; None if CORS is off
     set_cookie: bytes = b""  # a header line of a target's response, with its CRLF
     hop: RequestHop | None = None  # of a request that a peer has forwarded
+    zones: Zones = ANYWHERE  # of its residency
 
 
 class Ending:
@@ -149,6 +151,8 @@ class Endings:
             counts.errors[ending.error] += 1
         counts.duration.observe(now - arrival.at)
         counts.bytes_out += ending.bytes_out
+        if arrival.hop is not None:
+            self._metrics.peers.of(arrival.hop.peer).sent_bytes += ending.bytes_out
         counts.tokens_in += spent.prompt
         counts.tokens_out += spent.out
         if arrival.hop is None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from lb.config.options import Continue, CookieMode
 from lb.core.api_keys import Admission, ApiKeyStore, Unauthorized
 from lb.core.hop import NAME as HOP
+from lb.core.hop import RequestHop
 from lb.core.targets import TargetTable
 from lb.core.tenant import Limited
 from lb.http import error_responses, session_cookie
@@ -30,7 +31,7 @@ from policies.routing.registry import POLICIES
 
 
 class RequestOverrides(NamedTuple):
-    """What a client may ask of the load balancer: the X-SkyServe-* headers, each of which ends here."""
+    """What a client may request of the load balancer: the X-SkyServe-* headers, none of which is forwarded."""
 
     policy: str | None = None
     session: str = ""
@@ -41,6 +42,7 @@ _NO_OVERRIDES = RequestOverrides()
 _SESSION_POLICY = "consistent_hash"
 _HEALTH = b"/-/healthz"
 _READY = b"/-/ready"
+_WELL_KNOWN = b"/.well-known/skyserve"
 _NOT_SERVED = Rejection(404, "not_found", "Of the paths under /-/ this port serves /-/healthz and /-/ready.")
 _READ_ONLY = Rejection(405, "method_not_allowed", "This path is for GET and HEAD.")
 _DOT_SEGMENT = re.compile(  # `.` or `..` as a server reads it that decodes, or takes a backslash for a slash
@@ -80,6 +82,11 @@ class RequestAdmission:
     def apply(self) -> None:
         """Another table is in force."""
         cors = self._table.table.cors
+        self._entrance = frozenset(self._table.table.residency)
+        regions = self._table.table.regions
+        endpoints = () if regions is None else regions.endpoints
+        rows = [{"url": one.url, "region": one.region, "zones": list(one.zones)} for one in endpoints]
+        self._endpoints = {"service": self._table.table.service, "endpoints": rows} if rows else None
         self.cors = CorsRules(cors) if cors.origins else None
         self._cookies = self._table.table.session.cookie is CookieMode.AUTO
         # Which session a request belongs to may stand in its body (`user`), and so does the model, which is part of it.
@@ -88,7 +95,7 @@ class RequestAdmission:
         # Above its base path a target may serve other services.
         self._has_base_path = any(urlsplit(one.url).path.strip("/") for one in self._table.table.targets)
 
-    def trusts(self, peer: str) -> bool:
+    def is_trusted_proxy(self, peer: str) -> bool:
         """Return True if this address is one of a proxy whose word on its own clients is taken."""
         if not self._trusted:
             return False
@@ -112,6 +119,8 @@ class RequestAdmission:
         path = head.path
         if path.startswith(b"/-/") or path == b"/-":
             return self._own_path(head)
+        if self._endpoints is not None and path == _WELL_KNOWN and head.method == b"GET":
+            return error_responses.raw_json(self._endpoints, b"" if cors is None else cors[head.origin])
         if head.method == b"TRACE":
             return _TRACE
         if self._has_base_path and _DOT_SEGMENT.search(path):
@@ -160,30 +169,25 @@ class RequestAdmission:
         """Return what the request requests, or why it is refused after all. A `dense` body is not parsed."""
         for name in admission.carried_by:
             head = head.without(name)  # the key was for us
-        if head.ours is not None and admission.hop is None and HOP in head.ours:
-            self._metrics.counts.errors["forged_hop"] += 1  # it is a peer's to say, on a port of its own
-        overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head)
+        overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head, admission)
         if isinstance(overrides, Rejection):
             return overrides
-        path, body_left = head.path, client.body_left
+        path, body_left, routed = head.path, client.body_left, self._table.models.mixed
         parsed: ParsedRequest = NOT_PARSED
         prompt: bytes | None = None
         scope = ""
-        routed = self._table.models.mixed
         session = overrides.session or (head.session.decode("latin-1") if head.session else "")
         if body and head.method == b"POST" and openai_request.for_model(path):
             prompts = self._table.needs_prompt or overrides.policy is not None
-            sought = self._by_session or b'"stream"' in body
-            if prompts or routed or admission.tenant or (sought and not body_left):
+            sought = not body_left and (self._by_session or b'"stream"' in body)
+            if prompts or routed or admission.tenant or sought:
                 parsed = openai_request.scan(body) if dense else openai_request.read(body)
             if prompts:
                 prompt = openai_request.prompt_of(parsed.json, body)
             scope = f"{admission.tenant}\x00{parsed.model}"
             session = session or parsed.user
-        if routed and body and head.method == b"POST" and names_a_model(path):
-            model = model_of(parsed, body)
-        else:
-            model = parsed.model
+        has_model = routed and body and head.method == b"POST" and names_a_model(path)
+        model = model_of(parsed, body) if has_model else parsed.model
         if admission.tenant and admission.hop is None and parsed is not NOT_PARSED:
             prompt_tokens = (len(prompt) if prompt is not None else len(body)) // BYTES_PER_TOKEN
             limited = self._api_keys.reserve(admission, prompt_tokens, parsed.most_tokens, now)
@@ -193,12 +197,7 @@ class RequestAdmission:
         if self._cookies and not session and admission.hop is None:
             secure = client.hop.scheme == b"https"
             session, set_cookie = session_cookie.read_or_make(head.cookie, secure=secure)
-        self._number += 1
-        own_id = f"{self._id_prefix}-{self._number}"  # a client's may occur twice at once
-        if head.request_id:
-            request_id, shown_id = head.request_id, head.request_id.decode("ascii")
-        else:
-            request_id, shown_id = own_id.encode(), own_id
+        own_id, request_id, shown_id = self._ids(head)
         method, plain = head.method_text, head.path_text
         view = RequestView(own_id, method, plain, len(body), prompt, scope, session, parsed.max_tokens)
         span = ""
@@ -206,16 +205,9 @@ class RequestAdmission:
             span = self._begin_span(head.traceparent.decode("latin-1"))
             head = head.without(b"traceparent")  # targets get our span instead
         continues = overrides.continues and not body_left
-        options = self._table.table.continuation
         resume_state = None
-        if (
-            parsed.stream
-            and parsed.json is not None
-            and continues
-            and options.mode is not Continue.OFF
-            and path in (openai_request.CHAT, openai_request.COMPLETIONS)
-        ):
-            resume_state = ResumeState(path, parsed, body, options)
+        if parsed.stream and continues and parsed.json is not None:
+            resume_state = self._resume_state(path, parsed, body, admission.hop)
         cors = self.cors
         return Arrival(  # by position: keywords would cost each request half a microsecond
             now,
@@ -232,11 +224,34 @@ class RequestAdmission:
             None if cors is None or admission.hop is not None else cors[head.origin],
             set_cookie,
             admission.hop,
+            admission.zones if admission.hop is not None else admission.zones | self._entrance,
         )
 
-    def _overrides(self, head: RequestHead) -> RequestOverrides | Rejection:
+    def _ids(self, head: RequestHead) -> tuple[str, bytes, str]:
+        """Return our own id, that of X-Request-Id, and the latter as text."""
+        self._number += 1
+        own_id = f"{self._id_prefix}-{self._number}"  # a client's may occur twice at once
+        if head.request_id:
+            return own_id, head.request_id, head.request_id.decode("ascii")
+        return own_id, own_id.encode(), own_id
+
+    def _resume_state(
+        self, path: bytes, parsed: ParsedRequest, body: bytes, hop: RequestHop | None
+    ) -> ResumeState | None:
+        """Return the state from which this stream can resume on another target; None if streams of this kind do not resume."""
+        options = self._table.table.continuation
+        if options.mode is Continue.OFF or path not in (openai_request.CHAT, openai_request.COMPLETIONS):
+            return None
+        state = ResumeState(path, parsed, body, options)
+        if hop is not None and hop.breaks_left is not None:
+            state.breaks = max(0, options.max_breaks - hop.breaks_left)
+        return state
+
+    def _overrides(self, head: RequestHead, admission: Admission) -> RequestOverrides | Rejection:
         """Read the X-SkyServe-* headers."""
         ours = head.ours or {}
+        if admission.hop is None and HOP in ours:
+            self._metrics.counts.errors["forged_hop"] += 1  # only peers send it, on a port of its own
         policy = ours.get(b"policy") if self._table.table.access.overrides else None
         if policy is not None and policy.decode("latin-1") not in POLICIES:
             return Rejection(400, "unknown_policy", "X-SkyServe-Policy names no routing policy.")

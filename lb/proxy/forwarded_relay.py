@@ -20,7 +20,7 @@ class ForwardedRelay:
         "_due",
         "_forwarding",
         "_fruitless",
-        "_heard",
+        "_has_received",
         "_limit_bytes",
         "_mode",
         "_request",
@@ -39,7 +39,7 @@ class ForwardedRelay:
         self._forwarding: Forwarding | None = None
         self._due = False  # is a forwarding about to be opened?
         self._fruitless = 0
-        self._heard = True
+        self._has_received = True
         self._counter = OutputCounter()
         self._write: Callable[[bytes], None] = request.client.transport.write
         self.blocked = False
@@ -122,7 +122,7 @@ class ForwardedRelay:
         self.sent_bytes += sent_bytes
         self._counter.events += events
         self._counter.ids += ids
-        self._heard = forwarding.pulse() or self._heard
+        self._has_received = forwarding.pulse() or self._has_received
         return chunks
 
     def halt(self) -> None:
@@ -134,5 +134,5 @@ class ForwardedRelay:
 
     def pulse(self) -> bool:
         """Return whether something has come since the last call."""
-        heard, self._heard = self._heard, False
-        return (self._forwarding is not None and self._forwarding.pulse()) or heard
+        has_received, self._has_received = self._has_received, False
+        return (self._forwarding is not None and self._forwarding.pulse()) or has_received

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from urllib.parse import unquote
 
 from lb.config.options import Limits
 from lb.core.api_keys import Admission
 from lb.core.byte_budget import ByteBudget
 from lb.core.hop import NAME, HopError, read_hop
 from lb.http.cors import CorsRules
+from lb.http.error_responses import raw_error, raw_json
 from lb.http.messages import Reader, RequestHead
 from lb.http.write_batch import WriteBatcher
 from lb.proxy.context import Proxy
 from lb.proxy.faults import Faults
 from lb.proxy.ports import ClientPort, ClientRequest, Rejection
+
+EXPLAIN = b"/-/explain/"
+CAME = "came_from"
 
 
 class PeerEntrance:
@@ -38,7 +43,7 @@ class PeerEntrance:
 
     @property
     def cors(self) -> CorsRules | None:
-        return None  # the agent where the request entered answers for web pages
+        return None  # the agent where the request entered handles CORS
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -49,8 +54,9 @@ class PeerEntrance:
         forwarding = self._proxy.forwarding
         if forwarding is not None:
             forwarding.forwarded_in[self._peer_id] += 1
+            self._proxy.metrics.peers.of(self._peer_id).requests += 1
 
-    def trusts(self, peer: str) -> bool:
+    def is_trusted_proxy(self, peer: str) -> bool:
         return True  # the peer has written down who its client is
 
     def is_full(self) -> bool:
@@ -60,17 +66,29 @@ class PeerEntrance:
         """Let in what a peer forwards, and nothing else."""
         self.closing = self._proxy.closing
         line = (head.ours or {}).get(NAME)
+        if line is None and head.path.startswith(EXPLAIN) and head.method == b"GET":
+            return self._explanation(head.path_text.removeprefix(EXPLAIN.decode()))
         if line is None:
             return Rejection(400, "no_hop", "This port is for requests that peers forward.")
         try:
-            return Admission.of_peer(read_hop(line))
+            return Admission.of_peer(read_hop(line)._replace(peer=self._peer_id))
         except HopError as error:
             return Rejection(400, "malformed_hop", f"{error}.")
+
+    def _explanation(self, request_id: str) -> bytes:
+        """Return what has become here of a request that the peer has forwarded."""
+        found = self._proxy.explanations.find(unquote(request_id))
+        if found is None or self._peer_id not in found.targets_of(CAME):
+            return raw_error(404, "not_found", "No such request of yours is among the last ones.")
+        return raw_json(found.to_json())
 
     def begin(
         self, client: ClientPort, head: RequestHead, body: bytes, admission: Admission
     ) -> ClientRequest | Rejection:
-        return self._proxy.begin(client, head, body, admission)
+        request = self._proxy.begin(client, head, body, admission)
+        if not isinstance(request, Rejection):
+            request.arrival.explanation.note(request.arrival.at, CAME, self._peer_id)
+        return request
 
     def abandoned(self, admission: Admission) -> None:
         self._proxy.abandoned(admission)

@@ -132,7 +132,7 @@ class Relay(Protocol):
     sent_bytes: int  # of the body
 
     def tokens(self) -> Tokens | None:
-        """Return how long prompt and response were, if the response said so."""
+        """Return how long prompt and response were, if the response has it."""
         ...
 
     def generated(self) -> int:
@@ -299,7 +299,7 @@ class Entrance(Protocol):
         """The head of a request is here."""
         ...
 
-    def trusts(self, peer: str) -> bool:
+    def is_trusted_proxy(self, peer: str) -> bool:
         """Return True if this address is one of a proxy whose word on its own clients is taken."""
         ...
 
@@ -308,7 +308,7 @@ class Entrance(Protocol):
         ...
 
     def check(self, head: RequestHead) -> Rejection | Admission | bytes:
-        """Decide on the head alone whether a request is let in. Bytes are a response to it, already whole."""
+        """Decide on the head alone whether a request is let in. Bytes are a complete response to it."""
         ...
 
     def begin(
@@ -318,7 +318,7 @@ class Entrance(Protocol):
         ...
 
     def abandoned(self, admission: Admission) -> None:
-        """A request that was let in did not begin: its body never came, say."""
+        """Settle a request that was let in and did not begin, for example because its body never came."""
         ...
 
     def client_gone(self) -> None:

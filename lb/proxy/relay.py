@@ -42,7 +42,7 @@ class PlainRelay(ForwardedRelay):
         self._tail = b""  # of a stream of events
 
     def data(self, data: bytes) -> None:
-        self._heard = True
+        self._has_received = True
         self.chunks += 1
         decoder = self._decoder
         try:

@@ -1,7 +1,7 @@
 """One proxied request: it is placed, tried on targets until one responds, and relayed to its end.
 
 Before the first byte a request whose target fails goes to another one, never to one that has failed it, as far as
-it may be repeated (`lb.core.retry`). It moves at once when the table says that its target is lost, or when the target falls
+it may be repeated (`lb.core.retry`). It moves at once when its target is lost by the table, or when the target falls
 silent (`lb.engines.health_checks`) and a better one exists. While no target may take it, it is queued, and counted as
 demand. After the first byte it belongs to the target that has started to respond; if that one fails, a stream of a model is
 resumed on another (`lb.proxy.resumable_relay`), and anything else is cut, so that the client sees an error and not a short
@@ -53,7 +53,7 @@ class ProxiedRequest(ForwardingRequest):
         choice = proxy.scheduler.place(self, now)
         if choice is not None:
             self._launch(choice, now)
-        elif self.refusal is not None and not proxy.table.anybody(now, self.tried):
+        elif self.refusal is not None and not proxy.table.has_candidate(now, self.tried):
             self._send_refusal()
         elif self.arrival.hop is not None and not proxy.may_wait(self, now):
             self._respond(429, "region_full", "This region has no room for the request.")
@@ -96,7 +96,7 @@ class ProxiedRequest(ForwardingRequest):
         self.state = move(self.state, RequestEvent.ENQUEUED)
         self.ticket = ticket
         self.tries.was_queued = True
-        proxy.metrics.counts.held_total += 1
+        proxy.metrics.counts.queued_total += 1
         why = "no target can take it" if ticket.lane is None else "best off waiting for this target"
         self.arrival.explanation.note(now, "held", ticket.lane or "", why)
 
@@ -122,7 +122,7 @@ class ProxiedRequest(ForwardingRequest):
         if resume_state is None or booking is None:
             return self.head.target, self.body
         try:
-            path, body = resume_state.outgoing(self.proxy.kind_of(booking.key))
+            path, body = resume_state.outgoing(self.proxy.kind_of_booking(booking))
         except NotResumable as error:
             self._cannot_resume_here(error)
             return None
@@ -135,7 +135,7 @@ class ProxiedRequest(ForwardingRequest):
         now = self.proxy.clock()
         self.state = move(self.state, RequestEvent.FAILED)
         self._drop_attempt(now)
-        if self.proxy.table.anybody(now, self.tried) and error.reason in BY_ENGINE:
+        if self.proxy.table.has_candidate(now, self.tried) and error.reason in BY_ENGINE:
             self.place()
         else:
             relay.refuse(error)
@@ -154,7 +154,7 @@ class ProxiedRequest(ForwardingRequest):
 
     def responded_whole(self, response: ResponseHead, body: bytes) -> None:
         if self.hop_lines and self.is_full(response, body):
-            self.came_back()
+            self._queue_again()
         elif (
             response.status in RETRY_STATUSES and self.tries.repeatable
         ):  # kept, in case no target has a better one
@@ -206,7 +206,7 @@ class ProxiedRequest(ForwardingRequest):
         self._drop_attempt(now)
         if failure is Failure.LOCAL:
             proxy.local_trouble(why, now)
-            if not proxy.table.anybody(now, self.tried):
+            if not proxy.table.has_candidate(now, self.tried):
                 self._respond(
                     503, "out_of_resources", "The load balancer cannot open another connection now."
                 )
@@ -229,7 +229,7 @@ class ProxiedRequest(ForwardingRequest):
             delay = proxy.retries.delay_s(verdict, self.tries, epoch)
         else:
             self.arrival.explanation.note(now, "no_retry", why=verdict.value)
-        if failure is Failure.MALFORMED and not proxy.table.anybody(now, self.tried):
+        if failure is Failure.MALFORMED and not proxy.table.has_candidate(now, self.tried):
             delay = None  # retrying later would meet the same malformed target
         if delay is None:
             if verdict is RetryVerdict.KILLS_TARGETS and self.relay is None:
@@ -276,10 +276,10 @@ class ProxiedRequest(ForwardingRequest):
         silent = proxy.table_of(booking).silent_since(booking) <= booking.since
         if silent and now - booking.since >= proxy.limits.time_to_first_byte_s / 2:
             self._blame(booking, Failure.SILENT, "for the whole time to first byte", now)
-        self._respond(504, "time_to_first_byte", "No target answered in time.")
+        self._respond(504, "time_to_first_byte", "No target responded in time.")
 
     def client_lost(self) -> None:
-        """The client has left: stop what is under way, and with it the engine's work."""
+        """The client has left: stop the running attempt, and with it the engine's work."""
         if self.state is _DONE:
             return
         if self.tunnel is not None:  # either side may close a tunnel when it likes
@@ -296,6 +296,8 @@ class ProxiedRequest(ForwardingRequest):
             self._send_refusal()
         elif self.tries.failed:
             self._give_up()
+        elif self.arrival.zones and not full:
+            self._refuse_by_residency()
         elif proxy.table.models.missing(self.arrival.model):
             self._no_such_model()
         else:
@@ -303,10 +305,21 @@ class ProxiedRequest(ForwardingRequest):
             proxy.metrics.counts.rejected += 1
             if full:
                 self._respond(429, "queue_full", "Too many requests are waiting for a replica.")
-            elif proxy.table.anybody(proxy.clock()):
+            elif proxy.table.has_candidate(proxy.clock()):
                 self._respond(503, "queue_timeout", "No replica had room for the request in time.")
             else:
                 self._respond(503, "no_target_ready", "No replica is ready to take the request.")
+
+    def _refuse_by_residency(self) -> None:
+        """No replica that may have the request had room: it is not sent to another one."""
+        proxy, zones = self.proxy, sorted(self.arrival.zones)
+        proxy.rejections.add(proxy.clock())
+        proxy.metrics.counts.rejected += 1
+        for zone in zones:
+            proxy.metrics.counts.residency_denied[zone] += 1
+        self._respond(
+            503, "residency", f"No replica of the residency zone {' and '.join(zones)} had room in time."
+        )
 
     def _no_such_model(self) -> None:
         """No target serves the model that the request names."""
@@ -317,7 +330,7 @@ class ProxiedRequest(ForwardingRequest):
         if self.refusal is not None:
             self._send_refusal()
         else:
-            self._respond(502, "no_target_answered", "No replica could answer the request.")
+            self._respond(502, "no_target_answered", "No replica could serve the request.")
 
     def _send_refusal(self) -> None:
         assert self.refusal is not None  # noqa: S101 (for the type checker)

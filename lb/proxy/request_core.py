@@ -1,4 +1,4 @@
-"""What a proxied request is: its fields, its ending, and what it says to its client. See `request`."""
+"""The fields of a proxied request, its end, and the responses that the load balancer writes itself. See `request`."""
 
 from __future__ import annotations
 
@@ -90,9 +90,11 @@ class RequestCore:
 
     @property
     def tried(self) -> Collection[int]:
-        """The epochs of targets (see `lb.core.target_state`) that have had the request, or do not serve its model."""
-        by_epoch = self.tries.by_epoch
-        barred = self.proxy.table.models.barred(self.arrival.model)
+        """The epochs of targets (see `lb.core.target_state`) that have had the request, or may not have it."""
+        by_epoch, table, zones = self.tries.by_epoch, self.proxy.table, self.arrival.zones
+        barred = table.models.barred(self.arrival.model)
+        if zones:
+            barred = barred | table.residency.barred(zones)
         return barred.union(by_epoch) if barred else by_epoch
 
     @property
@@ -102,7 +104,7 @@ class RequestCore:
         return tries.was_queued or tries.executions > 0 or self.relay is not None
 
     @property
-    def hold_left_s(self) -> float:
+    def queue_left_s(self) -> float:
         return self.tries.queue_left_s
 
     @property
@@ -230,6 +232,12 @@ class RequestCore:
             attempt.finish()
             self.proxy.release(attempt.booking, now, tokens)
             self.attempt = None
+            if self.hop_lines:
+                self.left_peer(attempt.booking)
+
+    def left_peer(self, booking: Booking) -> None:
+        """A booking has been released: if it was on a peer, another request may have its credit."""
+        raise NotImplementedError
 
     def _left_queue(self, now: float) -> None:
         ticket, self.ticket = self.ticket, None
@@ -282,6 +290,7 @@ class RequestCore:
             if attempt is not None:
                 if not attempt.booking.released:
                     self.proxy.table_of(attempt.booking).release(attempt.booking, now)
+                    self.left_peer(attempt.booking)
                 attempt.drop()
             self.proxy.endings.settled(self, now)
             self.proxy.forget_body(self)

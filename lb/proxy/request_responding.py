@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 
 from lb.core.failures import BLAME, Failure
+from lb.core.residency import may_have
 from lb.core.targets import Booking, Health
-from lb.engines.kinds import EngineKind
+from lb.engines.kinds import EngineKind, kind_named
 from lb.http.messages import ResponseHead
 from lb.http.upstream import TargetConnection
 from lb.proxy.ending import Outcome
@@ -55,12 +56,20 @@ class RespondingRequest(RequestCore):
             return set()
         now = proxy.clock()
         if now_or_later:
-            well = (target.id for target, health, _ in proxy.table.rows(now) if health is Health.GOOD)
+            zones = self.arrival.zones
+            well = (
+                target.id
+                for target, health, _ in proxy.table.rows(now)
+                if health is Health.GOOD and may_have(target.zones, zones)
+            )
             models, model = proxy.table.models, self.arrival.model
             others = {one for one in well if one != booking.key.id and models.serves(one, model) is not False}
         else:
             others = {view.id for view in proxy.table.candidates(now, self.tried)[1]}
-        return {proxy.kind_of_id(one) for one in others}
+        kinds = {proxy.kind_of_id(one) for one in others}
+        if proxy.forwarding is not None and self.arrival.hop is None:
+            kinds |= set(map(kind_named, proxy.forwarding.engines(now, self.arrival.zones, {booking.epoch})))
+        return kinds
 
     def not_resumed(self, reason: Reason) -> None:
         self.proxy.metrics.counts.continue_refused[reason.value] += 1
@@ -77,6 +86,8 @@ class RespondingRequest(RequestCore):
         self.tries.deaths = 0
         proxy.counts_of(booking).ttfb.observe(now - self.arrival.at)
         self.arrival.explanation.note(now, "answered", booking.key.id)
+        if self.hop_lines:
+            self.peer_responded(booking)
         if proxy.table_of(booking).responded(booking, now, 200 <= status < 300):
             _log.info("readmit target=%s why=%r", booking.key.id, "it responded again")
             proxy.changed_soon()
@@ -84,13 +95,18 @@ class RespondingRequest(RequestCore):
             proxy.let_in_soon()  # a first byte shows that its engine had room
         return now
 
+    def peer_responded(self, booking: Booking) -> None:
+        """A peer has started to respond."""
+        raise NotImplementedError
+
     def begin_relay(self, attempt: Responding) -> Relay:
         now = self._first_byte(attempt.response.status)
         self.state = move(self.state, RequestEvent.FIRST_BYTE)
         proxy, relay = self.proxy, self.relay
         if self.ending.first_at is None:
             self.ending.first_at = now
-            proxy.metrics.counts.ttft.observe(now - self.arrival.at)
+            if self.arrival.hop is None:  # else the agent where it entered counts it
+                proxy.metrics.counts.ttft.observe(now - self.arrival.at)
         if relay is None:
             self.refusal = None
             if (
@@ -224,9 +240,9 @@ class RespondingRequest(RequestCore):
         self.end(Outcome.TUNNEL_CLOSED)
 
     def close_tunnel(self, why: str) -> None:
-        """Close both ends with a close frame that says that the server goes away."""
+        """Close both ends with a close frame of code 1001 (going away)."""
         if self.tunnel is not None:
-            self.tunnel.say_goodbye()
+            self.tunnel.send_close_frames()
         self.arrival.explanation.note(self.proxy.clock(), "closed", why=why)
         self.ending.error = why
         self.end(Outcome.TUNNEL_CLOSED)

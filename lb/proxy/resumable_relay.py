@@ -5,7 +5,7 @@ removes what the client did not request. Without it a chunk of an engine, which 
 as it came; what it costs beyond that is a look at its ends and a place in the transcript. Only when something is unusual
 (events cut in two, several chunks at once, fields to be removed) are bodies unframed and framed again.
 
-When the target fails, stalls, gives up or is about to be taken away, the transcript says how far the stream has come
+When the target fails, stalls, gives up or is about to be taken away, the transcript has how far the stream has come
 (`lb.stream.transcript`), `lb.stream.resume_request` makes the request that goes on from there, the request finds a target
 for it like for any other, and `lb.stream.stream_merge` makes one stream of the two. What cannot go on ends with an error
 event.
@@ -63,6 +63,7 @@ class ResumableRelay(ForwardedRelay):
         "_decoder",
         "_gate",
         "_last",
+        "_may_pass_whole",
         "_merger",
         "_payloads",
         "_resume_state",
@@ -70,7 +71,6 @@ class ResumableRelay(ForwardedRelay):
         "_transcript",
         "_unchunked",
         "_verdict",
-        "_whole",
     )
 
     def __init__(
@@ -93,20 +93,20 @@ class ResumableRelay(ForwardedRelay):
         if isinstance(decoder, ChunkedDecoder):
             decoder.payloads = self._payloads
         # All that came is whole chunks of whole events of the first target, so the next may pass without the decoder.
-        self._whole = chunked and not self._unchunked
+        self._may_pass_whole = chunked and not self._unchunked
 
     # --- while all is well
 
     def data(self, data: bytes) -> None:
         self.chunks += 1
         if (
-            self._whole
+            self._may_pass_whole
             and self._strip is None
             and data[-4:] == _EVENT_END
             and _GOES_ON in data
             and one_chunk(data)
         ):
-            self._heard = True
+            self._has_received = True
             self._last = data
             self._counter.add(data)
             self._transcript.add(data)
@@ -114,11 +114,11 @@ class ResumableRelay(ForwardedRelay):
             self._write(data)
         else:
             self._walk(data)
-        if self._whole:
+        if self._may_pass_whole:
             self._expect_forwarding()
 
     def _may_forward(self) -> bool:
-        return self._whole
+        return self._may_pass_whole
 
     def _forwarded(self, passed: bytes) -> None:
         self._transcript.add(passed)
@@ -141,7 +141,7 @@ class ResumableRelay(ForwardedRelay):
         else:
             payload = body
         if is_data(payload):
-            self._heard = True
+            self._has_received = True
         if self._merger is not None:
             self._send(self._merger.feed(payload))
             gave_up = bool(self._merger.error)
@@ -156,7 +156,7 @@ class ResumableRelay(ForwardedRelay):
                 self._counter.add(events)
                 self._send(sent)
             gave_up = bool(self._gate.error)
-            self._whole = (
+            self._may_pass_whole = (
                 not self._unchunked
                 and self._gate.clear
                 and isinstance(decoder, ChunkedDecoder)
@@ -252,7 +252,7 @@ class ResumableRelay(ForwardedRelay):
     def resume(self, why: str) -> bool:
         resume_state = self._resume_state
         self.halt()  # an old target that runs (a drain, a stall) goes on speaking until its connection is closed
-        self._whole = False  # nor is a forwarding opened on the next one
+        self._may_pass_whole = False  # nor is a forwarding opened on the next one
         progress = self._progress()
         rest = resume_state.closing(progress)
         if rest is not None:
@@ -274,9 +274,9 @@ class ResumableRelay(ForwardedRelay):
         self._payloads.clear()
         if isinstance(decoder, ChunkedDecoder):
             decoder.payloads = self._payloads
-        self._whole = False
+        self._may_pass_whole = False
         self._merger = self._resume_state.merger()
-        self._heard = True
+        self._has_received = True
         self.silent_s = 0.0
 
     def refuse(self, error: NotResumable) -> None:

@@ -18,7 +18,7 @@ from lb.core.sliding_window import WindowCounter
 from lb.core.targets import Booking, Key, TargetTable
 from lb.stream.model_name import names_model
 
-MOST_WRONG_MODELS = 8  # targets that may say of one request that they do not know its model
+MOST_WRONG_MODELS = 8  # targets that may refuse one request because they do not know its model
 
 
 class Retries:
@@ -44,9 +44,9 @@ class Retries:
     ) -> RetryVerdict:
         """Return whether and where a failed request may be tried again, by the rules and the budget.
 
-        `tried` are the epochs of targets that have had it, `replayable` says whether its body is still there.
+        `tried` are the epochs of targets that have had it, `replayable` whether its body is still there.
         """
-        verdict = may_retry(history, self._table.table.retries, self._table.anybody(now, tried))
+        verdict = may_retry(history, self._table.table.retries, self._table.has_candidate(now, tried))
         if verdict.goes_on and not replayable:
             return RetryVerdict.NOT_REPEATABLE
         if verdict.goes_on and not is_free(history) and not self._budget.allow(now):

@@ -40,6 +40,7 @@ class Services(Protocol):
     retries: Retries
     fast_path: FastPath | None
     closing: bool  # no connection is kept alive any longer
+    draining: bool  # serves on, but is not ready
     queueing: bool  # may a request wait for a target?
     queue: RequestQueue[Any]
     scheduler: Scheduler[Any]
@@ -50,6 +51,7 @@ class Services(Protocol):
     rejections: WindowCounter
     ongoing: WindowMean
     on_missing_model: Callable[[], None]  # a request was for a model that no target serves
+    on_credit: Callable[[], None]  # a peer takes another request
 
     @property
     def clock(self) -> Callable[[], float]: ...
@@ -58,6 +60,10 @@ class Services(Protocol):
 
     def kind_of_id(self, target_id: str) -> EngineKind:
         """Return the kind of engine of a target of the table, as far as it is known."""
+        ...
+
+    def kind_of_booking(self, booking: Booking) -> EngineKind:
+        """Return the kind of engine that will have the request: of a peer, that of its replicas."""
         ...
 
     def table_of(self, booking: Booking) -> TargetTable:

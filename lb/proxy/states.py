@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """Where a request is. In the order of a life without trouble."""
+    """The states of a request, in the order of one without trouble."""
 
     __hash__ = (
         object.__hash__

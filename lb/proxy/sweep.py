@@ -105,7 +105,7 @@ class Sweep:
             return
         if relay.pulse():
             relay.silent_s = 0.0
-            proxy.table_of(booking).heard(booking.key, now)
+            proxy.table_of(booking).received_from(booking.key, now)
             return
         relay.silent_s += elapsed
         if relay.blocked:
@@ -120,7 +120,7 @@ class Sweep:
             and proxy.table_of(booking).missing(booking, now)
             and relay.may_continue(now_or_later=True)
         ):
-            request.broke(Failure.SILENT, "no byte, and no sign of life from its target")
+            request.broke(Failure.SILENT, "no byte, and a failed probe of its target")
 
     def _check_tunnel(self, request: ProxiedRequest, now: float) -> None:
         tunnel, booking = request.tunnel, request.booking

@@ -41,7 +41,7 @@ class Tunnel:
             self.last_byte_at = now
         return now - self.last_byte_at
 
-    def say_goodbye(self) -> None:
+    def send_close_frames(self) -> None:
         """Send close frames, to each side that is not inside a frame. A frame put into another would be read as data."""
         if self._to_client.between and not self._client.is_closing():
             self._client.write(close_frame(GOING_AWAY, masked=False))

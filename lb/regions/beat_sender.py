@@ -1,4 +1,4 @@
-"""Sends beats to one peer, on a connection of its own that is made again whenever it fails or is half open."""
+"""Keeps a connection to one peer, on which beats go out; it is made again whenever it fails or is half open."""
 
 from __future__ import annotations
 
@@ -6,54 +6,53 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
+from typing import cast
 from urllib.parse import urlsplit
 
 from lb.config.regions import PeerAgent
-from lb.core.beats import Beat, encode
 from lb.core.link_state import LinkState
 from policies.backoff import delay_s
 
-EVERY_S = 0.25  # between two beats of an agent whose room does not change
-SOONEST_S = 0.1  # between two beats in any case
 CONNECT_S = 3.0
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 2.0
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 2.0
 
 _log = logging.getLogger("lb.regions.beat_sender")
 
 
 class BeatSender:
-    """`beat` makes the beat to send now. `run` goes on until `close`."""
+    """The connection. `connected` is called with it each time that it is made."""
 
     def __init__(
         self,
         peer: PeerAgent,
         tls: ssl.SSLContext,
         state: LinkState,
-        beat: Callable[[LinkState], Beat],
         clock: Callable[[], float],
+        connected: Callable[[BeatSender], None],
     ) -> None:
         self.peer = peer
         self.state = state
         self.trouble = ""
         self.connections = 0  # made so far
         self._tls = tls
-        self._beat = beat
         self._clock = clock
-        self._news = asyncio.Event()
+        self._connected = connected
+        self._connection: _Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
     def start(self) -> None:
-        """Begin to send."""
+        """Begin to connect."""
         self._task = asyncio.get_running_loop().create_task(self.run())
 
     def close(self) -> None:
         """Send nothing more. Returns at once."""
-        self._closed = (
-            True  # `asyncio.wait_for` may lose a cancellation that meets the end of what it waits for
-        )
+        self._closed = True  # a cancellation may get lost that meets the end of what is awaited
         if self._task is not None:
             self._task.cancel()
 
@@ -62,51 +61,70 @@ class BeatSender:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def stir(self) -> None:
-        """There is news: send the next beat as soon as is allowed."""
-        self._news.set()
+    def send(self, data: bytes, now: float) -> None:
+        """Send beats, if there is a connection. One on which beats have no echo is given up."""
+        connection = self._connection
+        if connection is None:
+            return
+        connection.transport.write(data)
+        if self.state.is_half_open(now):
+            connection.ends("no beat is echoed")
 
     async def run(self) -> None:
         failures = 0
         while not self._closed:
             try:
-                writer = await asyncio.wait_for(self._connect(), CONNECT_S)
+                why = await self._connect()
             except (TimeoutError, OSError) as error:
                 failures += 1
                 self._troubled(str(error) or type(error).__name__)
-                await asyncio.sleep(delay_s(failures, FIRST_PAUSE_S, LONGEST_PAUSE_S))
-                continue
-            failures = 0
-            try:
-                self._troubled(await self._send(writer))
-            finally:
-                self.state.disconnected()
-                writer.transport.abort()
-            await asyncio.sleep(FIRST_PAUSE_S)
+                await asyncio.sleep(delay_s(failures, MIN_BACKOFF_S, MAX_BACKOFF_S))
+            else:
+                failures = 0
+                self._troubled(why)
+                await asyncio.sleep(MIN_BACKOFF_S)
 
-    async def _connect(self) -> asyncio.StreamWriter:
+    async def _connect(self) -> str:
+        """Make a connection, and return why it ended. Raises TimeoutError or OSError if there is none."""
+        loop = asyncio.get_running_loop()
         parts = urlsplit(self.peer.url)
-        _, writer = await asyncio.open_connection(
-            parts.hostname, parts.port, ssl=self._tls, server_hostname=self.peer.tls_name
+        making = loop.create_connection(
+            lambda: _Connection(loop),
+            parts.hostname or "",
+            parts.port or 443,
+            ssl=self._tls,
+            server_hostname=self.peer.tls_name,
         )
-        return writer
-
-    async def _send(self, writer: asyncio.StreamWriter) -> str:
-        """Send beats until the connection is of no use, and return why."""
-        self.state.connected(self._clock())
-        self.connections += 1
-        self.trouble = ""
-        while not (self._closed or writer.transport.is_closing()):
-            self._news.clear()
-            writer.write(encode(self._beat(self.state)))
-            await asyncio.sleep(SOONEST_S)
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), EVERY_S - SOONEST_S)
-            if self.state.unanswered(self._clock()):
-                return "no beat is answered"
-        return "the connection is closed"
+        transport, connection = await asyncio.wait_for(making, CONNECT_S)
+        try:
+            self._connection = connection
+            self.state.connected()
+            self.connections += 1
+            self.trouble = ""
+            self._connected(self)
+            return await connection.lost
+        finally:
+            self._connection = None
+            transport.abort()
 
     def _troubled(self, why: str) -> None:
         if why != self.trouble:
             _log.info("link peer=%s why=%r", self.peer.id, why)
         self.trouble = why
+
+
+class _Connection(asyncio.Protocol):
+    """One connection; nothing comes on it. `lost` is why it is of no use any longer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.lost: asyncio.Future[str] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ends("the connection is closed")
+
+    def ends(self, why: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(why)

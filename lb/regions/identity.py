@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-BEATS = "skyserve-beats/1"  # the protocol of a connection, agreed on in the handshake (ALPN)
+BEATS = "skyserve-beats/2"  # the protocol of a connection, agreed on in the handshake (ALPN)
 REQUESTS = "http/1.1"
 
 

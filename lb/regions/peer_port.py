@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from lb.config.regions import PeerAgent
-from lb.core.beats import MAX_BEAT_BYTES, Beat, BeatError, decode
+from lb.core.beats import Beat, BeatError, UsedReport, decode, frames
 from lb.http.upstream import keep_alive
 from lb.regions.identity import BEATS, names_of
 
@@ -35,12 +35,14 @@ class PeerPort:
         self,
         tls: ssl.SSLContext,
         peers: Callable[[], Mapping[str, PeerAgent]],
-        heard: Callable[[PeerAgent, Beat], None],
+        on_beat: Callable[[PeerAgent, Beat], None],
         requests: Callable[[PeerAgent], asyncio.Protocol],
+        on_used: Callable[[PeerAgent, UsedReport], None] = lambda peer, report: None,
     ) -> None:
+        self._on_used = on_used
         self._tls = tls
         self._peers = peers
-        self._heard = heard
+        self._on_beat = on_beat
         self._requests = requests
         self._accepting: asyncio.Task[None] | None = None
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -127,9 +129,13 @@ class PeerPort:
     def closed(self, transport: asyncio.Transport) -> None:
         self._open.discard(transport)
 
-    def beat(self, peer: PeerAgent, line: bytes) -> None:
-        """Raise BeatError for a line that is none."""
-        self._heard(peer, decode(line))
+    def frame(self, peer: PeerAgent, kind: int, data: bytes) -> None:
+        """A frame has come. Raises BeatError."""
+        found = decode(kind, data)
+        if isinstance(found, Beat):
+            self._on_beat(peer, found)
+        elif found is not None:
+            self._on_used(peer, found)
 
     def malformed(self, peer: PeerAgent, error: BeatError) -> None:
         self.refused["malformed_beat"] += 1
@@ -174,12 +180,10 @@ class _BeatReceiver(asyncio.Protocol):
         self._port.opened(self._transport)
 
     def data_received(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
         try:
-            if len(self._rest) > MAX_BEAT_BYTES:
-                raise BeatError("a beat without an end")
-            for line in lines:
-                self._port.beat(self._peer, line)
+            whole, self._rest = frames(self._rest + data)
+            for kind, frame in whole:
+                self._port.frame(self._peer, kind, frame)
         except BeatError as error:
             self._port.malformed(self._peer, error)
             self._transport.abort()

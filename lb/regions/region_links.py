@@ -8,27 +8,37 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lb.config.regions import PeerAgent, Regions
-from lb.core.beats import Beat
+from lb.core.beats import Beat, UsedReport, encode, encode_report, encode_used
 from lb.core.forwarding import SILENT_AFTER_S, Forwarding
+from lb.core.hop import ReportId
 from lb.core.link_state import LinkState
 from lb.core.peers import RegionReport
+from lb.core.shared_quota import SharedQuota
+from lb.core.takeover import PeerLiveness, Takeovers
 from lb.core.targets import TargetTable
+from lb.engines.http_get import HttpGetter
+from lb.engines.kinds import EngineKind, kind_named
 from lb.http.upstream import Pools
+from lb.observe.explain import Explanation
 from lb.proxy.context import Proxy
 from lb.proxy.downstream import ClientConnection
 from lb.proxy.peer_entrance import PeerEntrance
 from lb.proxy.sweep import reconsider
-from lb.regions.beat_sender import EVERY_S, BeatSender
+from lb.regions.beat_sender import BeatSender
 from lb.regions.identity import BEATS, REQUESTS, Identity
+from lb.regions.peer_explanations import peer_explanations
 from lb.regions.peer_port import PeerPort
 
-_WATCH_S = 0.1
+TICK_S = 0.1  # between two beats at least
+CHANGED_S = 0.25  # between two that report something else than the one before it, but nothing of importance
+EVERY_S = 0.5  # between two beats in any case
+RECONSIDERED_FOR_CREDIT = 2  # queued requests, each time
 
 _log = logging.getLogger("lb.regions")
 
 
 class RegionLinks:
-    """Needs a running event loop. `boot` distinguishes this life of the agent from others; raises OSError for files it cannot read."""
+    """Needs a running event loop. `boot` distinguishes this process of the agent from others; raises OSError for files it cannot read."""
 
     def __init__(
         self,
@@ -38,7 +48,13 @@ class RegionLinks:
         identity: Identity,
         boot: int,
         clock: Callable[[], float],
+        engine: Callable[[], str] = str,
+        on_takeover: Callable[[], object] = lambda: None,
     ) -> None:
+        """Report `engine` to peers; call `on_takeover` when `takeovers` serves other regions than before."""
+        self._engine = engine
+        self._on_takeover = on_takeover
+        self.takeovers = Takeovers()
         self._proxy = proxy
         self._pools = pools
         self._table = table
@@ -48,10 +64,20 @@ class RegionLinks:
         self._clock = clock
         self._by_name: dict[str, PeerAgent] = {}
         self._senders: dict[str, BeatSender] = {}
-        self._reported: RegionReport | None = None
-        self._reported_at = float("-inf")
-        self._announced = (0, False)
-        self.port = PeerPort(identity.server(), lambda: self._by_name, self._heard, self._requests)
+        self._report: RegionReport | None = None  # the newest one
+        self._frame = b""  # of it
+        self._state: tuple[object, ...] | None = None  # of the targets when it was made; None: busy
+        self._sent: RegionReport | None = None  # to all peers
+        self._sent_at = float("-inf")
+        self._silent: tuple[str, ...] = ()
+        self._logged: frozenset[str] = frozenset()  # as was logged
+        self._getter = HttpGetter(pools, clock)
+        self._quota = proxy.api_keys.quota = SharedQuota()
+        self._credited = False  # in this turn of the loop
+        proxy.on_credit = self._credit_came
+        self.port = PeerPort(
+            identity.server(), lambda: self._by_name, self._on_beat, self._requests, self._used_elsewhere
+        )
 
     def apply(self, regions: Regions | None) -> None:
         """Another table is in force. Without `regions` all peers are gone."""
@@ -74,26 +100,42 @@ class RegionLinks:
                 del self._senders[peer_id]
         for peer_id, peer in wanted.items():
             if peer_id not in self._senders:
-                sender = BeatSender(peer, self._beats_tls, LinkState(self._boot), self._beat, self._clock)
+                state = LinkState(self._boot, now)
+                sender = BeatSender(peer, self._beats_tls, state, self._clock, self._connected)
                 self._senders[peer_id] = sender
                 sender.start()
+        self._silent = self._silent_peers(now)
+        self._share_quota(now)
 
     async def run(self) -> None:
-        """Watch for what peers should know at once, and for peers that are silent, until cancelled."""
+        """Send beats, and watch for peers that are silent, until cancelled."""
         while True:
-            await asyncio.sleep(_WATCH_S)
-            forwarding, now = self._proxy.forwarding, self._clock()
-            if forwarding is None or not self._senders:
-                continue
-            report = self._report(now)
-            announced = (report.available, report.queued > 0)
-            if announced != self._announced:
-                self._announced = announced
-                for sender in self._senders.values():
-                    sender.stir()
-            for peer_id, sender in self._senders.items():
-                if sender.state.beats_heard and sender.state.silent_s(now) > SILENT_AFTER_S:
+            await asyncio.sleep(TICK_S)
+            self._tick()
+
+    def _tick(self) -> None:
+        forwarding, now = self._proxy.forwarding, self._clock()
+        if forwarding is None or not self._senders:
+            return
+        before, self._silent = self._silent, self._silent_peers(now)
+        if self._silent or self.takeovers.is_watching:
+            if self.takeovers.observe(self._liveness(now), now):
+                self._log_takeovers()
+                self._on_takeover()
+            for peer_id in self._silent:
+                if self._senders[peer_id].state.beats_received:
                     forwarding.silent(peer_id, now)
+        if self._silent or before:
+            self._share_quota(now)
+        since_s = now - self._sent_at + TICK_S / 2
+        report, last = self._reported(now, fresh=since_s >= EVERY_S), self._sent
+        if (
+            last is None
+            or since_s >= (EVERY_S if report == last else CHANGED_S)
+            or self._quota.has_unsent
+            or _is_urgent(report, last)
+        ):
+            self._send(now)
 
     async def close(self) -> None:
         """Accept nothing more and send no more beats. Forwarded requests go on."""
@@ -102,6 +144,11 @@ class RegionLinks:
             sender.close()
         for sender in self._senders.values():
             await sender.closed()
+
+    async def explained(self, explanation: Explanation) -> list[dict[str, Any]]:
+        """Return what has become of a request at each of the peers that it was forwarded to."""
+        forwarding = self._proxy.forwarding
+        return [] if forwarding is None else await peer_explanations(explanation, forwarding, self._getter)
 
     def to_json(self) -> dict[str, Any]:
         """Return what is known of the regions, for the admin port."""
@@ -114,9 +161,10 @@ class RegionLinks:
             "policy": forwarding.regions.policy,
             "epoch": forwarding.regions.epoch,
             "owned": list(forwarding.regions.owned),
+            "taken_over": sorted(self._taken_over()),
             "refused_connections": dict(self.port.refused),
-            "refused_requests": forwarding.refused_in,
-            "came_back": forwarding.came_back,
+            "refused_requests": self._proxy.metrics.peers.refusals,
+            "came_back": forwarding.returned_count,
             "peers": [
                 self._row(sender, forwarding.forwarded_out, forwarding.forwarded_in, now)
                 for sender in self._senders.values()
@@ -127,52 +175,166 @@ class RegionLinks:
         self, sender: BeatSender, out: Mapping[str, int], into: Mapping[str, int], now: float
     ) -> dict[str, Any]:
         state, peer = sender.state, sender.peer
-        rtt_s = state.rtt_s
+        rtt_s, sent_bytes = state.rtt_s, self._proxy.metrics.peers.of(peer.id).sent_bytes
         return {
             "id": peer.id,
             "region": peer.region,
             "rtt_ms": None if rtt_s is None else round(1000 * rtt_s, 3),
             "deviation_ms": round(1000 * state.deviation_s, 3),
-            "silent_s": round(state.silent_s(now), 3) if state.beats_heard else None,
+            "silent_s": round(state.silent_s(now), 3) if state.beats_received else None,
+            "dead": self.takeovers.is_dead(peer.id),
+            "engine": forwarding.engine(peer.id) if (forwarding := self._proxy.forwarding) else "",
             "connections": sender.connections,
+            "reports": state.beats_received,
             "trouble": sender.trouble,
             "forwarded_out": out.get(peer.id, 0),
             "forwarded_in": into.get(peer.id, 0),
+            "sent_bytes": sent_bytes,
+            "egress_usd": sent_bytes * peer.egress_usd_per_gb / 1e9,
         }
+
+    def usual_engine(self) -> EngineKind:
+        """Return what the engines of the peers are; UNKNOWN if they differ."""
+        forwarding = self._proxy.forwarding
+        names = set() if forwarding is None else {forwarding.engine(peer_id) for peer_id in self._senders}
+        kinds = {kind_named(name) for name in names} - {EngineKind.UNKNOWN}
+        return kinds.pop() if len(kinds) == 1 else EngineKind.UNKNOWN
+
+    # --- liveness
+
+    def _silent_peers(self, now: float) -> tuple[str, ...]:
+        """Return the peers of which no beat has come lately."""
+        return tuple(
+            peer_id
+            for peer_id, sender in self._senders.items()
+            if sender.state.silent_s(now) > SILENT_AFTER_S
+        )
+
+    def _liveness(self, now: float) -> list[PeerLiveness]:
+        forwarding = self._proxy.forwarding
+        assert forwarding is not None  # noqa: S101 (there are peers)
+        silent = set(self._silent)
+        liveness = []
+        for peer_id, sender in self._senders.items():
+            region = sender.peer.region
+            others = [
+                other
+                for other, link in self._senders.items()
+                if other not in silent and link.peer.region != region
+            ]
+            others_silent = sum(forwarding.agrees(other, peer_id) for other in others)
+            liveness.append(
+                PeerLiveness(peer_id, region, sender.state.silent_s(now), len(others), others_silent)
+            )
+        return liveness
+
+    def _taken_over(self) -> frozenset[str]:
+        """Return the regions whose targets are served here in place of their agents."""
+        return self.takeovers.regions & {one.owner for one in self._table.table.standby}
+
+    def _log_takeovers(self) -> None:
+        taken = self._taken_over()
+        for region in taken - self._logged:
+            _log.warning("take over region=%s why=%r", region, "its agents are silent")
+        for region in self._logged - taken:
+            _log.info("hand back region=%s why=%r", region, "an agent of it has been back for long enough")
+        self._logged = taken
 
     # --- beats
 
-    def _report(self, now: float) -> RegionReport:
-        """Return the report of this moment, made at most ten times a second however many peers there are."""
-        forwarding, report = self._proxy.forwarding, self._reported
-        if report is None or now - self._reported_at >= _WATCH_S / 2:
-            assert forwarding is not None  # noqa: S101 (there are peers)
-            report = forwarding.report(self._proxy.held, now)
-            self._reported_at = now
-            if self._proxy.closing or self._proxy.draining:
-                report = report._replace(draining=True)
-            self._reported = report
-        return report
+    def _reported(self, now: float, fresh: bool) -> RegionReport:
+        """Return the report of this moment; if it need not be `fresh`, that of an idle agent may be half a second old."""
+        proxy, table, report = self._proxy, self._table, self._report
+        draining = proxy.closing or proxy.draining
+        state = (table.version(now), table.health_changes, self._silent, draining)
+        is_busy = table.in_flight or proxy.queued
+        if report is not None and not fresh and not is_busy and state == self._state:
+            return report
+        assert proxy.forwarding is not None  # noqa: S101 (there are peers)
+        made = proxy.forwarding.report(proxy.queued, now)
+        made = made._replace(engine=self._engine(), silent=self._silent, draining=draining)
+        if made != report:
+            self._report, self._frame = made, encode_report(made)
+        self._state = None if is_busy else state
+        return made
 
-    def _beat(self, state: LinkState) -> Beat:
-        now, forwarding = self._clock(), self._proxy.forwarding
-        epoch = 0 if forwarding is None else forwarding.regions.epoch
-        return state.next_beat(self._report(now), EVERY_S, epoch, now)
+    def _send(self, now: float) -> None:
+        """Send the newest report to all peers."""
+        self._sent, self._sent_at = self._report, now
+        for sender in self._senders.values():
+            if sender.is_open:
+                self._beat(sender, now)
 
-    def _heard(self, peer: PeerAgent, beat: Beat) -> None:
+    def _connected(self, sender: BeatSender) -> None:
+        now = self._clock()
+        if self._proxy.forwarding is not None:
+            self._reported(now, fresh=True)
+            self._beat(sender, now)
+
+    def _beat(self, sender: BeatSender, now: float) -> None:
+        """Send the newest report to a peer, after what API keys have used since the last one."""
+        forwarding, report, peer_id = self._proxy.forwarding, self._report, sender.peer.id
+        if forwarding is None or report is None:
+            return
+        beat = sender.state.next_beat(report, EVERY_S, forwarding.regions.epoch, now)
+        forwarding.report_ids[peer_id] = ReportId(beat.boot, beat.seq)
+        used = self._quota.unsent(peer_id, sender.connections, beat.seq)
+        news = encode_used(self._boot, used) if used else b""
+        sender.send(news + encode(beat, self._frame), now)
+
+    def _on_beat(self, peer: PeerAgent, beat: Beat) -> None:
         now, forwarding = self._clock(), self._proxy.forwarding
         sender = self._senders.get(peer.id)
         if forwarding is None or sender is None:
             return
         state = sender.state
-        if state.is_other_life(beat):
+        if state.is_restart(beat):
             forwarding.restarted(peer.id)
-        if state.heard(beat, now) and state.rtt_s is not None:
-            forwarding.heard(peer.id, beat.report, state.rtt_s, beat.every_s, now)
-            if self._proxy.held:
+        if state.receive(beat, now) and state.rtt_s is not None:
+            report_id = ReportId(beat.boot, beat.seq)
+            forwarding.receive_report(peer.id, beat.report, state.rtt_s, beat.every_s, now, report_id)
+            if self._proxy.queued:
                 reconsider(self._proxy)
+
+        if state.boot == beat.echo_boot:
+            self._quota.acknowledged(peer.id, beat.echo)
+
+    def _credit_came(self) -> None:
+        """A peer takes another request: compare the first of the queue with it, once in this turn of the loop."""
+        if not self._credited:
+            self._credited = True
+            self._proxy.loop.call_soon(self._use_credit)
+
+    def _use_credit(self) -> None:
+        self._credited = False
+        reconsider(self._proxy, RECONSIDERED_FOR_CREDIT)
+
+    # --- limits of API keys
+
+    def _share_quota(self, now: float) -> None:
+        """Set the agents with which the limits of API keys are shared."""
+        silent = set(self._silent)
+        reachable = self._senders.keys() - silent
+        # With one peer, a dead agent and a broken link look the same; without any, this agent may be the one that is cut off.
+        confirmed = len(self._senders) > 1 and bool(reachable)
+        dead = {peer for peer in silent if confirmed and self.takeovers.is_dead(peer)}
+        self._proxy.api_keys.fill(now)
+        self._quota.peers(reachable, dead, self._senders.keys())
+
+    def _used_elsewhere(self, peer: PeerAgent, report: UsedReport) -> None:
+        self._proxy.api_keys.charge(self._quota.receive(peer.id, report.boot, report.used), self._clock())
 
     # --- requests
 
     def _requests(self, peer: PeerAgent) -> asyncio.Protocol:
         return ClientConnection(PeerEntrance(self._proxy, peer.id))
+
+
+def _is_urgent(report: RegionReport, last: RegionReport) -> bool:
+    """Return whether peers should know of the report at once: they choose, or take over, by what has changed."""
+    return (
+        report.available != last.available
+        or (report.queued > 0) != (last.queued > 0)
+        or report.draining != last.draining
+        or report.silent != last.silent
+    )

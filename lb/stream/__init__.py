@@ -1,4 +1,4 @@
-"""What requests to models and their streams say: prompts, token usage, transcripts, and how a broken stream resumes.
+"""The content of requests to models and of their streams: prompts, token usage, transcripts, and how a broken stream resumes.
 
 Pure: bytes and JSON in, values out.
 """

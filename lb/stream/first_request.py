@@ -1,7 +1,7 @@
 """What the first request of a stream requests from its engine, so that the stream can be resumed. Pure.
 
 Engines return token ids or running counts only where a request names them. A client that did not request them must not see
-them: `Preparation.strip` says what to remove (`lb.stream.stream_merge.stripper`, and `lb/proxy/_fast_path.c`).
+them: `Preparation.strip` is what to remove (`lb.stream.stream_merge.stripper`, and `lb/proxy/_fast_path.c`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Preparation:
     refused: Reason | None = None
 
 
-_TELLS_IDS: Mapping[EngineKind, frozenset[bytes]] = {
+_WITH_IDS: Mapping[EngineKind, frozenset[bytes]] = {
     EngineKind.VLLM: frozenset({CHAT, COMPLETIONS}),
     EngineKind.SKYSERVE: frozenset({CHAT, COMPLETIONS}),
     EngineKind.SGLANG: frozenset({COMPLETIONS}),  # a streamed chat that requests them is refused
@@ -64,8 +64,8 @@ def prepare(
     if refused is not None or mode is Continue.TEXT or kind not in _COUNTS:
         return Preparation(_NONE, refused=refused)
     if ids_are_of_use(path, request, kind):
-        asks = request.get("return_token_ids") is True
-        return Preparation(_NONE) if asks else Preparation(ASK_IDS, Strip.IDS)
+        is_set = request.get("return_token_ids") is True
+        return Preparation(_NONE) if is_set else Preparation(ASK_IDS, Strip.IDS)
     options = request.get("stream_options") or {}
     if not isinstance(options, Mapping) or (
         options.get("continuous_usage_stats") and options.get("include_usage")
@@ -76,7 +76,7 @@ def prepare(
 
 
 def with_fields(body: bytes, request: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes:
-    """Return the body with the fields of a Preparation; `request` is what the body says.
+    """Return the body with the fields of a Preparation; `request` is the parsed body.
 
     Raises NotResumable if the request cannot be written again.
     """
@@ -98,7 +98,7 @@ def written(body: Mapping[str, Any]) -> bytes:
 
 def ids_are_of_use(path: bytes, request: Mapping[str, Any], kind: EngineKind) -> bool:
     """Return whether an engine of this kind would continue the request by tokens if their ids were known."""
-    if path not in _TELLS_IDS.get(kind, ()):
+    if path not in _WITH_IDS.get(kind, ()):
         return False
     if kind not in _IDS_KEEP_STEP and any(request.get(name) for name in _STOPS):
         return False

@@ -1,4 +1,4 @@
-"""What a request to a model says: the prompt in bytes that can be compared, and the little else routing requests.
+"""The content of a request to a model: the prompt in bytes that can be compared, and the little else routing requests.
 
 Two requests share a prefix for the engine if their messages do, independent of the whitespace, escapes and key order of
 the JSON around them. So the JSON is parsed and written again in one form: tools first, as templates put them,

@@ -155,7 +155,7 @@ def left(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: E
     limits = [limit for name in _OUTPUT_LIMITS if (limit := whole(request.get(name))) is not None]
     if limits:
         return max(0, limits[0] - sofar.tokens)
-    # A completion that says null may use what the context has left.
+    # A completion with an explicit null may use what the context has left.
     default = _DEFAULT_TOKENS.get(kind) if path == COMPLETIONS and "max_tokens" not in request else None
     if default is None or sofar.tokens > default:  # longer than the default: the operator has set another
         return None
@@ -169,7 +169,7 @@ def _by_tokens(
     body.update(_lowered(path, request, sofar, kind))
     rest = left(path, request, sofar, kind)
     body.pop("max_completion_tokens", None)
-    # A chat without a limit may use what the context has left. To a completion, only an explicit null says so.
+    # A chat without a limit may use what the context has left. To a completion, only an explicit null means that.
     if rest is not None or path == CHAT:
         body["max_tokens"] = rest
     body.update(ASK_IDS)
@@ -212,7 +212,7 @@ def _reopened(request: Mapping[str, Any], text: str, kind: EngineKind) -> dict[s
         raise NotResumable(Reason.LAST_MESSAGE)
     else:
         messages = [*messages, {"role": "assistant", "content": text}]
-    # llama.cpp would open the message unasked, but then its response begins with all that was said before, once more;
+    # llama.cpp would open the message unasked, but then its response begins with all text so far, once more;
     # versions that do not know the flags pass them over.
     return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
@@ -246,7 +246,7 @@ def _lowered(
 
 
 def _check(sofar: StreamProgress) -> None:
-    """What the stream has said so far allows it to be continued at all."""
+    """Raise NotResumable if the content of the stream so far cannot be continued."""
     for reason, holds in (
         (Reason.LOST, sofar.lost),
         (Reason.FAILED, sofar.failed),

@@ -19,7 +19,7 @@ class Reason(str, Enum):
     OFF = "off"  # by the service's options or by the request's own header
     # By the request.
     NOT_A_STREAM = "not_a_stream"
-    SEVERAL_CHOICES = "several_choices"  # n, best_of, beam search: which of them has said what?
+    SEVERAL_CHOICES = "several_choices"  # n, best_of, beam search: choices cannot be distinguished
     SEVERAL_PROMPTS = "several_prompts"
     ECHO = "echo"  # the prompt is part of the text
     SUFFIX = "suffix"  # the text must meet its end
@@ -29,7 +29,7 @@ class Reason(str, Enum):
     PROMPT_EMBEDS = "prompt_embeds"  # a prompt that is no tokens cannot be appended to
     MODALITIES = "modalities"  # a response that is not text
     KV_TRANSFER = "kv_transfer"  # tied to one other engine
-    # By what the stream has said.
+    # By the content of the stream.
     ENDED = "ended"  # nothing is left to be made: see `lb.stream.stream_merge.closing`
     LOST = "buffer_limit"  # more than the journal keeps
     FAILED = "engine_error"  # the engine's own error has reached the client
@@ -43,7 +43,7 @@ class Reason(str, Enum):
 
 
 class NotResumable(Exception):
-    """The stream ends here; `reason` says why."""
+    """The stream ends here; `reason` is why."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.value)
@@ -70,7 +70,7 @@ _ZERO_ASKS = frozenset({"logprobs", "prompt_logprobs"})  # of a completion: thos
 
 
 def refusal(path: bytes, request: Mapping[str, Any]) -> Reason | None:
-    """Return why a request's response cannot be continued once something of it has been said; None if it can."""
+    """Return why a request's response cannot be continued once the client has some of it; None if it can."""
     if path not in (CHAT, COMPLETIONS) or request.get("stream") is not True:
         return Reason.NOT_A_STREAM
     if _above_one(request.get("n")) or _above_one(request.get("best_of")):
@@ -78,7 +78,7 @@ def refusal(path: bytes, request: Mapping[str, Any]) -> Reason | None:
     if path == COMPLETIONS and len(prompts_of(request.get("prompt"))) != 1:
         return Reason.PROMPT_EMBEDS if request.get("prompt_embeds") else Reason.SEVERAL_PROMPTS
     for reason, names in _RULES_OUT:
-        if any(_asks(name, request.get(name)) for name in names):
+        if any(_is_set(name, request.get(name)) for name in names):
             return reason
     shape = request.get("response_format")
     if shape and not (isinstance(shape, Mapping) and shape.get("type") == "text"):
@@ -94,7 +94,7 @@ def refusal(path: bytes, request: Mapping[str, Any]) -> Reason | None:
     return None
 
 
-def _asks(name: str, value: Any) -> bool:
+def _is_set(name: str, value: Any) -> bool:
     return bool(value) or (name in _ZERO_ASKS and value == 0 and value is not False)
 
 

@@ -70,8 +70,15 @@ class ResumeState:
 
     def could_resume(self, progress: StreamProgress, kind: EngineKind) -> bool:
         """Return whether a stream that has come so far could go on with an engine of this kind."""
-        if self.breaks >= self.options.max_breaks:
-            return False
+        return self.breaks < self.options.max_breaks and self.can_go_on(progress, kind)
+
+    @property
+    def breaks_left(self) -> int:
+        """Return how often the stream may still be resumed."""
+        return max(0, self.options.max_breaks - self.breaks)
+
+    def can_go_on(self, progress: StreamProgress, kind: EngineKind) -> bool:
+        """Return whether an engine of this kind can continue from there, however often the stream has been resumed."""
         try:
             resume(self._path, self._request(), progress, kind, self.options.mode)
         except NotResumable:

@@ -1,6 +1,6 @@
 """One stream for the client, made of the responses of several targets. Pure.
 
-    stripper   takes out of what an engine says what we requested and the client did not
+    stripper   removes from an engine's events what we requested and the client did not
     StreamMerger   turns the response to a `lb.stream.resume_request.ResumeRequest` into the rest of the stream that broke
     closing    ends a stream whose response was complete when its target was lost
 
@@ -95,7 +95,7 @@ def _drop_counts(chunk: dict[str, Any]) -> bool:
 
 
 def _drop_usage(chunk: dict[str, Any]) -> bool:
-    """Return all of it; False if nothing else is said."""
+    """Remove all of it; False if nothing else is left."""
     return _drop_counts(chunk) and bool(chunk.get("choices") or not chunk.get("usage"))
 
 
@@ -112,7 +112,7 @@ class StreamMerger:
     """One further leg of a stream.
 
     `feed` takes the bytes of the new response, without chunk framing, and gives whole events for the client. If this
-    leg breaks as well, `sofar` says how far the stream has come by then, over all legs, for the next `resume`.
+    leg breaks as well, `sofar` has how far the stream has come by then, over all legs, for the next `resume`.
     An event in which the engine gives up is not passed on but kept in `error`: the leg is broken. So it is if one event
     is longer than the limit.
     """
@@ -127,7 +127,7 @@ class StreamMerger:
     ) -> None:
         """`path` and `request` are the client's own.
 
-        A stream that has said more than about `limit_bytes` can be stitched to its end, but not be continued once more.
+        A stream of more than about `limit_bytes` can be stitched to its end, but not be continued once more.
         """
         way = resumption.way
         self.error = b""
@@ -136,7 +136,7 @@ class StreamMerger:
         self._is_chat = path == CHAT
         self._reshapes = self._is_chat and resumption.path != CHAT
         self._asked_ids = request.get("return_token_ids") is True
-        self._tells_prompt_ids = (
+        self._keeps_prompt_ids = (
             self._asked_ids and way is ResumeMethod.RESTART and before.context_ids is None
         )
         self._tokens_before = 0 if way is ResumeMethod.RESTART else before.tokens
@@ -144,7 +144,7 @@ class StreamMerger:
         self._goes_on = way is not ResumeMethod.RESTART
         self._reader = EventReader()
         self._tally = ProgressTally(
-            before, answer_again=way is ResumeMethod.RESTART, from_text=way is ResumeMethod.TEXT
+            before, from_start=way is ResumeMethod.RESTART, from_text=way is ResumeMethod.TEXT
         )
 
     @property
@@ -186,14 +186,14 @@ class StreamMerger:
             gives_up = "error" in chunk or any(
                 choice.get("finish_reason") == ABORT for choice in chunk.get("choices") or ()
             )
-            says_something = not gives_up and self._rewrite(chunk)
+            has_content = not gives_up and self._rewrite(chunk)
         except (orjson.JSONDecodeError, AttributeError, TypeError):  # the client may know any of it
             self._tally.strange = True
             return b"data: " + data + b"\n\n"
         if gives_up:
             self.error = b"data: " + data + b"\n\n"
             return b""
-        return event(chunk) if says_something else b""
+        return event(chunk) if has_content else b""
 
     def _rewrite(self, chunk: dict[str, Any]) -> bool:
         """Make it a chunk of the first stream and take note of it; False if nothing is left of it."""
@@ -208,15 +208,15 @@ class StreamMerger:
         self._tally.chunk(chunk)
         if self._drop is not None and not self._drop(chunk):
             return False
-        says_something = bool(chunk.get("usage"))
+        has_content = bool(chunk.get("usage"))
         for part in (chunk, *(chunk.get("choices") or ())):
-            if not self._tells_prompt_ids:
+            if not self._keeps_prompt_ids:
                 part.pop("prompt_token_ids", None)
             if not self._asked_ids:
                 part.pop("token_ids", None)
-            said = part.get("delta") or {"text": part.get("text")}
-            says_something |= bool(any(said.values()) or any(part.get(key) for key in _TELLING))
-        return says_something
+            delta = part.get("delta") or {"text": part.get("text")}
+            has_content |= bool(any(delta.values()) or any(part.get(key) for key in _TELLING))
+        return has_content
 
     def _sign(self, chunk: dict[str, Any]) -> None:
         before = self._before
@@ -254,7 +254,7 @@ class StreamMerger:
             "completion_tokens": self._tokens_before + here,
             "total_tokens": prompt + self._tokens_before + here,
         }
-        # What this engine found in its cache includes the response, and says nothing about the first prompt.
+        # What this engine found in its cache includes the response, and not the first prompt alone.
         cached = self._tally.cached_tokens
         if usage.get("prompt_tokens_details"):
             stitched["prompt_tokens_details"] = None if cached is None else {"cached_tokens": cached}
@@ -280,12 +280,12 @@ def closing(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind
     if sofar.finish_reason is None:
         if sofar.silent or refused is not None or left(path, request, sofar, kind) != 0:
             return None
-        said: dict[str, Any] = {"delta": {}} if path == CHAT else {"text": ""}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": "length"}
+        content: dict[str, Any] = {"delta": {}} if path == CHAT else {"text": ""}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": "length"}
         events.append(event({**_envelope(path, sofar), "choices": [choice]}))
     options = request.get("stream_options")
     wants_usage = isinstance(options, Mapping) and options.get("include_usage") is True
-    if wants_usage and not sofar.usage_told and (usage := _final_usage(sofar)) is not None:
+    if wants_usage and not sofar.usage_reported and (usage := _final_usage(sofar)) is not None:
         events.append(event({**_envelope(path, sofar), "choices": [], "usage": usage}))
     return b"".join([*events, DONE])
 

@@ -6,7 +6,7 @@ the bytes outgrow half of their limit the oldest are parsed, a few at a time as 
 left of an event then is its text and its token ids.
 
 The transcript is given what the engine said, of which the client has seen every whole event (see `lb.http.sse.EventBuffer`), with
-or without the token ids it did not request. The beginning of an event at the end is not part of what was said.
+or without the token ids it did not request. The beginning of an event at the end is not part of the transcript.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class StreamProgress:
 
     `context_ids` are the tokens the engine was given, `output_ids` those it made after them; None where it did not
     show. `tokens` of the response have been made: as many as there are ids, or as the engine counts, or else at least
-    one for each event that says something. `prompt_tokens` and `cached_tokens` are those of the client's own prompt.
-    `usage_told` is the count that closes a stream, `usage` the last one there was.
+    one for each event with content. `prompt_tokens` and `cached_tokens` are those of the client's own prompt.
+    `usage_reported` is the count that closes a stream, `usage` the last one there was.
 
-    A stream is `strange` if it says what cannot be read or is not known here, `failed` if the engine itself has
+    A stream is `strange` if it has events that cannot be read or are not known here, `failed` if the engine itself has
     reported an error, `lost` if it has outgrown its journal.
     """
 
@@ -53,7 +53,7 @@ class StreamProgress:
     tool_call: bool = False
     finish_reason: str | None = None
     usage: Mapping[str, Any] | None = None
-    usage_told: bool = False
+    usage_reported: bool = False
     done: bool = False
     events: int = 0
     tokens: int = 0
@@ -67,7 +67,7 @@ class StreamProgress:
 
     @property
     def silent(self) -> bool:
-        """Nothing of the response itself has been said: at most who will speak."""
+        """Return whether nothing of the response itself has come: at most the role."""
         return not (self.text or self.reasoning or self.tool_call or self.finish_reason or self.strange)
 
 
@@ -75,11 +75,11 @@ class ProgressTally:
     """A `StreamProgress` in the making: takes note of one chunk after the other, over all the targets of a stream."""
 
     def __init__(
-        self, before: StreamProgress | None = None, *, answer_again: bool = False, from_text: bool = False
+        self, before: StreamProgress | None = None, *, from_start: bool = False, from_text: bool = False
     ) -> None:
         """Goes on where `before` stopped.
 
-        `answer_again`: the response is started again, its tokens count from zero; `from_text`: the next engine reads the text
+        `from_start`: the response is started again, its tokens count from zero; `from_text`: the next engine reads the text
         into tokens of its own, so the ids known do not go on.
         """
         before = before or StreamProgress()
@@ -92,7 +92,7 @@ class ProgressTally:
         self.tool_call = before.tool_call
         self.finish_reason = before.finish_reason
         self.usage: Mapping[str, Any] | None = None
-        self.usage_told = before.usage_told
+        self.usage_reported = before.usage_reported
         self.done = before.done
         self.events = before.events
         self.prompt_tokens = before.prompt_tokens
@@ -103,11 +103,11 @@ class ProgressTally:
         self.lost = before.lost
         self._text = [before.text]
         self._text_bytes = len(before.text)
-        known = () if answer_again or from_text else before.output_ids
+        known = () if from_start or from_text else before.output_ids
         self._ids = None if known is None else array("q", known)
         self._ids_before = len(known or ())
-        self._tokens_before = 0 if answer_again else before.tokens
-        self._spoken = 0  # events of this leg that say something
+        self._tokens_before = 0 if from_start else before.tokens
+        self._text_events = 0  # events of this leg with content
 
     @property
     def size_bytes(self) -> int:
@@ -119,7 +119,7 @@ class ProgressTally:
         if self._ids is not None:
             return self._tokens_before + len(self._ids) - self._ids_before
         counted = self.usage.get("completion_tokens") if self.usage else None
-        return counted if isinstance(counted, int) else self._tokens_before + self._spoken
+        return counted if isinstance(counted, int) else self._tokens_before + self._text_events
 
     def event(self, data: bytes) -> None:
         """Take note of the data of one event."""
@@ -176,7 +176,7 @@ class ProgressTally:
             tool_call=self.tool_call,
             finish_reason=self.finish_reason,
             usage=self.usage,
-            usage_told=self.usage_told,
+            usage_reported=self.usage_reported,
             done=self.done,
             events=self.events,
             tokens=self.tokens,
@@ -199,12 +199,12 @@ class ProgressTally:
 
     def _choice(self, choice: Mapping[str, Any]) -> None:
         delta = choice.get("delta") or {}
-        said = delta.get("content") or choice.get("text") or ""
-        if not isinstance(said, str):
+        text = delta.get("content") or choice.get("text") or ""
+        if not isinstance(text, str):
             self.strange = True
             return
-        self._text.append(said)
-        self._text_bytes += len(said)
+        self._text.append(text)
+        self._text_bytes += len(text)
         self.role_sent = self.role_sent or bool(delta.get("role"))
         reasoned = any(delta.get(name) for name in _SPEECH)
         called = any(delta.get(name) for name in _CALLS)
@@ -214,18 +214,18 @@ class ProgressTally:
         finish = choice.get("finish_reason")
         self.failed = self.failed or finish == ABORT
         self.finish_reason = finish or self.finish_reason
-        if said or reasoned or called:
-            self._spoken += 1
+        if text or reasoned or called:
+            self._text_events += 1
         ids = choice.get("token_ids")
         if ids:
             if self._ids is not None:
                 self._ids.extend(ids)
-        elif said or reasoned or called:
+        elif text or reasoned or called:
             self._ids = None  # from here on they cannot be known
 
     def _count(self, usage: Mapping[str, Any], *, final: bool) -> None:
         self.usage = usage
-        self.usage_told = self.usage_told or final
+        self.usage_reported = self.usage_reported or final
         if self.prompt_tokens is None and isinstance(prompt := usage.get("prompt_tokens"), int):
             self.prompt_tokens = prompt
         details = usage.get("prompt_tokens_details")
@@ -247,7 +247,7 @@ class Transcript:
     def __init__(self, chunked: bool, limit_bytes: int) -> None:
         """`chunked`: the added bytes are the body with its HTTP chunk framing, from its first byte on.
 
-        About `limit_bytes` are kept; a stream that says more is `lost`.
+        About `limit_bytes` are kept; a longer stream is `lost`.
         """
         self.lost = False
         self._chunked = chunked
@@ -263,26 +263,26 @@ class Transcript:
         self._parts.append(data)
         self._bytes += len(data)
         if self._bytes > self._half:
-            self._fold(self._half)
+            self._read_oldest(self._half)
 
     def read(self) -> StreamProgress:
         """Return how far the stream has come. More may be added afterwards."""
         if self.lost:
             return StreamProgress(lost=True)
-        reading = self._fold(0)
+        reading = self._read_oldest(0)
         return StreamProgress(lost=True) if self.lost else reading.tally.progress()
 
-    def _fold(self, leave_bytes: int) -> _Reading:
+    def _read_oldest(self, leave_bytes: int) -> _Reading:
         """Read the oldest bytes until no more than `leave_bytes` are left unread."""
         reading = self._reading = self._reading or _Reading(self._chunked)
-        folded = 0
-        while self._bytes > leave_bytes and folded < len(self._parts) and not self.lost:
-            part = self._parts[folded]
-            folded += 1
+        count = 0
+        while self._bytes > leave_bytes and count < len(self._parts) and not self.lost:
+            part = self._parts[count]
+            count += 1
             self._bytes -= len(part)
             reading.take(part)
             self.lost = reading.size_bytes > self._half
-        del self._parts[:folded]
+        del self._parts[:count]
         if self.lost:
             self._bytes = 0
             self._parts.clear()

@@ -1,6 +1,6 @@
 """How many requests per second one replica carries within the SLO, learned from the minutes of the service itself.
 
-Each minute says at which load per ready replica which share of its requests was late. Loads are kept in bins a tenth apart,
+Each minute shows at which load per ready replica which share of its requests was late. Loads are kept in bins a tenth apart,
 with the requests and the late ones of each; old ones fade with a half-life of two days of traffic. The share of late requests
 does not fall with the load, so it is smoothed by isotonic regression (pool adjacent violators). The capacity lies between the
 highest load at which requests are in time and the lowest at which too many are not. While no load was too high, it is a tenth
@@ -74,7 +74,7 @@ def prior(offer: Offer) -> float:
 
 
 def capacity(memory: Json, kind: str, start: float, attainment: float) -> Estimate:
-    """Return what the memory says of a kind, which starts from `start` if nothing is known of it or of an earlier version."""
+    """Return the estimate of a kind in the memory, which starts from `start` if nothing is known of it or of an earlier version."""
     known = memory.get(kind)
     if known is None:
         before = _before(memory, kind)
@@ -82,7 +82,7 @@ def capacity(memory: Json, kind: str, start: float, attainment: float) -> Estima
     return _estimate(known, attainment)
 
 
-def taught(
+def learn(
     memory: Json, fleet: Iterable[tuple[str, float]], rate: float, late_share: float, attainment: float
 ) -> dict[str, Any]:
     """Return the memory after one minute of `rate` requests per second on a ready fleet of (kind, its prior) per replica."""

@@ -1,6 +1,6 @@
 """The demand of the next 24 hours, hour by hour: for people who plan, not for the scaler. NumPy only, pure.
 
-The scaler's own forecast (`forecast.demand`) is made for minutes ahead: at 12 hours the level of now says little. Here an hour is
+The scaler's own forecast (`forecast.demand`) is made for minutes ahead: at 12 hours the level of now shows little. Here an hour is
 expected to be like the same hour of yesterday, or from the ninth day on like the mean of that and of the same hour a week ago, moved by
 how the day as a whole compares with that of a week ago; and by what the last hour was off from yesterday's, which fades with distance.
 

@@ -8,7 +8,7 @@ The target is predicted relative to the level, which is the mean of the last ten
 
     target / level - 1  =  ridge regression over
         the last 1, 2 and 5 minutes, and the five blocks of 10 minutes before the level      from the first hours
-        how demand went on from here yesterday, and how high it was                          from the second day
+        how demand went on from here yesterday, also smoothed widely, and how high it was    from the second day
         how it went on a week ago                                                            from the eighth day
 
 The regression is a robust one (Huber's weights): the steps of a few large clients are no rule for the rest. Quantiles are those of the residuals in the same history, so they are as wide as this service is unpredictable. Below
@@ -34,13 +34,14 @@ LEVEL_MIN = 10
 RECENT_MIN = (1, 2, 5)
 BLOCKS = 5
 SMOOTH_MIN = 20  # to either side, of a day that is over
+WIDE_MIN = 75  # a day's course without its noise, beside its sharp rises
 LEAST_MIN = 180  # of history, before anything is fitted
 MOST_ROWS = 1_000
 RIDGE = 10.0
 HUBER_ROUNDS = 3
 PARTS = 4
-RECENT_SHARE = 0.75  # of the rows give the residuals: a service is not for ever as regular as it was
-SHRUNK = (0.0, 0.25, 0.5, 0.75, 1.0)
+RECENT_SHARE = 0.8  # of the rows give the residuals: a service is not for ever as regular as it was
+SHRINKAGES = (0.0, 0.25, 0.5, 0.75, 1.0)
 LEAST_GAIN = 0.98  # in error over the level alone, or the regression is shrunk
 MEDIAN_ROWS = 500  # whose residuals give the median
 HUBER = 1.5  # residuals beyond this multiple of the median count less
@@ -84,7 +85,7 @@ class Model:
 
     def many(self, series: Floats, rows: NDArray[np.int64], shares: tuple[float, ...]) -> Floats:
         """As `quantiles`, after each of `rows`: an array of (rows, shares)."""
-        known = _Known.of(series)
+        known = _Series.of(series)
         level = _level(known, rows, self.step_min)
         change = np.full(len(rows), self.bias)
         if len(self.weights):
@@ -104,20 +105,20 @@ def fit(series: Floats, horizon: Horizon, step_min: int = 1) -> Model:
     days = _days(last, day)
     first = max(first, days * day)
     if (last - first) * step_min < LEAST_MIN:
-        return _unlearned(horizon, step_min)
+        return _level_only(horizon, step_min)
     every = max(1, (last - first) // MOST_ROWS)
     rows = np.arange(last - 1, first - 1, -every)[::-1]
     rows = rows[_observed(series, rows, horizon, step_min)]
     if len(rows) * every * step_min < LEAST_MIN:
-        return _unlearned(horizon, step_min)
+        return _level_only(horizon, step_min)
 
-    known = _Known.of(series)
+    known = _Series.of(series)
     level = _level(known, rows, step_min)
     target = _target(known.filled, rows, horizon) / level - 1.0
     found = _features(known, rows, level, horizon, step_min, days)
     mean, scale = found.mean(axis=0), np.maximum(found.std(axis=0), 1e-6)
-    bias, weights, rest = _regression((found - mean) / scale, target)
-    spread = np.quantile(rest, np.linspace(0.0, 1.0, GRID))
+    bias, weights, residuals = _regression((found - mean) / scale, target)
+    spread = np.quantile(residuals, np.linspace(0.0, 1.0, GRID))
     # A combination of features that was never seen is no reason for a change that was never seen.
     low, high = float(target.min()), float(target.max())
     return Model(horizon, step_min, days, mean, scale, weights, bias, spread, low, high)
@@ -140,25 +141,25 @@ def _regression(features: Floats, target: Floats) -> tuple[float, Floats, Floats
         errors = np.abs(clipped - inputs @ found)
         usual = float(np.median(errors[:: max(1, len(errors) // MEDIAN_ROWS)]))
         counts = np.maximum(1.0 / np.maximum(1.0, errors / (HUBER * usual + _TINY)), LEAST_COUNT)
-    held = np.empty(len(target))
+    left_out = np.empty(len(target))
     for part in np.array_split(np.arange(len(target)), PARTS):
         here = weighted[part].T
         others = np.linalg.solve(squares - here @ inputs[part] + penalty, products - here @ clipped[part])
-        held[part] = inputs[part] @ others
-    share = _shrunk(target, held)
+        left_out[part] = inputs[part] @ others
+    share = _shrinkage(target, left_out)
     recent = slice(round((1.0 - RECENT_SHARE) * len(target)), None)
     found = share * found
-    rest = np.concatenate(((target - inputs @ found)[recent], (target - share * held)[recent]))
-    return float(found[0]), found[1:], rest
+    residuals = np.concatenate(((target - inputs @ found)[recent], (target - share * left_out)[recent]))
+    return float(found[0]), found[1:], residuals
 
 
-def _shrunk(target: Floats, held: Floats) -> float:
+def _shrinkage(target: Floats, left_out: Floats) -> float:
     """Return the factor from 0 to 1 for changes that were predicted as `held`: 1 unless the level alone is nearly as good."""
-    errors = [float(np.abs(target - share * held).mean()) for share in SHRUNK]
-    return 1.0 if errors[-1] <= LEAST_GAIN * errors[0] else SHRUNK[int(np.argmin(errors))]
+    errors = [float(np.abs(target - share * left_out).mean()) for share in SHRINKAGES]
+    return 1.0 if errors[-1] <= LEAST_GAIN * errors[0] else SHRINKAGES[int(np.argmin(errors))]
 
 
-def _unlearned(horizon: Horizon, step_min: int) -> Model:
+def _level_only(horizon: Horizon, step_min: int) -> Model:
     """Return the level, and a spread that is about that of a minute."""
     none = np.zeros(0)
     sample = np.random.RandomState(0).normal(0.0, NOISE, 20_000)
@@ -176,7 +177,7 @@ def _days(last: int, day: int) -> int:
 # --- series -------------------------------------------------------------------------------------------------
 
 
-class _Known(NamedTuple):
+class _Series(NamedTuple):
     """A series without gaps, its sums from the beginning, and the least level that changes are relative to."""
 
     filled: Floats
@@ -184,7 +185,7 @@ class _Known(NamedTuple):
     floor: float
 
     @classmethod
-    def of(cls, series: Floats) -> _Known:
+    def of(cls, series: Floats) -> _Series:
         filled = _filled(series)
         sums = np.empty(len(filled) + 1)
         sums[0] = 0.0
@@ -225,7 +226,7 @@ def _target(filled: Floats, rows: NDArray[np.int64], horizon: Horizon) -> Floats
     return found
 
 
-def _level(known: _Known, rows: NDArray[np.int64], step_min: int) -> Floats:
+def _level(known: _Series, rows: NDArray[np.int64], step_min: int) -> Floats:
     """Return the mean of the last minutes; at least a small share of the mean of all."""
     recent = _mean(known.sums, rows - max(LEVEL_MIN // step_min, 1) + 1, rows + 1)
     found: Floats = np.maximum(recent, known.floor)
@@ -243,7 +244,7 @@ def _mean(sums: Floats, start: NDArray[np.int64], end: NDArray[np.int64]) -> Flo
 
 
 def _features(
-    known: _Known, rows: NDArray[np.int64], level: Floats, horizon: Horizon, step_min: int, days: int
+    known: _Series, rows: NDArray[np.int64], level: Floats, horizon: Horizon, step_min: int, days: int
 ) -> Floats:
     """Return an array of (rows, features)."""
     sums, block = known.sums, max(LEVEL_MIN // step_min, 1)
@@ -253,22 +254,22 @@ def _features(
         end = rows + 1 - back * block
         columns.append(_mean(sums, end - block, end) / level - 1.0)
     if days >= 1:
-        then, change = _went_on(known, rows, horizon, step_min, 1)
-        columns += [change, then / level - 1.0]
+        then, change = _change_since(known, rows, horizon, step_min, 1, SMOOTH_MIN)
+        columns += [change, then / level - 1.0, _change_since(known, rows, horizon, step_min, 1, WIDE_MIN)[1]]
     if days >= 7:
-        columns.append(_went_on(known, rows, horizon, step_min, 7)[1])
+        columns.append(_change_since(known, rows, horizon, step_min, 7, SMOOTH_MIN)[1])
     found: Floats = np.clip(np.stack(columns, axis=1), -CLIPPED, CLIPPED)
     return found
 
 
-def _went_on(
-    known: _Known, rows: NDArray[np.int64], horizon: Horizon, step_min: int, days: int
+def _change_since(
+    known: _Series, rows: NDArray[np.int64], horizon: Horizon, step_min: int, days: int, smooth_min: int
 ) -> tuple[Floats, Floats]:
     """Return demand `days` ago, and by how much it changed from there to the horizon.
 
-    Both are smoothed: of a day that is over, both sides of an instant are known.
+    Both are means over `smooth_min` to either side: of a day that is over, both sides of an instant are known.
     """
-    sums, smooth = known.sums, SMOOTH_MIN // step_min
+    sums, smooth = known.sums, smooth_min // step_min
     then = rows - days * (DAY_MIN // step_min)
     around = _mean(sums, then - smooth, then + 1 + smooth)
     ahead = _mean(sums, then + horizon.lead - smooth, then + horizon.lead + horizon.width + smooth)

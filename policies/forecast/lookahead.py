@@ -27,7 +27,7 @@ class Expected(NamedTuple):
     """What a request will take: tokens of its prompt and of its response, and seconds per response token."""
 
     prompt_tokens: float
-    answer_tokens: float
+    response_tokens: float
     s_per_token: float
 
 
@@ -37,8 +37,8 @@ class LookAhead:
     __slots__ = ("_ending", "_ends_sum", "_level", "_slot", "_speed", "_stays")
 
     def __init__(self) -> None:
-        self._stays: dict[str, _Stay] = {}
-        self._ending: dict[int, set[_Stay]] = {}
+        self._stays: dict[str, _CacheEntry] = {}
+        self._ending: dict[int, set[_CacheEntry]] = {}
         self._slot = 0
         # Of all stays: tokens held at time t are level + speed * t, tokens to come are ends_sum - speed * t.
         self._level = 0.0
@@ -52,11 +52,11 @@ class LookAhead:
         """The request holds its prompt's tokens now and one more every `s_per_token`. Again: it starts from there."""
         self.leave(request_id)
         speed = 1.0 / expected.s_per_token
-        stay = _Stay(expected.prompt_tokens - speed * now, speed, now)
+        stay = _CacheEntry(expected.prompt_tokens - speed * now, speed, now)
         self._stays[request_id] = stay
         self._level += stay.level
         self._speed += speed
-        self._end_at(stay, now + expected.answer_tokens * expected.s_per_token)
+        self._end_at(stay, now + expected.response_tokens * expected.s_per_token)
 
     def leave(self, request_id: str) -> None:
         """The request is over; an unknown one is fine."""
@@ -82,7 +82,7 @@ class LookAhead:
     def held_tokens(self, now: float) -> float:
         return max(0.0, self._level + self._speed * now)
 
-    def coming_tokens(self, now: float) -> float:
+    def remaining_tokens(self, now: float) -> float:
         """Tokens still to be written by all requests."""
         return max(0.0, self._ends_sum - self._speed * now)
 
@@ -91,7 +91,7 @@ class LookAhead:
         level, speed = self._level, self._speed
         grows = 1.0 / newcomer.s_per_token
         first = int(now // SLOT_S)
-        last_of_newcomer = _slot_of(now + newcomer.answer_tokens * newcomer.s_per_token)
+        last_of_newcomer = _slot_of(now + newcomer.response_tokens * newcomer.s_per_token)
         peak = self.held_tokens(now) + newcomer.prompt_tokens
         for slot in range(first, first + HORIZON_SLOTS):
             at = (slot + 1) * SLOT_S
@@ -105,16 +105,16 @@ class LookAhead:
                 speed -= stay.speed
         return peak
 
-    def growth_at_most(self, s_per_token: float) -> float:
+    def max_growth(self, s_per_token: float) -> float:
         """Return how much more than now, and than a newcomer's prompt, `peak_tokens` can be: as if no request ended."""
         return (self._speed + 1.0 / s_per_token) * (HORIZON_SLOTS + 1) * SLOT_S
 
-    def _end_at(self, stay: _Stay, end: float) -> None:
+    def _end_at(self, stay: _CacheEntry, end: float) -> None:
         stay.end = end
         self._ends_sum += stay.speed * end
         self._ending.setdefault(_slot_of(end), set()).add(stay)
 
-    def _unschedule(self, stay: _Stay) -> None:
+    def _unschedule(self, stay: _CacheEntry) -> None:
         slot = _slot_of(stay.end)
         others = self._ending[slot]
         others.remove(stay)
@@ -123,7 +123,7 @@ class LookAhead:
         self._ends_sum -= stay.speed * stay.end
 
 
-class _Stay:
+class _CacheEntry:
     """One request in the cache: it holds level + speed * t tokens at time t, until `end`."""
 
     __slots__ = ("end", "level", "since", "speed")

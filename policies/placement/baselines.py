@@ -177,7 +177,7 @@ class SingleRegion(_SpotPool):
         if here and not good:
             good, memory = here, {key: value for key, value in memory.items() if key != "failed"}
         spread = fleet.Spread(fleet.spot((*view.replicas, *view.others)))
-        return [spread.take(good) for _ in range(count if good else 0)], memory
+        return spread.fill(good, count), memory
 
 
 class AutoScalingGroup(SingleRegion):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from policies.goals import AcceleratorQps
 from policies.model import CapacityType, Json, Offer, Replica, ReplicaState, Zone
-from policies.placement import thrift, zone_backoff
+from policies.placement import price_limits, zone_backoff
 from policies.placement.base import PlannedLaunch, PlannedTermination, View
 from policies.placement.zone_backoff import is_spot
 from policies.throughput import usd_of_work
@@ -96,12 +96,12 @@ class Share(NamedTuple):
     @staticmethod
     def of(view: View, kind: CapacityType, wanted: int, closed: Json) -> Share:
         """`closed` are the blocks."""
-        own = thrift.own_zones(view.offers)
+        own = price_limits.own_zones(view.offers)
         replicas = [replica for replica in view.replicas if replica.offer.capacity_type is kind]
         if wanted <= sum(replica.state is not ReplicaState.REQUESTED for replica in replicas):
             return Share(kind, wanted, replicas, own=own)
         offers = [offer for offer in view.offers if offer.capacity_type is kind]
-        roomy = thrift.with_room(offers, (*view.replicas, *view.others))
+        roomy = price_limits.with_room(offers, (*view.replicas, *view.others))
         usable = preferred(zone_backoff.open_offers(roomy, closed, view.now))
         waits = not usable and wanted > len(replicas)
         opens_at = zone_backoff.next_opening(roomy, closed, view.now) if waits else None
@@ -141,12 +141,12 @@ def preferred(offers: Sequence[Offer]) -> Sequence[Offer]:
     Own hosts have few places. What they cannot take goes to rented machines at once, so these are the rented offers of
     the best preference that has any, and the own hosts of that preference or a better one.
     """
-    best = min((offer.preference for offer in thrift.rented(offers)), default=None)
+    best = min((offer.preference for offer in price_limits.without_own_hosts(offers)), default=None)
     if best is None:
         return sorted(offers, key=lambda offer: offer.preference)
     own = [offer for offer in offers if offer.places is not None and offer.preference <= best]
     own.sort(key=lambda offer: offer.preference)
-    return [*own, *(offer for offer in thrift.rented(offers) if offer.preference == best)]
+    return [*own, *(offer for offer in price_limits.without_own_hosts(offers) if offer.preference == best)]
 
 
 def cheapest(
@@ -174,6 +174,19 @@ class Spread:
         """Return the next place among `offers`, which must not be empty; it is counted at once."""
         return self.put(min(offers, key=lambda offer: self.crowd(offer.zone)), why)  # the first of equals
 
+    def fill(self, offers: Sequence[Offer], count: int, why: str = "") -> list[PlannedLaunch]:
+        """Return the next `count` places, as many calls of `take` would; only regions that got one are looked at again."""
+        crowds = [self.crowd(offer.zone) for offer in offers]
+        places = []
+        for _ in range(count if offers else 0):
+            pick = offers[min(range(len(offers)), key=crowds.__getitem__)]
+            places.append(self.put(pick, why))
+            region = pick.zone.region
+            for number, offer in enumerate(offers):
+                if offer.zone.region == region:
+                    crowds[number] = self.crowd(offer.zone)
+        return places
+
     def put(self, offer: Offer, why: str = "") -> PlannedLaunch:
         """Return a place decided elsewhere, counted."""
         there = self.in_zone[offer.zone]
@@ -184,7 +197,8 @@ class Spread:
 
     def crowd(self, zone: Zone) -> tuple[int, int]:
         """Return how many are in the zone, and in its region."""
-        return self.in_zone[zone], self.in_region[zone.cloud, zone.region] if self.by_region else 0
+        in_zone = self.in_zone.get(zone, 0)  # a Counter's own default is Python code, and this is called most
+        return in_zone, self.in_region.get((zone.cloud, zone.region), 0) if self.by_region else 0
 
     def _count(self, zone: Zone) -> None:
         self.in_zone[zone] += 1
@@ -196,8 +210,8 @@ def on_demand_places(share: Share, view: View, why: str) -> list[PlannedLaunch]:
     count = min(share.missing, view.limit) if share.usable else 0
     if count <= 0:
         return []
-    own = thrift.own_places(share.usable, (*view.replicas, *view.others), count)
-    band = thrift.within_band(thrift.rented(share.usable), view.goal)
+    own = price_limits.own_places(share.usable, (*view.replicas, *view.others), count)
+    band = price_limits.within_band(price_limits.without_own_hosts(share.usable), view.goal)
     spread = Spread(on_demand((*view.replicas, *view.others)))
     launches = [spread.put(offer, f"{OWN_HOST}; {why}") for offer in own]
-    return launches + [spread.take(band, why) for _ in range(count - len(own) if band else 0)]
+    return launches + spread.fill(band, count - len(own), why)

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from policies.model import Json, Offer, Replica, ReplicaState, Zone
-from policies.placement import fleet, thrift, zone_backoff
+from policies.placement import fleet, price_limits, zone_backoff
 from policies.placement.base import PlannedLaunch, View
 from policies.placement.zone_backoff import is_spot
 
@@ -49,11 +49,11 @@ def due_at(view: View, target: int, memory: Json) -> float | None:
 def surge(view: View, target: int, closed: Json) -> PlannedLaunch | None:
     """Return the place of one more replica outside the crowded zone; None if no other zone may be tried.
 
-    `closed` are the blocks, `view` is within the limits of `thrift`.
+    `closed` are the blocks, `view` is within the limits of `price_limits`.
     """
     crowded = crowded_zone(view.replicas, target)
     opened = zone_backoff.open_offers(view.offers, closed, view.now)
-    rented = [offer for offer in thrift.rented(fleet.preferred(opened)) if is_spot(offer)]
+    rented = [offer for offer in price_limits.without_own_hosts(fleet.preferred(opened)) if is_spot(offer)]
     spread = fleet.Spread(view.replicas)
     others = [offer for offer in rented if _is_emptier(offer, crowded, spread)]
     why = f"most replicas are in {crowded}; one of them is drained when this one is ready"

@@ -11,7 +11,7 @@ c corrects the prediction by what came true: (time short + PRIOR_WINDOWS w) / (t
 w is the time that a replacement takes. Both times fade within `FADE_S`.
 
 Memory: {"spent": b, "at": instant of b, "rate": its growth per second, "short": seconds short, "due": seconds predicted
-short, "seen": [short now, chance predicted, what the fleet was like]}, and for `risk_promise` "began": its first instant,
+short, "seen": [short now, chance predicted, what the fleet was like]}, and for `risk_availability` "began": its first instant,
 "down": seconds short since then, "days": [[start of a day, seconds short in it], ...] of the last month, "outages": how many
 began, "window": w. It begins when the wanted number is first ready, and is
 written when the fleet or the wanted number has changed, else hourly.

@@ -40,7 +40,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from policies.model import CapacityType, Event, Json, Offer, Replica, ReplicaState
-from policies.placement import fleet, risk_budget, risk_growth, risk_market, risk_search, thrift, zone_backoff
+from policies.placement import (
+    fleet,
+    price_limits,
+    risk_budget,
+    risk_growth,
+    risk_market,
+    risk_search,
+    zone_backoff,
+)
 from policies.placement.base import Decision, PlannedLaunch, PlannedTermination, View
 from policies.placement.risk_market import HELD, HOUR_S, MarketModel, group_of
 from policies.placement.risk_odds import NO_GROWTH, Fleet, Growth, Hedge, Odds, Terms, best_hedge, chance
@@ -81,7 +89,7 @@ class RiskHedge:
         units = units_of(view)
         # With the cap a fleet would come back from an outage of all zones in a single one.
         uncapped = replace(view, goal=replace(view.goal, spot_price_cap=math.inf))
-        view, beyond = thrift.thrifty(uncapped, memory.get("blocks", {}))
+        view, beyond = price_limits.within_limits(uncapped, memory.get("blocks", {}))
         look = _MarketView(view, memory, units)
         asked = look.additions()[: max(0, view.limit)]
         too_many = [] if asked else look.surplus()
@@ -131,7 +139,7 @@ class _MarketView:
         self.on_demand = fleet.on_demand(view.replicas)
         self.serving = units.ready((*view.replicas, *view.others), now)
         self.memory = memory
-        # What is wanted ahead of demand, or as headroom, is not missed yet; the scaler's budget steers how much that is.
+        # Replicas wanted ahead of demand, or as headroom, are not missed yet; the scaler's budget steers how much that is.
         self.incomplete = (
             self.serving + units.ready(view.leaving, now) < units.wanted - view.ahead * units.head
         )
@@ -150,8 +158,8 @@ class _MarketView:
         self.index = {name: number for number, name in enumerate(known.markets)}
         self.have = self._count([replica.offer for replica in self.spot])
 
-        hazards = market.hazards(known.offers, self.window_h, HORIZON_H)
         groups = [group_of(offer) for offer in known.offers]
+        hazards = market.hazards(known.markets, groups, self.window_h, HORIZON_H)
         number_of = {group: number for number, group in enumerate(dict.fromkeys(groups))}
         self.per_hour = [hazard.later for hazard in hazards]
         self.terms = self._terms()
@@ -179,7 +187,9 @@ class _MarketView:
     def _terms(self) -> Terms:
         """Return what the odds weigh. Where no replicas are on offer on demand, no more than there are can be kept."""
         view, units, goal = self.view, self.units, self.view.goal
-        rented = thrift.rented(view.offers)  # a host of one's own says nothing about what a replica is worth
+        rented = price_limits.without_own_hosts(
+            view.offers
+        )  # a host of one's own is no evidence about what a replica is worth
         bought = [(offer.price_usd_hour / units.of(offer), offer) for offer in rented if not is_spot(offer)]
         usual = [offer.on_demand_usd_hour for offer in rented if offer.on_demand_usd_hour is not None]
         dearest = max((offer.price_usd_hour for offer in rented), default=1.0)

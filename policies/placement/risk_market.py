@@ -109,7 +109,7 @@ def learn(
 
 
 def record_of(records: Json, market: str) -> Json:
-    """Return what is known of a market; where nothing is, what an older release has written of its zone."""
+    """Return the record of a market; without one, what an older release has written of its zone."""
     found: Json | None = records.get(market)
     return records.get(market.partition(" ")[0], {}) if found is None else found
 
@@ -250,36 +250,37 @@ class MarketModel:
             room = 1.0 - UNKNOWN_DOWN
         return 1.0 / max(_HARDLY, room) - 1.0
 
-    def hazards(self, offers: Sequence[Offer], window_h: float, horizon_h: float) -> list[Hazard]:
-        """For each of these markets, averaged over the next `window_h` and `horizon_h`."""
-        markets = [zone_backoff.market(offer) for offer in offers]
-        groups = [group_of(offer) for offer in offers]
+    def hazards(
+        self, markets: Sequence[str], groups: Sequence[str], window_h: float, horizon_h: float
+    ) -> list[Hazard]:
+        """For each of these markets, whose groups are given, averaged over the next `window_h` and `horizon_h`."""
+        records = [self._record(market) for market in markets]
+        chances = [self._chance_empty(record) for record in records]
         empty: dict[str, list[float]] = {}
-        for market, group in zip(markets, groups, strict=True):
-            empty.setdefault(group, []).append(self._chance_empty(market))
+        for group, chance in zip(groups, chances, strict=True):
+            empty.setdefault(group, []).append(chance)
+        emptiest = {group: sorted(of, reverse=True)[:2] for group, of in empty.items()}
+        spans = (window_h, horizon_h)
         found = []
-        for market, group in zip(markets, groups, strict=True):
-            record = self._record(market)
+        for record, group, chance in zip(records, groups, chances, strict=True):
             if "held_from" in record:
                 age_h = max(0.0, self.now - record["since"]) / HOUR_S
             else:
                 age_h = _entry_age_h(record, self.now)
             scale = self._multiplier(record)
-            siblings = list(empty[group])
-            siblings.remove(self._chance_empty(market))
-            if siblings:
-                scale *= SIBLINGS_UP + (SIBLINGS_DOWN - SIBLINGS_UP) * max(siblings)
-            spans = (window_h, horizon_h)
-            found.append(Hazard(*(scale * _expected(age_h, span_h) / span_h for span_h in spans)))
+            first, *others = emptiest[group]
+            if others:
+                siblings = others[0] if chance == first else first
+                scale *= SIBLINGS_UP + (SIBLINGS_DOWN - SIBLINGS_UP) * siblings
+            found.append(Hazard(*[scale * _expected(age_h, span_h) / span_h for span_h in spans]))
         return found
 
     def _multiplier(self, record: Json) -> float:
         lost, due = record.get("lost", 0.0), record.get("due", 0.0) + _exposure(record, self.now)
         return float((PRIOR_LOSSES + lost) / (PRIOR_LOSSES + due))
 
-    def _chance_empty(self, market: str) -> float:
+    def _chance_empty(self, record: Json) -> float:
         """Return how likely a zone has no room for a single replica: less and less, the longer ago that was last seen."""
-        record = self._record(market)
         if "held_from" in record:
             return 0.0
         if "left_at" in record:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple, TypeAlias
@@ -38,7 +39,7 @@ NO_GROWTH: Growth = ((0, 1.0),)
 class Terms(NamedTuple):
     """The trade between a shortfall and its prevention.
 
-    Fewer than `wanted` units ready cost `penalty_usd_hour`; so do fewer than what is wanted then, where `growth` says how
+    Fewer than `wanted` units ready cost `penalty_usd_hour`; so do fewer than what is wanted then, where `growth` has the numbers
     many more that may be. An on-demand replica of `on_demand_units` costs `on_demand_usd_hour`, and between `least` and
     `most` of these may be kept.
     """
@@ -117,10 +118,13 @@ class Odds:
         held = [(number, tuple([fleet[market] for market in self._markets_of[number]])) for number in groups]
         if len(held) < 2:
             return self._added(held, 0.0)
-        return _mixed(self._added(held, self._common), self._added(held, 1.0), self._common)
+        each = self._units or [1] * len(fleet)
+        parted = sorted([(count, units) for count, units in zip(fleet, each, strict=True) if count > 1])
+        struck = _struck(tuple(parted), self._whole, self._top)
+        return _mixed(self._added(held, self._common), struck, self._common)
 
     def _added(self, held: Sequence[tuple[int, Fleet]], common: float) -> list[float]:
-        """Return the distribution of the groups' sum; what strikes all at once has the chance `common`, 1: has struck."""
+        """Return the distribution of the groups' sum where the loss across groups, of the chance `common`, has not struck."""
         sums = self._sums.setdefault(common, {(): [1.0]})
         # Fleets that a search compares differ in a group or two: what those before come to is the same.
         known = len(held)
@@ -137,30 +141,42 @@ class Odds:
         return total
 
     def _group(self, markets: Sequence[int], counts: Fleet, common: float) -> list[float]:
-        """Return the distribution of a group where the common cause has not struck, or, if it is certain, where it has."""
+        """Return the distribution of a group where the loss across groups has not struck."""
         held = [(market, count) for market, count in zip(markets, counts, strict=True) if count]
         apart, struck = [1.0], [1.0]
         shock = TOGETHER * min(self._losses[market] for market, _ in held) if len(held) > 1 else 0.0
         spared = (1.0 - shock) * (1.0 - common)
         for market, count in held:
             each = self.units_of(market)
-            if shock or not spared:
-                struck = _sum(struck, self._losing(count, each, 1.0), self._top)
-            if spared:
-                own = 1.0 - (1.0 - self._losses[market]) / spared
-                apart = _sum(apart, [(count * each, 1.0 - own), *self._losing(count, each, own)], self._top)
-        if not spared:
-            return struck
+            if shock:
+                struck = _sum(struck, _losing(count, each, 1.0, self._whole), self._top)
+            own = 1.0 - (1.0 - self._losses[market]) / spared
+            apart = _sum(
+                apart, [(count * each, 1.0 - own), *_losing(count, each, own, self._whole)], self._top
+            )
         return _mixed(apart, struck, shock) if shock else apart
 
-    def _losing(self, count: int, each: int, loss: float) -> list[tuple[int, float]]:
-        """(surviving units, chance) of a market that has a loss with the chance `loss`."""
-        if count == 1:
-            return [(0, loss)]
-        parts = min(count - 1, _MOST_PARTS)
-        share = loss * (1.0 - self._whole) / parts
-        some = [(((i + 1) * count // (parts + 1)) * each, share) for i in range(parts)]
-        return [(0, loss * self._whole), *some]
+
+def _losing(count: int, each: int, loss: float, whole: float) -> list[tuple[int, float]]:
+    """(surviving units, chance) of a market that has a loss with the chance `loss`."""
+    if count == 1:
+        return [(0, loss)]
+    parts = min(count - 1, _MOST_PARTS)
+    share = loss * (1.0 - whole) / parts
+    some = [(((i + 1) * count // (parts + 1)) * each, share) for i in range(parts)]
+    return [(0, loss * whole), *some]
+
+
+@lru_cache(maxsize=4096)
+def _struck(markets: tuple[tuple[int, int], ...], whole: float, top: int) -> list[float]:
+    """Return the distribution of what a loss leaves of all these markets, each (replicas, units of one).
+
+    Whichever markets they are: fleets that a search compares mostly have the same numbers of replicas, elsewhere.
+    """
+    if not markets:
+        return [1.0]
+    *before, (count, each) = markets
+    return _sum(_struck(tuple(before), whole, top), _losing(count, each, 1.0, whole), top)
 
 
 def _sparse(distribution: Sequence[float]) -> list[tuple[int, float]]:

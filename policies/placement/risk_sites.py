@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.model import Json, Offer, Replica
-from policies.placement import fleet, reopening, thrift, zone_backoff
+from policies.placement import fleet, price_limits, reopening, zone_backoff
 from policies.placement.base import View
 from policies.placement.risk_market import MarketModel
 from policies.placement.zone_backoff import is_spot
@@ -29,7 +29,7 @@ _QUARTERS = (4, 2, 1)
 class Units(NamedTuple):
     """`wanted` is the capacity that is to be ready, `head` that of one of the wanted replicas.
 
-    `by_kind` says what kinds count; empty where every replica counts one.
+    `by_kind` is what kinds count; empty where every replica counts one.
     """
 
     wanted: int
@@ -133,7 +133,7 @@ def _retry_at(
     fleet, and its next preemption would be an outage again.
     """
     retry_at = {key: market.retry_at(key) for key in known}
-    hosts = thrift.own_zones(view.offers)
+    hosts = price_limits.own_zones(view.offers)
     live = [r for r in (*spot, *fleet.spot(view.others)) if r.zone not in hosts]
     held = {zone_backoff.market(replica.offer) for replica in live if replica.launched_at is not None}
     began = reopening.accepted_at(live)

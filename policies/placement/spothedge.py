@@ -2,12 +2,12 @@
 
 From SkyServe (Mao et al., EuroSys 2025), section 3. Two halves:
 
-Dynamic placement (Algorithm 1) says where. A zone that preempts, or has no room when tried, goes from the
+Dynamic placement (Algorithm 1) decides where. A zone that preempts, or has no room when tried, goes from the
 available zones Z_A to the preempting zones Z_P; a replica that becomes ready there brings it back. A new replica
 goes to a zone of Z_A that has no spot replica of ours yet, the cheapest one, else to the cheapest of Z_A. Zones
 that cost the same are filled evenly, then their regions.
 
-Dynamic fallback says how many. N_tar + N_extra spot replicas are wanted at all times, and beside them
+Dynamic fallback decides how many. N_tar + N_extra spot replicas are wanted at all times, and beside them
 
     O(t) = min(N_tar, N_tar + N_extra - S_r(t))
 
@@ -26,7 +26,7 @@ Z_A are all in their back-off, the others are tried. After an outage of all zone
 rest is spread over the zones that have opened (`reopening`): else the first to open would take them all, and its next
 preemption would be an outage again.
 
-No spot replica costs more than `spot_price_cap` times the cheapest (`thrift`). Where that leaves a single zone, spreading
+No spot replica costs more than `spot_price_cap` times the cheapest (`price_limits`). Where that leaves a single zone, spreading
 comes first: the next cheapest zone is added if it costs no more than on demand, because a fleet in one zone is lost in one
 preemption. While all zones within the cap refuse, on-demand replicas stand in. `as_printed()` is the algorithm without the repairs.
 """
@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from policies.model import CapacityType, Event, Json, Offer, Replica
-from policies.placement import fleet, reopening, thrift, zone_backoff
+from policies.placement import fleet, price_limits, reopening, zone_backoff
 from policies.placement.base import Decision, PlannedLaunch, View
 from policies.placement.zone_backoff import is_spot
 
@@ -54,8 +54,8 @@ class SpotHedge:
     Z_P is emptied when Z_A has fewer than `refill_below` zones. A zone that refused is left alone for at most
     `longest_block_s` (0: not at all). Prices within the fraction `equal_cost` of the least are the same price;
     among those, `by_region` prefers regions with few replicas, because zones of a region fail together. What is
-    equal then goes by the order of offers or, `shuffled`, by one that is another at every tick. `thrifty`: own hosts
-    first, and within one continent (`thrift`).
+    equal then goes by the order of offers or, `shuffled`, by one that is another at every tick. `limits_prices`: own hosts
+    first, and within one continent (`price_limits`).
     """
 
     refill_below: int = 1
@@ -63,7 +63,7 @@ class SpotHedge:
     equal_cost: float = fleet.EQUAL_COST
     by_region: bool = True
     shuffled: bool = False
-    thrifty: bool = True
+    limits_prices: bool = True
 
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
@@ -89,7 +89,7 @@ class SpotHedge:
 
     def decide(self, view: View, memory: Json) -> Decision:
         closed = memory.get("blocks", {})
-        view, beyond = self._within_limits(view, memory) if self.thrifty else (view, ())
+        view, beyond = self._within_limits(view, memory) if self.limits_prices else (view, ())
         goal, now = view.goal, view.now
         base = min(goal.base_ondemand_fallback_replicas, view.wanted)
         hedged = view.wanted - base  # the paper's N_tar: the replicas that spot is to carry
@@ -129,9 +129,9 @@ class SpotHedge:
             notes=(*spot.note(), *on_demand.note(), *beyond),
         )
 
-    def _within_limits(self, view: View, memory: Json) -> thrift.Thrifty:
+    def _within_limits(self, view: View, memory: Json) -> price_limits.LimitedView:
         noted = memory.get("preempting", ())
-        return thrift.thrifty(
+        return price_limits.within_limits(
             view,
             memory.get("blocks", {}),
             least_spot_zones=LEAST_ZONES,
@@ -154,18 +154,20 @@ class SpotHedge:
 
     def _returning(self, spot: fleet.Share, view: View, closed: Json) -> reopening.Return | None:
         """Return what may be rented after an outage of all zones; None at all other times, and where own hosts take the rest."""
-        if not self.thrifty or len(self._own(spot, view)) >= spot.missing:
+        if not self.limits_prices or len(self._own(spot, view)) >= spot.missing:
             return None
-        hosts = thrift.own_zones(view.offers)
+        hosts = price_limits.own_zones(view.offers)
         live = [one for one in fleet.spot((*view.replicas, *view.others)) if one.zone not in hosts]
-        rented = thrift.rented(spot.offers)
-        return reopening.after_outage(rented, thrift.rented(spot.usable), live, closed, view.now)
+        rented = price_limits.without_own_hosts(spot.offers)
+        return reopening.after_outage(
+            rented, price_limits.without_own_hosts(spot.usable), live, closed, view.now
+        )
 
     def _own(self, spot: fleet.Share, view: View) -> list[Offer]:
         """Return the free places of own hosts that missing spot replicas take."""
-        if not self.thrifty or spot.missing <= 0:
+        if not self.limits_prices or spot.missing <= 0:
             return []
-        return thrift.own_places(spot.usable, (*view.replicas, *view.others), spot.missing)
+        return price_limits.own_places(spot.usable, (*view.replicas, *view.others), spot.missing)
 
     def _on_spot(
         self, spot: fleet.Share, again: reopening.Return | None, view: View, memory: Json
@@ -179,7 +181,7 @@ class SpotHedge:
         count = missing if again is None else min(missing, again.most)
         preempting = memory.get("preempting", ()) if again is None else ()
         usable = spot.usable if again is None else again.usable
-        usable = thrift.rented(usable) if self.thrifty else usable
+        usable = price_limits.without_own_hosts(usable) if self.limits_prices else usable
         available = [offer for offer in usable if zone_backoff.market(offer) not in preempting] or usable
         if self.shuffled:
             available = sorted(available, key=lambda o: crc32(f"{view.now:.0f} {o.zone}".encode()))
@@ -200,7 +202,12 @@ def as_printed() -> SpotHedge:
     here chance does. For comparison; it may never reach its number (see above).
     """
     return SpotHedge(
-        refill_below=2, longest_block_s=0.0, equal_cost=0.0, by_region=False, shuffled=True, thrifty=False
+        refill_below=2,
+        longest_block_s=0.0,
+        equal_cost=0.0,
+        by_region=False,
+        shuffled=True,
+        limits_prices=False,
     )
 
 

@@ -1,7 +1,7 @@
 """Plain spreading: a number of replicas over the zones, on the capacity that the offers have.
 
 Own hosts are filled first. On-demand replicas are spread within a band of the cheapest price, and spot replicas
-over the zones that cost at most twice the cheapest (`thrift`). Each new replica goes to the zone with the fewest live
+over the zones that cost at most twice the cheapest (`price_limits`). Each new replica goes to the zone with the fewest live
 replicas of the service, then to the region with the fewest, then to the better offer (the order in which offers come:
 by price, or by the user's preference). SkyPilot's placer sends everything beyond one per zone to the cheapest zone (10
 replicas over 4 zones become 7/1/1/1), so that one zone's bad minute takes most of the service. Zones that had no room
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from policies.model import Event, Json, Offer, Replica, ReplicaState
-from policies.placement import fleet, reopening, respread, thrift, zone_backoff
+from policies.placement import fleet, price_limits, reopening, respread, zone_backoff
 from policies.placement.base import Decision, PlannedLaunch, View
 from policies.placement.zone_backoff import is_spot
 
@@ -35,13 +35,13 @@ class Static:
         target = view.wanted + view.goal.num_overprovision if view.wanted > 0 else 0
         closed = memory.get("blocks", {})
         missing = min(view.limit, target - len(view.replicas))
-        careful = thrift.thrifty(view, closed) if missing > 0 else thrift.Thrifty(view)
+        careful = price_limits.within_limits(view, closed) if missing > 0 else price_limits.LimitedView(view)
         live = (*view.replicas, *view.others)
         launches, wake_at = _launches(careful.view, live, closed, missing) if missing > 0 else ([], None)
         keep = target + respread.surging(view, target, memory)
         due_at = respread.due_at(view, target, memory)
         if due_at is not None and due_at <= view.now:
-            place = respread.surge(thrift.thrifty(view, closed).view, target, closed)
+            place = respread.surge(price_limits.within_limits(view, closed).view, target, closed)
             due_at = None if place else zone_backoff.next_opening(view.offers, closed, view.now)
             if place is not None:
                 launches, keep = [place], target + 1
@@ -54,7 +54,7 @@ class Static:
                 view.replicas,
                 keep,
                 f"{len(view.replicas)} replicas, {target} wanted",
-                thrift.own_zones(view.offers),
+                price_limits.own_zones(view.offers),
             ),
             wake_at=fleet.earliest(wake_at, due_at),
             notes=(*_notes(view, target, closed), *careful.notes),
@@ -65,28 +65,32 @@ def _launches(
     view: View, live: Sequence[Replica], closed: Json, missing: int
 ) -> tuple[list[PlannedLaunch], float | None]:
     """Return where the missing replicas go, and when to look again if not all of them can be placed now."""
-    usable = fleet.preferred(thrift.with_room(zone_backoff.open_offers(view.offers, closed, view.now), live))
+    usable = fleet.preferred(
+        price_limits.with_room(zone_backoff.open_offers(view.offers, closed, view.now), live)
+    )
     spread = fleet.Spread(live)
-    own = thrift.own_places(usable, live, missing)
+    own = price_limits.own_places(usable, live, missing)
     launches = [spread.put(offer, fleet.OWN_HOST) for offer in own]
 
-    rented = thrift.rented(usable)
-    hosts = thrift.own_zones(view.offers)
+    rented = price_limits.without_own_hosts(usable)
+    hosts = price_limits.own_zones(view.offers)
     elsewhere = [replica for replica in live if replica.zone not in hosts]
-    again = reopening.after_outage(thrift.rented(view.offers), rented, elsewhere, closed, view.now)
+    again = reopening.after_outage(
+        price_limits.without_own_hosts(view.offers), rented, elsewhere, closed, view.now
+    )
     band = _within_band(view, rented if again is None else again.usable)
     count = missing - len(own) if again is None else min(missing - len(own), again.most)
-    launches += [spread.take(band) for _ in range(count if band else 0)]
+    launches += spread.fill(band, count)
     if len(launches) == missing:
         return launches, None
-    opens_at = zone_backoff.next_opening(thrift.with_room(view.offers, live), closed, view.now)
+    opens_at = zone_backoff.next_opening(price_limits.with_room(view.offers, live), closed, view.now)
     return launches, fleet.earliest(opens_at, again.wake_at if again else None)
 
 
 def _within_band(view: View, offers: Sequence[Offer]) -> Sequence[Offer]:
-    """Return what to spread over: all spot offers (`thrift` has left out the dear ones), else the cheap on-demand ones."""
+    """Return what to spread over: all spot offers (`price_limits` has left out the dear ones), else the cheap on-demand ones."""
     spot = [offer for offer in offers if is_spot(offer)]
-    return spot or thrift.within_band(offers, view.goal)
+    return spot or price_limits.within_band(offers, view.goal)
 
 
 def _notes(view: View, target: int, closed: Json) -> tuple[str, ...]:
@@ -95,5 +99,7 @@ def _notes(view: View, target: int, closed: Json) -> tuple[str, ...]:
     dry = short > 0 and view.offers and zone_backoff.all_refused(view.offers, closed)
     if dry:
         return (ALL_BLOCKED.format(short),)
-    full = short > 0 and view.offers and not thrift.with_room(view.offers, (*view.replicas, *view.others))
+    full = (
+        short > 0 and view.offers and not price_limits.with_room(view.offers, (*view.replicas, *view.others))
+    )
     return (f"{short} more wanted, but {fleet.FULL}",) if full else ()

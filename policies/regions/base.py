@@ -37,7 +37,8 @@ class PeerView(NamedTuple):
     request waits `wait_s` there before its prefill, which takes `s_per_byte` for each byte that is not cached, and its response is
     later by `decode_s`. `matched_bytes` of this prompt were forwarded there before. `forwarded` requests have been sent since the
     report, `forwarded_s` seconds of prefill per available replica; at most `credit` may be sent until the next one.
-    `last_turn` is the turn in which the peer was last used, 0 if never.
+    `last_turn` is the turn in which the peer was last used, 0 if never. `money_s` are the seconds that the price of the request's
+    traffic to the peer and back is worth.
     """
 
     region: str
@@ -52,6 +53,7 @@ class PeerView(NamedTuple):
     forwarded_s: float = 0.0
     credit: int = 0
     last_turn: int = 0
+    money_s: float = 0.0
 
 
 class RegionChoice(NamedTuple):

@@ -1,7 +1,7 @@
 """One cost for staying and for leaving: the time to the first token, wherever it is computed. The default.
 
     here = network + wait + prefill of uncached tokens + decode share
-    peer = round trip + wait there + what was forwarded since its report + prefill + decode share
+    peer = round trip + wait there + what was forwarded since its report + prefill + decode share + money
 
 The request goes to the cheapest peer if that is cheaper than here by more than max(MARGIN_S, MARGIN_SHARE of here), and if
 its first token is then expected within the time that the request has left. The margin is the hysteresis: what both sides know
@@ -11,6 +11,9 @@ replica here admits it (a warm prefix elsewhere, a long wait here), and stay alt
 The decode share is `DECODE_WEIGHT` of the delay by the sequences that run beside the request: a user notices the first token
 first. Against herds, a peer takes no more than the credit of its report (see `lb.core.peers`), and everything forwarded since
 counts as wait there.
+
+Money is the price of the request's traffic to the peer and back, in the seconds of waiting that it is worth to the owner of the
+service; without such a rate it is nothing. It counts against the gain, and not against the deadline.
 
 DECODE_WEIGHT, MARGIN_S and MARGIN_SHARE: a fourth, 100 ms and 20 %.
 """
@@ -25,7 +28,7 @@ from policies.regions.base import LocalCost, PeerView, RegionChoice, stay
 DECODE_WEIGHT = 0.25
 MARGIN_S = 0.1
 MARGIN_SHARE = 0.2
-_TERMS = ("network_s", "wait_s", "prefill_s", "decode_s")
+_TERMS = ("network_s", "wait_s", "prefill_s", "decode_s", "money_s")
 
 
 class OneCost:
@@ -49,20 +52,20 @@ class OneCost:
     ) -> RegionChoice:
         decode_s = self._decode_weight * local.decode_s
         here_s = local.network_s + local.wait_s + local.prefill_s + decode_s
-        rows = [("", here_s, local.network_s, local.wait_s, local.prefill_s, decode_s)]
+        rows = [("", here_s, local.network_s, local.wait_s, local.prefill_s, decode_s, 0.0)]
         for peer in peers:
             if not peer.available or peer.forwarded >= peer.credit:
                 continue
             prefill_s = (prompt_bytes - peer.matched_bytes) * peer.s_per_byte
             wait_s = peer.wait_s + peer.forwarded_s
             decode_s = self._decode_weight * peer.decode_s
-            cost_s = peer.rtt_s + wait_s + prefill_s + decode_s
-            rows.append((peer.region, cost_s, peer.rtt_s, wait_s, prefill_s, decode_s))
+            cost_s = peer.rtt_s + wait_s + prefill_s + decode_s + peer.money_s
+            rows.append((peer.region, cost_s, peer.rtt_s, wait_s, prefill_s, decode_s, peer.money_s))
         if len(rows) == 1:
             return stay("no peer has room")
         best = min(rows[1:], key=lambda row: row[1])
         if best[1] + max(self._margin_s, self._margin_share * here_s) >= here_s:
             return RegionChoice("", "no peer is cheaper by more than the margin", _TERMS, tuple(rows))
-        if best[1] >= left_s:
+        if best[1] - best[-1] >= left_s:
             return RegionChoice("", "no peer would respond in time", _TERMS, tuple(rows))
         return RegionChoice(best[0], "first token expected sooner there", _TERMS, tuple(rows))

@@ -12,7 +12,7 @@ Two things are needed before a first byte, and the longer wait for either counts
   others, which is the work above. Reports are some 100 ms old, so a few free seats count as none: SEATS_SLACK of them in the
   cost, by which requests leave the holders of their prompts, HOLD_SLACK in the choice between waiting here and there.
 
-A first byte that waited for a seat says nothing of how fast the target computes, so the speed does not learn from it: the
+A first byte that waited for a seat is no evidence of how fast the target computes, so the speed does not learn from it: the
 less a request has to compute, the more it would be misled.
 
 Requests that are held for the target by the load balancer are ahead of a newcomer as far as they would go before it.
@@ -41,7 +41,7 @@ SEATS_FADE_S = 60.0  # what was seen of the seats of a batch counts less by e af
 # What an engine has pending waits for prefill until the first of it is as late as this.
 LATE_S = 0.1
 # As few free seats are none: streams end between two reports, and those pending have not come in yet. And as few seats are
-# none that were seen: so many sequences run beside requests that wait for prefill.
+# none that were seen: this number of sequences runs beside requests that wait for prefill.
 SEATS_SLACK = 3
 HOLD_SLACK = 6  # the same where only the place to wait is chosen: a seat too few costs less there than a full engine's queue
 # An engine whose pending requests need that long to have a seat does not run dry until its next report.
@@ -97,7 +97,7 @@ class Backlog:
 
     def __init__(self, fleet: FleetMeans) -> None:
         self.sent: dict[str, int] = {}  # residual bytes by request
-        self.held = HeldBytes()
+        self.held = QueuedBytes()
         self.s_per_byte = 0.0
         self.known_until = _NEVER
         self.free_at = _NEVER
@@ -109,7 +109,7 @@ class Backlog:
         self._head_since = 0.0
         self._seats = 0.0
         self._seats_seen_at = _NEVER
-        self.busy_from = inf  # so many sequences in the batch leave no seat
+        self.busy_from = inf  # this number of sequences in the batch leaves no seat
         self.target: TargetView | None = None  # as its owner keeps it, once it has been chosen
 
     # --- asked
@@ -201,7 +201,7 @@ class Backlog:
         self.streamed(stream_s)
 
     def streamed(self, stream_s: float) -> None:
-        """A response has been streamed whose first byte says nothing of the speed."""
+        """A response has been streamed whose first byte is no evidence of the speed."""
         fleet = self._fleet
         fleet.stream_s += (STREAM_SHARE if fleet.stream_s else 1.0) * (stream_s - fleet.stream_s)
         known = fleet.stream_s if self._stream_s is None else self._stream_s
@@ -231,7 +231,7 @@ class Backlog:
         return stream_s / max(1, target.running or 0, target.in_flight - target.waiting)
 
 
-class HeldBytes:
+class QueuedBytes:
     """Residual bytes of the requests that are held for one target, in the order of their places."""
 
     __slots__ = ("_bytes", "_sums", "places")

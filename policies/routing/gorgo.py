@@ -3,9 +3,11 @@
     cost = network round trip
          + residual prefill    bytes of the prompt not thought to be in its cache x its seconds per byte
          + burden on others    PREFILL_WEIGHT - 1 times the same, for each request that it holds up
+         + copy                COPY_WEIGHT times the prefill of what another target has in its cache, and this one has not
          + queue wait          until its turn comes: the same of requests before this one that have no first byte yet,
                                sent or held, or a seat in the batch (see `policies.routing.backlog`)
-         + decode pressure     requests on the target x tokens expected of this response, x seconds per token
+         + decode pressure     DECODE_WEIGHT x requests on the target x tokens expected of this response, x seconds per token;
+                               requests up to EVEN times the mean of the targets count EVEN_WEIGHT each
          + failures            one second for each recent one
          + full memory         one second if the engine's KV cache is 95 % used
 
@@ -29,10 +31,15 @@ work many times over. So prefill counts once more for each request that waits at
 response under way there, as STREAM_WEIGHT, since that is late by no more than one token; once more at least. Simulated
 fleets then have more hits and more tokens per second, the more so the more there is to do.
 
+*Copies.* What another target has in its cache and this one computes again takes memory here from other prompts, which must
+then be computed again themselves. So a request leaves the holder of its prompt only if it gains several times the seconds
+of that prefill. Without this term, conversations whose users think for a minute move between targets that are all nearly
+idle, to gain milliseconds.
+
 *Waiting.* The best target may have enough to do. It does if the requests that were sent to it will have their first bytes
 in PUSH_AHEAD_S or later, or if some of them wait for a seat in its batch already: either is enough for an engine never to
 run dry. A request that is held for a seat may still choose another target, and one that is in the engine's queue may not. Then
-the choice says `wait`, and the caller that pushes by work holds the request for that target (see `lb.core.lanes`) instead
+the choice is marked `wait`, and the caller that pushes by work holds the request for that target (see `lb.core.lanes`) instead
 of sending it somewhere. Held requests count in the cost of others as far as it would go before them.
 
 *Who goes first of those held.* What would lose most by waiting: the next turn of a conversation, or a child in a tree of
@@ -56,8 +63,10 @@ leave when another target becomes better.
 conversations on the target that has their common prefix. A sequence in the batch lengthens every iteration by
 about what one prompt token does: with the coefficients this project collected for its engine model, 0.25 ms
 and 0.58 ms per 1,000 tokens of context on an L4 against 0.55 ms a prompt token, 0.05 and 0.086 against 0.094
-on an A100. So a response of D tokens next to n others is late by n x D times the prefill of one token.
-`decode_weight` 0 and `prefill_weight` 1 give the paper's objective.
+on an A100. So a response of D tokens next to n others is late by n x D times the prefill of one token, and by less as others
+end before it. Responses end and others start all the time, so counts a little above or below the mean even out by themselves: up to
+EVEN times the mean a request counts EVEN_WEIGHT, and in full only beyond that. Differences among targets that
+have about as much to do are then worth no prefill. `decode_weight` 0, `prefill_weight` 1 and `copy_weight` 0 give the paper's objective.
 
 Costs are rounded to milliseconds, which is finer than anything is known; among equals the target used longest
 ago.
@@ -81,6 +90,10 @@ __all__ = ["DEFAULT_S_PER_BYTE", "Gorgo"]
 MAX_TREE_BYTES = 2**24
 TROUBLE_S = 1.0
 PREFILL_WEIGHT = 2.0
+COPY_WEIGHT = 4.0
+DECODE_WEIGHT = 2.0
+EVEN = 1.1  # of the mean requests on a target
+EVEN_WEIGHT = 0.3
 STREAM_WEIGHT = 0.1  # of the burden on a request that waits is that on one whose response is under way
 PUSH_AHEAD_S = 3.0
 LONGEST_FOR_WORK_S = 7.5  # of the time for which a request is put off
@@ -93,6 +106,7 @@ _TERMS = (
     "rtt_s",
     "prefill_s",
     "burden_s",
+    "copy_s",
     "wait_s",
     "decode_s",
     "trouble_s",
@@ -109,19 +123,21 @@ class Gorgo(PrefixPolicy):
     def __init__(
         self,
         lengths: ResponseLength | None = None,
-        decode_weight: float = 1.0,
+        decode_weight: float = DECODE_WEIGHT,
         max_tree_bytes: int = MAX_TREE_BYTES,
         prefill_weight: float = PREFILL_WEIGHT,
+        copy_weight: float = COPY_WEIGHT,
     ) -> None:
         super().__init__(max_tree_bytes)
         self._burden = prefill_weight - 1.0
+        self._copy = copy_weight
         self._lengths = lengths or RunningMedian()
         self._decode_bytes = decode_weight * BYTES_PER_TOKEN
         self._fleet = FleetMeans()
         self._backlogs: dict[str, Backlog] = {}
         self._unused = Backlog(self._fleet)  # of all targets that have had no request
         self._attempts: dict[str, _SentRequest] = {}
-        self._held: dict[str, _Held] = {}
+        self._queued: dict[str, _Queued] = {}
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
@@ -134,10 +150,10 @@ class Gorgo(PrefixPolicy):
         if chosen is not None:
             chosen.target = candidates[best]
         wait, late_s = not self.ready(candidates[best], now), 0.0
-        if wait or self._held:
+        if wait or self._queued:
             s_per_byte = self._backlogs.get(row[0], self._unused).s_per_byte
-            late_s = put_off_s(row[3], (row[10] - min([other[10] for other in scored])) * s_per_byte)
-        return Choice(row[0], "response expected soonest", _TERMS, tuple(scored), row[10], wait, late_s)
+            late_s = put_off_s(row[3], (row[11] - min([other[11] for other in scored])) * s_per_byte)
+        return Choice(row[0], "response expected soonest", _TERMS, tuple(scored), row[11], wait, late_s)
 
     def ready(self, target: TargetView, now: float) -> bool:
         """Return whether what was sent to it has its first byte in less than PUSH_AHEAD_S, and few wait there for a seat."""
@@ -147,18 +163,18 @@ class Gorgo(PrefixPolicy):
         backlog.speed(now)
         return backlog.wait_s(target, now) < PUSH_AHEAD_S and backlog.seats_are_ready(target)
 
-    def held(self, request: RequestView, choice: Choice, now: float) -> None:
-        before = self._held.get(request.id)
+    def queued(self, request: RequestView, choice: Choice, now: float) -> None:
+        before = self._queued.get(request.id)
         since = now if before is None else before.since
-        self.left(request)
+        self.dequeued(request)
         backlog = self._backlog(choice.target_id)
         place = since + choice.put_off_s
         residual = prompt_bytes(request) - choice.matched_bytes
         backlog.held.join(place, residual)
-        self._held[request.id] = _Held(backlog, place, residual, since)
+        self._queued[request.id] = _Queued(backlog, place, residual, since)
 
-    def left(self, request: RequestView) -> None:
-        held = self._held.pop(request.id, None)
+    def dequeued(self, request: RequestView) -> None:
+        held = self._queued.pop(request.id, None)
         if held is not None:
             held.backlog.held.leave(held.place, held.residual)
 
@@ -210,13 +226,15 @@ class Gorgo(PrefixPolicy):
         Most of what a choice costs is this loop, which calls nothing for a target that has neither a queue nor strangers.
         """
         size = prompt_bytes(request)
-        decode_bytes, burden = self._decode_bytes * self._lengths.predict(request), self._burden
-        own = self._held.get(request.id)
+        decode_bytes = self._decode_bytes * self._lengths.predict(request)
+        burden, copied = self._burden, self._copy
+        own = self._queued.get(request.id)
         since = now if own is None else own.since
         match, last_turn = matches.get, self._turns.by_target.get
-        somebody_held = bool(self._held)
-        common = min([match(target.id, 0) for target in candidates]) if somebody_held else 0
+        any_queued = bool(self._queued)
+        common = min([match(target.id, 0) for target in candidates]) if any_queued else 0
         backlog_of, unused = self._backlogs.get, self._unused
+        even, longest = even_and_longest(candidates, matches)
         scored: list[_Row] = []
         best, lowest, oldest = 0, inf, 0
         for target in candidates:
@@ -237,24 +255,27 @@ class Gorgo(PrefixPolicy):
                 if target.queued or pending > waiting or there >= backlog.busy_from:
                     wait_s = backlog.wait_s(target, now)
                     waiting = pending
-            if somebody_held and backlog.held.places:
+            if any_queued and backlog.held.places:
                 is_one = own is not None and own.backlog is backlog
                 place = since + put_off_s(prefill_s, (matched - common) * s_per_byte)
                 wait_s = backlog.wait_s(target, now, place, is_one)
                 waiting += len(backlog.held.places)
             others = waiting + STREAM_WEIGHT * streams
             burden_s = burden * prefill_s * others if others > 1.0 else burden * prefill_s
-            decode_s = streams * decode_bytes * s_per_byte
+            copy_s = copied * (longest - matched) * s_per_byte if longest > matched else 0.0
+            pressure = streams - (1.0 - EVEN_WEIGHT) * (streams if streams < even else even)
+            decode_s = pressure * decode_bytes * s_per_byte
             trouble_s = int(target.trouble + 0.5) * TROUBLE_S if target.trouble else 0.0
             full_s = FULL_S if target.kv_usage and target.kv_usage >= FULL_KV_USAGE else 0.0
             rtt_s, last = target.rtt_s, last_turn(name, 0)
-            cost_s = rtt_s + prefill_s + burden_s + wait_s + decode_s + trouble_s + full_s
+            cost_s = rtt_s + prefill_s + burden_s + copy_s + wait_s + decode_s + trouble_s + full_s
             cost_s = int(cost_s * 1000.0 + 0.5) / 1000.0
             if cost_s < lowest or (cost_s == lowest and last < oldest):
                 best, lowest, oldest = len(scored), cost_s, last
             scored.append(
-                (name, cost_s, rtt_s, prefill_s, burden_s, wait_s, decode_s, trouble_s, full_s, last, matched)
-            )
+                (name, cost_s, rtt_s, prefill_s, burden_s, copy_s, wait_s, decode_s, trouble_s, full_s, last,
+                 matched)
+            )  # fmt: skip
         return scored, best
 
     def _backlog(self, target_id: str) -> Backlog:
@@ -270,6 +291,29 @@ class Gorgo(PrefixPolicy):
         return attempt
 
 
+def even_and_longest(candidates: Sequence[TargetView], matches: Match) -> tuple[float, int]:
+    """Return up to how many requests on a target are about as many as elsewhere, and the longest match of a target that is well."""
+    total = longest = 0
+    match = matches.get
+    for target in candidates:
+        total += requests_on(target)
+        matched = match(target.id, 0)
+        if matched > longest and is_well(target):
+            longest = matched
+    return EVEN * total / len(candidates), longest
+
+
+def requests_on(target: TargetView) -> int:
+    """Return how many requests it has: ours, or those that its engine reports if these are more."""
+    reported = (target.running or 0) + (target.pending or 0)
+    return reported if reported > target.in_flight else target.in_flight
+
+
+def is_well(target: TargetView) -> bool:
+    """Return whether it has memory to spare and no recent failure, so that what is in its cache is worth keeping a request for."""
+    return int(target.trouble + 0.5) == 0 and not (target.kv_usage and target.kv_usage >= FULL_KV_USAGE)
+
+
 def put_off_s(prefill_s: float, spared_s: float) -> float:
     """Return how much later a request goes that is held for a target, where it has `prefill_s` to compute and is spared `spared_s`.
 
@@ -280,10 +324,10 @@ def put_off_s(prefill_s: float, spared_s: float) -> float:
 
 
 # A candidate: its id and cost, then the terms of the cost.
-_Row = tuple[str, float, float, float, float, float, float, float, float, int, int]
+_Row = tuple[str, float, float, float, float, float, float, float, float, float, int, int]
 
 
-class _Held(NamedTuple):
+class _Queued(NamedTuple):
     """One request that is held for the target of `backlog`, since it was held for the first time."""
 
     backlog: Backlog

@@ -6,7 +6,7 @@ the bytes that had to be computed first, those queued ahead included. GORGO (tab
 
 - *Forgetting.* Each response makes all former ones count 1 % less.
 - *Shrinking.* A prior slope counts as much as four prompts spread by 2 KiB. Where prompts are all of a size
-  their time says nothing about the slope, and the prior stays; no threshold decides when to believe the fit.
+  their time is no evidence about the slope, and the prior stays; no threshold decides when to believe the fit.
 - *Doubt.* Where a prior is as good as its own fleet, a slope is moved towards it by some standard errors and
   equals it if it is within. Equal targets are thus thought equal: noise taken for speed sends work to the
   lucky ones.

@@ -72,9 +72,9 @@ class PreServe(SamplingPolicy):
         if not targets:
             return None
         prompt_tokens = prompt_bytes(request) / BYTES_PER_TOKEN
-        answer_tokens = self._lengths.predict(request)
+        response_tokens = self._lengths.predict(request)
         scored = tuple(
-            self._score(target, prompt_tokens, answer_tokens, now) for target in self._sample(targets)
+            self._score(target, prompt_tokens, response_tokens, now) for target in self._sample(targets)
         )
         best = min(scored, key=_COST_THEN_TURN)
         return Choice(str(best[0]), "least load now and ahead", _TERMS, scored)
@@ -120,19 +120,19 @@ class PreServe(SamplingPolicy):
         super().forget(target_id)
 
     def _score(
-        self, target: TargetView, prompt_tokens: float, answer_tokens: float, now: float
+        self, target: TargetView, prompt_tokens: float, response_tokens: float, now: float
     ) -> tuple[str | float, ...]:
         load = self._loads.get(target.id) or _TargetLoad(self._fleet_s_per_token)
         ahead = load.ahead
         prefill = load.queued_tokens + prompt_tokens
-        decode = ahead.coming_tokens(now) + answer_tokens
+        decode = ahead.remaining_tokens(now) + response_tokens
         strangers = max(target.in_flight, (target.running or 0) + (target.pending or 0)) - len(ahead)
         if strangers > 0:
             decode += strangers * self._usual_tokens
         room = self._room(target.kv_usage, ahead.held_tokens(now))
         overflow = 0.0
-        if prompt_tokens + ahead.growth_at_most(load.s_per_token) > room:
-            newcomer = Expected(prompt_tokens, answer_tokens, load.s_per_token)
+        if prompt_tokens + ahead.max_growth(load.s_per_token) > room:
+            newcomer = Expected(prompt_tokens, response_tokens, load.s_per_token)
             growth = ahead.peak_tokens(newcomer, now) - ahead.held_tokens(now)
             overflow = self._overflow_weight * max(0.0, growth - room)
         trouble = int(target.trouble + 0.5) * TROUBLE_TOKENS

@@ -76,7 +76,7 @@ class Match:
         levels: Sequence[tuple[int, int]] = (),
         by_bit: Mapping[int, _Holder] = MappingProxyType({}),
     ) -> None:
-        """`levels` are pairs of a number of bytes and the mask of the holders of exactly that number, ascending."""
+        """`levels` are pairs: the mask of the holders of exactly that number of bytes, and the number, ascending."""
         self.get = get
         self._levels = levels
         self._by_bit = by_bit

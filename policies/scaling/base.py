@@ -8,7 +8,7 @@ from policies.model import Json, Observation
 
 
 class Outlook(NamedTuple):
-    """What a forecast says beside the size, in replicas.
+    """The part of a forecast beside the size, in replicas.
 
     `now`: as many serve the present demand. `then`: as many of those wanted are surely still wanted when a replica launched now
     would be ready; the others go before. `later`: at index i the chance that the demand of that time needs i replicas more

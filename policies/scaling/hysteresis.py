@@ -1,6 +1,6 @@
 """When a load becomes a size: the rule every scaler shares (SkyServe paper §4, made exact).
 
-A scaler says how many replicas the load requests now. The target rises to the highest number that the load has
+A scaler decides how many replicas the load requests now. The target rises to the highest number that the load has
 requested during the whole upscale delay, and sinks to the lowest that was enough during the whole downscale delay:
 a spike at the end of the wait is not taken for the level of the wait, and what rises step by step is followed step
 by step, each level with a wait of its own. Delays are seconds of the clock, not ticks as in SkyPilot, so a delay

@@ -2,7 +2,7 @@
 
     mean of (in flight + queued) over the window / target_ongoing_requests_per_replica, rounded up
 
-A rate says nothing about how long requests take; this does (Little's law: the mean number of ongoing requests is
+A rate is no evidence about how long requests take; this does (Little's law: the mean number of ongoing requests is
 their rate times their duration), so it follows load whose requests vary in length, as chats and summaries do. What
 is held while no replica is ready counts in full. The mean comes from the load balancers, which see every request
 come and go: a count at the moment of a tick would miss what is shorter than a tick. When the number becomes

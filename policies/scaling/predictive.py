@@ -21,18 +21,18 @@ function of the history: after a restart it is the same. Fits are cached by the 
 
 *Capacity and cold start* are those of the goal, or learned (`forecast.capacity`, `scaling.cold_start`).
 
-*Zero.* A service without requests in the last 15 minutes sleeps, if it may and the forecast sees rather none than one. It wakes
+*Zero.* A service without requests in the last 15 minutes sleeps, if it may and the forecast is nearer to none than to one. It wakes
 one cold start before demand began on earlier days (`forecast.waking`).
 
 *Spot* capacity that is let go may not be there again, so where the service may use it, replicas are kept that are wanted back
 within two cold starts, if that is longer.
 
-*Outlook.* Placers get what the forecast says of the time when a replica launched now would be ready: how many of the wanted
+*Outlook.* Placers get the forecast for the time when a replica launched now would be ready: how many of the wanted
 replicas will still be wanted then (at the 90 % quantile), and how likely the demand as such, without headroom, exceeds them.
 Headroom is for the noise of demand and has its budget here; it is not hedged again there.
 
 Memory: {"target": n, "minute": the first that is not counted yet, "spent": b, "capacity": as in `forecast.capacity`, "starts": as
-in `scaling.cold_start`, "seen": what the last minute was judged by, "outlook": [now, then, [chances]]}.
+in `scaling.cold_start`, "seen": the inputs of the last decision, "outlook": [now, then, [chances]]}.
 
 The idea (forecast one cold start ahead, top up by measured load) is that of PreServe's scaler; the quantile of the busiest minute,
 the headroom and its budget are not in the paper.
@@ -47,7 +47,7 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.forecast import waking
-from policies.forecast.capacity import UNKNOWN_QPS, capacity, kind_of, prior, ready_kinds, taught
+from policies.forecast.capacity import UNKNOWN_QPS, capacity, kind_of, learn, prior, ready_kinds
 from policies.forecast.demand import DAY_MIN, Floats, Horizon, Model, fit
 from policies.goals import SloGoal
 from policies.history import History
@@ -94,44 +94,46 @@ class Predictive:
         floor = min(max(current, busy), goal.max_replicas)
         counted = memory.get("minute", 0)
         if history is None or not len(history.requests) or history.end == counted:
-            outlook, until = _remembered(memory, floor, observation.now)
+            outlook, until = _last_outlook(memory, floor, observation.now)
             return Size(floor, {**memory, "target": floor}, wake_at=until, outlook=outlook)
         if history.end < counted:  # the clock was set back
             memory = {**memory, "minute": history.end - 1}
         requests = np.frombuffer(history.requests, dtype=np.float64)
-        spent = _spent(history, requests, memory, slo)
+        spent = _budget_spent(history, requests, memory, slo)
         kept = {name: value for name, value in memory.items() if name != "outlook"}
         after = {**kept, "minute": history.end, "spent": round(spent, 6)}
         last = float(requests[-1])
         if math.isnan(last):
             return Size(floor, {**after, "target": floor})
         if slo.capacity_qps is None:
-            after["capacity"] = _taught(history, memory, observation)
-        ahead = _Ahead(
+            after["capacity"] = _learn_capacity(history, memory, observation)
+        ahead = _Minute(
             capacity_qps=slo.capacity_qps or learned_qps(observation, after),
             cold_start_s=cold_start_s(observation, memory),
             headroom=headroom_of(spent),
             last=last,
         )
-        add, keep, then = _behind(requests)
-        if slo.looks:
-            add, keep, then = ahead_of(history, requests, ahead.cold_start_s, _may_use_spot(observation))
+        add, keep, then = _without_forecast(requests)
+        if slo.computes_forecast:
+            add, keep, then = forecast_demand(
+                history, requests, ahead.cold_start_s, _may_use_spot(observation)
+            )
         wanted = _size(ahead, add, keep, requests, current, observation)
         why, seen = ahead.sentence(add, load.queued), ahead.seen(add, keep)
         if not slo.forecast:
-            if slo.looks:
+            if slo.computes_forecast:
                 seen["would_want"] = wanted
-            wanted = _size(ahead, *_behind(requests)[:2], requests, current, observation)
+            wanted = _size(ahead, *_without_forecast(requests)[:2], requests, current, observation)
             why = ahead.sentence(last, load.queued)
         after = {**after, "target": wanted, "seen": seen}
         if slo.forecast:
             after["outlook"] = _outlook(ahead, then, wanted, observation)
-        outlook, until = _remembered(after, wanted, observation.now)
+        outlook, until = _last_outlook(after, wanted, observation.now)
         return Size(wanted, after, wake_at=until, why=why, outlook=outlook)
 
 
-class _Ahead(NamedTuple):
-    """What a minute is judged by: capacity of a replica, cold start, headroom, and the requests of the last minute."""
+class _Minute(NamedTuple):
+    """The inputs of a decision: capacity of a replica, cold start, headroom, and the requests of the last minute."""
 
     capacity_qps: float
     cold_start_s: float
@@ -167,25 +169,25 @@ class _Ahead(NamedTuple):
 
 
 def _size(
-    ahead: _Ahead, add: float, keep: float, requests: Floats, current: int, observation: Observation
+    ahead: _Minute, add: float, keep: float, requests: Floats, current: int, observation: Observation
 ) -> int:
     goal, load = observation.goal.scaling, observation.load
     backlog = load.queued / (ahead.capacity_qps * DRAINED_IN_S)
-    needed = _awake(max(add, ahead.last)) / ahead.carried + backlog
-    kept = max(needed, _awake(keep) / ahead.carried)
+    needed = _or_zero(max(add, ahead.last)) / ahead.carried + backlog
+    kept = max(needed, _or_zero(keep) / ahead.carried)
     if np.nanmax(requests[-UNFORECAST_KEEP_MIN:]) > 0.0:
         kept = max(kept, _LITTLE)  # what was just used does not sleep
-    size = max(current, _whole(needed)) if _whole(needed) > current else min(current, _whole(kept))
+    size = max(current, _round_up(needed)) if _round_up(needed) > current else min(current, _round_up(kept))
     busy = 1 if load.in_flight + load.queued > 0 else 0
     return min(max(size, busy, goal.min_replicas), goal.max_replicas)
 
 
-def _outlook(ahead: _Ahead, then: Floats, wanted: int, observation: Observation) -> list[Json | int]:
+def _outlook(ahead: _Minute, then: Floats, wanted: int, observation: Observation) -> list[Json | int]:
     """Return the outlook of `wanted` replicas, as JSON; `then` are equally likely demands of the time of a launch."""
     goal, load = observation.goal.scaling, observation.load
     backlog = load.queued / (ahead.capacity_qps * DRAINED_IN_S)
-    now = _whole(ahead.last / (60.0 * ahead.capacity_qps) + backlog)
-    sure = _whole(_awake(float(np.quantile(then, SURE_QUANTILE))) / ahead.carried)
+    now = _round_up(ahead.last / (60.0 * ahead.capacity_qps) + backlog)
+    sure = _round_up(_or_zero(float(np.quantile(then, SURE_QUANTILE))) / ahead.carried)
     needed = np.ceil(then / (60.0 * ahead.capacity_qps) - _ROUNDING)
     more = np.clip(np.minimum(needed, goal.max_replicas) - wanted, 0, MOST_MORE).astype(int)
     chances = np.bincount(more) / len(then)
@@ -193,7 +195,7 @@ def _outlook(ahead: _Ahead, then: Floats, wanted: int, observation: Observation)
     return [min(wanted, max(now, least)), min(wanted, max(sure, least)), chances.round(4).tolist()]
 
 
-def _remembered(memory: Json, wanted: int, now: float) -> tuple[Outlook | None, float | None]:
+def _last_outlook(memory: Json, wanted: int, now: float) -> tuple[Outlook | None, float | None]:
     """Return the outlook of the last minute that was decided by, and until when it holds.
 
     There is none for another size, and none where no minute has been reported for long.
@@ -209,8 +211,8 @@ def _may_use_spot(observation: Observation) -> bool:
     return any(offer.capacity_type is CapacityType.SPOT for offer in observation.offers)
 
 
-def _awake(requests: float) -> float:
-    """Return the requests of a minute; none if there will rather be none than one."""
+def _or_zero(requests: float) -> float:
+    """Return the requests of a minute; 0.0 if none is more likely than one."""
     return 0.0 if requests < LEAST_TO_WAKE else requests
 
 
@@ -240,8 +242,8 @@ def learned_qps(observation: Observation, memory: Json) -> float:
     return sum(found) / len(found) if found else UNKNOWN_QPS
 
 
-def _taught(history: History, memory: Json, observation: Observation) -> Json:
-    """Return what is known of capacities after the last minute, if the fleet that served it is known."""
+def _learn_capacity(history: History, memory: Json, observation: Observation) -> Json:
+    """Return the known capacities after the last minute, if the fleet that served it is known."""
     known: Json = memory.get("capacity", {})
     slo = observation.goal.scaling.slo
     fleet = ready_kinds(observation.replicas, observation.goal)
@@ -251,7 +253,7 @@ def _taught(history: History, memory: Json, observation: Observation) -> Json:
     if not asked or math.isnan(met):
         return known
     late_share = min(1.0, max(0.0, 1.0 - met / asked))
-    return taught(known, fleet, asked / 60.0, late_share, slo.attainment)
+    return learn(known, fleet, asked / 60.0, late_share, slo.attainment)
 
 
 def headroom_of(spent: float) -> float:
@@ -259,7 +261,7 @@ def headroom_of(spent: float) -> float:
     return max(LEAST_HEADROOM, HEADROOM + GAIN * spent)
 
 
-def _spent(history: History, requests: Floats, memory: Json, slo: SloGoal) -> float:
+def _budget_spent(history: History, requests: Floats, memory: Json, slo: SloGoal) -> float:
     """Return the error budget after the minutes that it has not counted yet.
 
     Without its memory it begins with the last one.
@@ -280,7 +282,7 @@ def _spent(history: History, requests: Floats, memory: Json, slo: SloGoal) -> fl
     return spent
 
 
-def ahead_of(
+def forecast_demand(
     history: History, requests: Floats, cold_start_s: float, keeps_spot: bool
 ) -> tuple[float, float, Floats]:
     """Return the forecast of what replicas have to be added for, and of what has to be kept for; requests per minute.
@@ -288,18 +290,21 @@ def ahead_of(
     The third value are `CHANCES` equally likely values of the first.
     """
     lead = max(1, math.ceil(cold_start_s / 60.0))
-    if waking.is_silent(requests) and (begins := waking.begins(requests, lead + ADD_MIN)) is not None:
-        return begins, begins, np.full(CHANCES, begins)
+    if (
+        waking.is_idle(requests)
+        and (first_demand := waking.first_demand(requests, lead + ADD_MIN)) is not None
+    ):
+        return first_demand, first_demand, np.full(CHANCES, first_demand)
     until = max(lead + KEEP_MIN, 2 * lead) if keeps_spot else lead + KEEP_MIN
     recent = requests[-READ_MIN:]
     shares = (QUANTILE, *((index + 0.5) / CHANCES for index in range(CHANCES)))
-    to_add, to_keep = _taught_by(history, requests)
-    adds = _fitted(to_add, Horizon(lead, ADD_MIN)).quantiles(recent, shares)
-    keep = _fitted(to_keep, Horizon(1, until)).quantiles(recent, (QUANTILE,))
+    to_add, to_keep = _training_minutes(history, requests)
+    adds = _cached_fit(to_add, Horizon(lead, ADD_MIN)).quantiles(recent, shares)
+    keep = _cached_fit(to_keep, Horizon(1, until)).quantiles(recent, (QUANTILE,))
     return float(adds[0]), float(keep[0]), adds[1:]
 
 
-def _taught_by(history: History, requests: Floats) -> tuple[bytes, bytes]:
+def _training_minutes(history: History, requests: Floats) -> tuple[bytes, bytes]:
     """Return the minutes that the two forecasts are fitted to.
 
     They are the same but for one minute: the second fit comes a minute after the first, so that no minute bears both.
@@ -307,19 +312,19 @@ def _taught_by(history: History, requests: Floats) -> tuple[bytes, bytes]:
     every = FIT_EVERY_MIN if len(requests) >= 2 * DAY_MIN else FIRST_FITS_EVERY_MIN
     ends = [(history.end - late) // every * every - history.first for late in (0, 1)]
     first, second = (requests[max(0, end - FIT_MIN) : max(0, end)] for end in ends)
-    taught = first.tobytes()
-    return taught, taught if ends[0] == ends[1] else second.tobytes()
+    training = first.tobytes()
+    return training, training if ends[0] == ends[1] else second.tobytes()
 
 
 @lru_cache(maxsize=256)
-def _fitted(taught: bytes, horizon: Horizon) -> Model:
-    return fit(np.frombuffer(taught, dtype=np.float64), horizon)
+def _cached_fit(training: bytes, horizon: Horizon) -> Model:
+    return fit(np.frombuffer(training, dtype=np.float64), horizon)
 
 
-def _behind(requests: Floats) -> tuple[float, float, Floats]:
-    """Return the same without a forecast."""
+def _without_forecast(requests: Floats) -> tuple[float, float, Floats]:
+    """Return what `forecast_demand` returns, without a forecast."""
     return float(requests[-1]), float(np.nanmax(requests[-UNFORECAST_KEEP_MIN:])), requests[-1:]
 
 
-def _whole(replicas: float) -> int:
+def _round_up(replicas: float) -> int:
     return math.ceil(replicas - _ROUNDING)

@@ -38,7 +38,7 @@ from botocore.parsers import ResponseParserError
 
 from policies.backoff import delay_s
 from policies.model import FailureKind
-from provisioners.aws.errors import THROTTLES, AwsResponse, Context, closed, error_of, meaning_of
+from provisioners.aws.errors import THROTTLES, AwsResponse, ErrorContext, closed, error_of, meaning_of
 from provisioners.cloud_clock import CloudClock
 from provisioners.port.errors import ProvisionError, RegionClosedError, TransientError
 from provisioners.port.regions import ClosedRegions, SilentRegions
@@ -142,7 +142,9 @@ class AwsApi:
         try:
             return str(self._opened().region_name or "us-east-1")
         except BotoCoreError as error:
-            raise error_of(_answer(error), Context("credentials", "no region"), self.now()) from error
+            raise error_of(
+                _response_of(error), ErrorContext("credentials", "no region"), self.now()
+            ) from error
 
     def call(
         self,
@@ -151,7 +153,7 @@ class AwsApi:
         params: Mapping[str, Any] | None = None,
         *,
         service: str = "ec2",
-        asked: Context | None = None,
+        asked: ErrorContext | None = None,
         unless: Collection[str] = (),
         wait_for: Collection[str] = (),
         patience_s: float = 60.0,
@@ -162,17 +164,19 @@ class AwsApi:
         The codes `wait_for` are those that pass by themselves (something made a moment ago is not known everywhere
         yet): they are waited for until `patience_s` seconds are over, and only then count. `asked` makes for better sentences.
         """
-        asked = asked or Context(f"{_IAM.get(service, service)}:{action}", region)
+        asked = asked or ErrorContext(f"{_IAM.get(service, service)}:{action}", region)
         started = self.now()
         failures = 0
         while True:
             self._pace(region, action)
             try:
                 reply: Reply = getattr(self._client(service, region), xform_name(action))(**(params or {}))
-                self.clock.heard(reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
+                self.clock.set_from_header(
+                    reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+                )
                 return reply
             except _SDK_ERRORS as error:
-                refusal = _answer(error)
+                refusal = _response_of(error)
                 failures += 1
                 is_waited_for = refusal.code in wait_for and self.now() - started < patience_s
                 if not is_waited_for:
@@ -187,7 +191,7 @@ class AwsApi:
                 self._pacer.drain((region, _group(action)[0]))
             self._sleep(self._jitter(failures))
 
-    def ask(self, region: str, action: str, params: Mapping[str, Any] | None = None, **how: Any) -> Reply:
+    def request(self, region: str, action: str, params: Mapping[str, Any] | None = None, **how: Any) -> Reply:
         """`call` where no code stands for None."""
         reply = self.call(region, action, params, **how)
         return {} if reply is None else reply
@@ -198,7 +202,7 @@ class AwsApi:
         """Yield the items of a list, all pages of it; a page that cannot be read is an error, never the end."""
         token: Mapping[str, str] = {}
         while True:
-            reply = self.ask(region, action, {**params, "MaxResults": page, **token}, **how)
+            reply = self.request(region, action, {**params, "MaxResults": page, **token}, **how)
             yield from reply.get(items, ())
             if not reply.get("NextToken"):
                 return
@@ -210,7 +214,7 @@ class AwsApi:
         try:
             getattr(self._client("ec2", region), xform_name(action))(DryRun=True, **params)
         except _SDK_ERRORS as error:
-            return _answer(error)
+            return _response_of(error)
         return AwsResponse("DryRunOperation", 200, "")  # EC2 never says so, but it would mean yes
 
     def _accepted_elsewhere(self) -> bool:
@@ -256,7 +260,7 @@ class AwsApi:
 _IAM = {"service-quotas": "servicequotas"}
 
 
-def _answer(error: Exception) -> AwsResponse:
+def _response_of(error: Exception) -> AwsResponse:
     """Return the SDK's exception as the response of AWS, or as none."""
     if isinstance(error, ClientError):
         body = error.response.get("Error", {})

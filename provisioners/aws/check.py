@@ -13,7 +13,7 @@ from typing import Any
 
 from policies.model import CapacityType, FailureKind
 from provisioners.aws.api import AwsApi
-from provisioners.aws.errors import AwsResponse, Context, error_of, meaning_of, missing_action, quota_of
+from provisioners.aws.errors import AwsResponse, ErrorContext, error_of, meaning_of, missing_action, quota_of
 from provisioners.port.errors import AuthError, ProvisionError
 from provisioners.port.vm import OWNER_TAG, Finding, Level, Trial
 
@@ -94,7 +94,7 @@ def findings(
     """
     try:
         region = regions[0] if regions else api.home_region
-        caller = api.ask(region, "GetCallerIdentity", service="sts")
+        caller = api.request(region, "GetCallerIdentity", service="sts")
     except ProvisionError as error:
         return [Finding("credentials", Level.MISSING, str(error))]
     found = [Finding("credentials", message=f"{caller['Arn']} (account {caller['Account']})")]
@@ -111,7 +111,7 @@ def findings(
 
 def _reads(api: AwsApi, region: str, action: str) -> Finding:
     try:
-        api.ask(region, action)
+        api.request(region, action)
     except ProvisionError as error:
         return Finding(f"ec2:{action}", Level.MISSING, str(error))
     return Finding(f"ec2:{action}")
@@ -123,7 +123,7 @@ def _permission(api: AwsApi, region: str, action: str, params: Params, *, by_tag
     if response.code == "DryRunOperation" or _is_about_the_resource(response):
         return Finding(name)
     if meaning_of(response).kind is not FailureKind.AUTH:
-        return Finding(name, Level.MISSING, str(error_of(response, Context(name, region), api.now())))
+        return Finding(name, Level.MISSING, str(error_of(response, ErrorContext(name, region), api.now())))
     denied = missing_action(response.message) or name
     if by_tag:
         return Finding(
@@ -148,7 +148,7 @@ def _launch(api: AwsApi, trial: Trial, request: Callable[[Trial], Params]) -> Fi
     response = api.dry_run(region, "RunInstances", params)
     if response.code == "DryRunOperation":
         return Finding(name)
-    asked = Context("ec2:RunInstances", region, trial.zone, trial.instance_type, trial.capacity_type)
+    asked = ErrorContext("ec2:RunInstances", region, trial.zone, trial.instance_type, trial.capacity_type)
     is_denied = meaning_of(response).kind is FailureKind.AUTH
     message = str(error_of(response, asked, api.now()))
     if is_denied and (denied := missing_action(response.message)):

@@ -16,7 +16,7 @@ from provisioners.port.vm import Finding
 
 
 class AwsSection(assembly.VmSection, Protocol):
-    """What config.yaml says about `aws`."""
+    """The `aws` section of config.yaml."""
 
     profile: str | None
     vpc: str | None
@@ -27,7 +27,7 @@ class AwsSection(assembly.VmSection, Protocol):
     reservations: Reservations
 
 
-class AwsProvisioner(assembly.RentedProvisioner):
+class AwsProvisioner(assembly.VmCloudProvisioner):
     """Credentials are found as boto3 finds them: the environment, a profile, the instance's role."""
 
     name: ClassVar[str] = "aws"

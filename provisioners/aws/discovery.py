@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from policies.model import CapacityType
 from provisioners.aws.api import AwsApi, Reply
 from provisioners.aws.errors import CLOUD, quota_of
-from provisioners.offers.catalog.discovered import Offering
+from provisioners.offers.catalog.discovered import RegionalType
 from provisioners.offers.catalog.model import Shape
 from provisioners.port.accelerator_names import canonical
 from provisioners.port.errors import AuthError
@@ -25,7 +25,7 @@ _MARKETS: Mapping[CapacityType, str] = {CapacityType.SPOT: "spot", CapacityType.
 
 def offerings_in(
     api: AwsApi, region: str, plain_types: Sequence[str], notes: list[str]
-) -> Iterator[Offering]:
+) -> Iterator[RegionalType]:
     """Yield the offerings of a region; `plain_types` are those without accelerators to look for.
 
     What could not be determined is added to `notes`.
@@ -42,7 +42,7 @@ def offerings_in(
         if shape is None or (shape.accelerator is None and shape.name not in plain_types):
             continue
         closed = {market: why for market in CapacityType if (why := _closed(info, market, quotas, region))}
-        yield Offering(shape, region, tuple(sorted(zones.get(shape.name, ()))), closed)
+        yield RegionalType(shape, region, tuple(sorted(zones.get(shape.name, ()))), closed)
 
 
 def shape_of(info: Reply) -> Shape | None:

@@ -137,11 +137,11 @@ class Route53Names:
             if key not in wanted
         ]
         if changes:
-            self._ask("ChangeResourceRecordSets", HostedZoneId=zone_id, ChangeBatch={"Changes": changes})
+            self._call("ChangeResourceRecordSets", HostedZoneId=zone_id, ChangeBatch={"Changes": changes})
 
     def _zone_id(self, zone: str) -> str:
         """Return the public one: names of private zones resolve inside a VPC only."""
-        listed = self._ask("ListHostedZonesByName", DNSName=zone).get("HostedZones", ())
+        listed = self._call("ListHostedZonesByName", DNSName=zone).get("HostedZones", ())
         for found in listed:
             if found["Name"] == zone and not found.get("Config", {}).get("PrivateZone"):
                 return str(found["Id"]).rpartition("/")[2]
@@ -155,7 +155,7 @@ class Route53Names:
         """Ours under that name, as they would have to be sent to be what they are."""
         start: dict[str, str] = {"StartRecordName": name, "StartRecordType": "A"}
         while True:
-            page = self._ask("ListResourceRecordSets", HostedZoneId=zone_id, **start)
+            page = self._call("ListResourceRecordSets", HostedZoneId=zone_id, **start)
             for record in page.get("ResourceRecordSets", ()):
                 if (record["Name"], record["Type"]) != (name, "A"):
                     return
@@ -174,8 +174,8 @@ class Route53Names:
                 ),
             }
 
-    def _ask(self, action: str, **params: Any) -> Reply:
-        return self._api.ask(_REGION, action, params, service=_SERVICE)
+    def _call(self, action: str, **params: Any) -> Reply:
+        return self._api.request(_REGION, action, params, service=_SERVICE)
 
 
 def _record(name: str, key: str, region: str, addresses: Sequence[str]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class AwsResponse(NamedTuple):
     request_id: str = ""
 
 
-class Context(NamedTuple):
+class ErrorContext(NamedTuple):
     """The request, as far as an error's sentence needs it. `action` is IAM's name of it (ec2:RunInstances)."""
 
     action: str
@@ -93,22 +93,22 @@ def meaning_of(
     return ErrorCode("", _K.REFUSED, "AWS refuses it there; another zone or machine type is next", "unknown")
 
 
-def error_of(response: AwsResponse, asked: Context, now: float) -> ProvisionError:
+def error_of(response: AwsResponse, asked: ErrorContext, now: float) -> ProvisionError:
     """Return the error to raise, its sentence included. `now` is UNIX seconds, from which a quota's `retry_at` follows."""
     meaning = meaning_of(response, asked.capacity_type, asked.instance_type)
     return _error(meaning, response, asked, now)
 
 
-def closed(response: AwsResponse, asked: Context, now: float) -> ProvisionError:
+def closed(response: AwsResponse, asked: ErrorContext, now: float) -> ProvisionError:
     """Of credentials that one region does not accept, and others do: the account has not enabled the region."""
     meaning = ErrorCode("", _K.AUTH, NOT_ENABLED, "DOC", scope=Scope.REGION, closes_region=True)
     return _error(meaning, response, asked, now)
 
 
-def _error(meaning: ErrorCode, response: AwsResponse, asked: Context, now: float) -> ProvisionError:
+def _error(meaning: ErrorCode, response: AwsResponse, asked: ErrorContext, now: float) -> ProvisionError:
     return error_for(
         meaning.kind,
-        f"{_subject(meaning.kind, asked, response)}: {meaning.advice} ({_said(response)})",
+        f"{_subject(meaning.kind, asked, response)}: {meaning.advice} ({_error_text(response)})",
         cloud=CLOUD,
         code=response.code,
         zone=asked.zone,
@@ -119,14 +119,14 @@ def _error(meaning: ErrorCode, response: AwsResponse, asked: Context, now: float
     )
 
 
-def _said(response: AwsResponse) -> str:
+def _error_text(response: AwsResponse) -> str:
     """AWS's own words, without the kilobyte that only `sts:DecodeAuthorizationMessage` can read."""
     message = re.sub(r"\s*Encoded authorization failure message: \S+", "", response.message).strip()
     said = f"{response.code}: {message}" if message else response.code
     return f"{said}; request id {response.request_id}" if response.request_id else said
 
 
-def _subject(kind: FailureKind, asked: Context, response: AwsResponse) -> str:
+def _subject(kind: FailureKind, asked: ErrorContext, response: AwsResponse) -> str:
     """Return what the sentence is about: the permission, the quota, the machine or the call."""
     if kind is _K.AUTH:
         return f"{CLOUD} {missing_action(response.message) or asked.action} in {asked.region}"

@@ -60,7 +60,7 @@ class AwsImages:
     def _find(self, zone: Zone, wanted: str) -> Image:
         region = zone.region
         if wanted.startswith("/"):
-            reply = self._api.ask(region, "GetParameter", {"Name": wanted}, service="ssm")
+            reply = self._api.request(region, "GetParameter", {"Name": wanted}, service="ssm")
             image_id = str(reply["Parameter"]["Value"])
         elif wanted.startswith("ami-"):
             image_id = wanted
@@ -68,7 +68,7 @@ class AwsImages:
             raise InvalidRequestError(
                 f"image {wanted!r} is neither an AMI (ami-…) nor an SSM parameter (/…)", cloud=CLOUD
             )
-        reply = self._api.ask(region, "DescribeImages", {"ImageIds": [image_id]})
+        reply = self._api.request(region, "DescribeImages", {"ImageIds": [image_id]})
         if not reply.get("Images"):
             raise RefusedError(
                 f"there is no image {image_id} in {region}; another region is next",

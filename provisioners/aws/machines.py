@@ -27,7 +27,7 @@ import boto3
 from provisioners.aws.api import AwsApi, EveryRegion, RegionMemo, Reply
 from provisioners.aws.check import findings
 from provisioners.aws.discovery import offerings_in
-from provisioners.aws.errors import CLOUD, Context
+from provisioners.aws.errors import CLOUD, ErrorContext
 from provisioners.aws.image import AwsImages
 from provisioners.aws.network import AwsNetwork
 from provisioners.aws.orphans import orphans_in, owners_in, remove
@@ -44,7 +44,7 @@ from provisioners.aws.translate import (
     trial_order,
 )
 from provisioners.clock import unix_now
-from provisioners.offers.catalog.discovered import Discovery, Offering, Progress
+from provisioners.offers.catalog.discovered import Discovery, Progress, RegionalType
 from provisioners.offers.catalog.model import Shape
 from provisioners.offers.reservations import Reservations, reserved_for
 from provisioners.port.errors import (
@@ -224,7 +224,7 @@ class AwsMachines:
         plain = [shape.name for shape in known if shape.accelerator is None]
         listed: list[str] = []
 
-        def of(region: str) -> list[Offering]:
+        def of(region: str) -> list[RegionalType]:
             found = list(offerings_in(self._api, region, plain, notes))
             listed.append(region)
             progress(len(listed), len(regions), region)
@@ -320,8 +320,8 @@ class AwsMachines:
         region = order.zone.region
         key_name, groups = self._network.key_pair(order), [self._network.group(order)]
         params = self._request(order, token, key_name, groups)
-        asked = Context("ec2:RunInstances", region, order.zone, order.instance_type, order.capacity_type)
-        reply = self._api.ask(
+        asked = ErrorContext("ec2:RunInstances", region, order.zone, order.instance_type, order.capacity_type)
+        reply = self._api.request(
             region, "RunInstances", params, asked=asked, wait_for=_NEW, patience_s=_NEW_PATIENCE_S
         )
         # Its zone is the order's: any other call now could fail, with the machine already there.
@@ -388,7 +388,9 @@ class AwsMachines:
         return found
 
     def _find_regions(self, home: str) -> list[str]:
-        return sorted(region["RegionName"] for region in self._api.ask(home, "DescribeRegions")["Regions"])
+        return sorted(
+            region["RegionName"] for region in self._api.request(home, "DescribeRegions")["Regions"]
+        )
 
 
 def _tagged(tag: str, value: str) -> list[dict[str, Any]]:

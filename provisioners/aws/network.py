@@ -138,7 +138,7 @@ class AwsNetwork:
     def shared(self, owner: str, region: str) -> list[OrphanedResource]:
         """Return the owner's keys and groups; neither costs anything."""
         of_owner = {"Filters": [{"Name": f"tag:{OWNER_TAG}", "Values": [owner]}]}
-        pairs = self._api.ask(region, "DescribeKeyPairs", of_owner).get("KeyPairs", ())
+        pairs = self._api.request(region, "DescribeKeyPairs", of_owner).get("KeyPairs", ())
         groups = self._api.pages(region, "DescribeSecurityGroups", "SecurityGroups", of_owner)
         return [
             *(OrphanedResource("key-pair", pair["KeyName"], region, usd_month=0.0) for pair in pairs),
@@ -163,7 +163,7 @@ class AwsNetwork:
         return []
 
     def _find_zones(self, region: str) -> dict[str, str]:
-        zones = self._api.ask(region, "DescribeAvailabilityZones").get("AvailabilityZones", ())
+        zones = self._api.request(region, "DescribeAvailabilityZones").get("AvailabilityZones", ())
         return {zone["ZoneName"]: zone["ZoneId"] for zone in zones}
 
     def _vpc_id(self, region: str) -> str:
@@ -196,7 +196,7 @@ class AwsNetwork:
                 filters.append({"Name": "default-for-az", "Values": ["true"]})
             asked = {"Filters": filters}
             cure = "make one there (`aws ec2 create-default-subnet`)"
-        reply = self._api.ask(zone.region, "DescribeSubnets", asked)
+        reply = self._api.request(zone.region, "DescribeSubnets", asked)
         found = [one for one in reply.get("Subnets", ()) if one["AvailabilityZoneId"] == zone.name]
         if not found:
             where = "clouds.aws.subnets" if named else "the VPC"
@@ -263,7 +263,7 @@ class AwsNetwork:
             ],
         }
         for failures in range(_SETTLE_ATTEMPTS):
-            found = self._api.ask(region, "DescribeSecurityGroups", {"Filters": by_name}).get(
+            found = self._api.request(region, "DescribeSecurityGroups", {"Filters": by_name}).get(
                 "SecurityGroups"
             )
             if found:

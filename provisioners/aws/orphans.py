@@ -62,7 +62,7 @@ def owners_in(api: AwsApi, region: str) -> list[str]:
     found: list[Reply] = [one for reservation in reservations for one in reservation["Instances"]]
     found += api.pages(region, "DescribeVolumes", "Volumes", tagged)
     found += api.pages(region, "DescribeSecurityGroups", "SecurityGroups", tagged)
-    found += api.ask(region, "DescribeKeyPairs", tagged).get("KeyPairs", ())
+    found += api.request(region, "DescribeKeyPairs", tagged).get("KeyPairs", ())
     return sorted({owner for one in found if (owner := tags_of(one).get(OWNER_TAG))})
 
 

@@ -36,7 +36,7 @@ def quotes(listings: Sequence[Listing], sources: Sources, progress: Progress) ->
     api = AwsApi(sources.aws_profile, unix_now, sources.sleep, Random())
     names = list(dict.fromkeys(listing.shape.name for listing in listings))
     open_here = {
-        each["RegionName"] for each in api.ask(api.home_region, "DescribeRegions").get("Regions", ())
+        each["RegionName"] for each in api.request(api.home_region, "DescribeRegions").get("Regions", ())
     }
     regions = [region for region in dict.fromkeys(each.region for each in listings) if region in open_here]
     questions = len(names) + len(regions)
@@ -89,7 +89,7 @@ def _products(api: AwsApi, name: str) -> Iterator[Mapping[str, Any]]:
         "Filters": [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()],
     }
     for _ in range(_MAX_PAGES):
-        page = api.ask(_PRICES_ARE_AT, "GetProducts", params, service="pricing")
+        page = api.request(_PRICES_ARE_AT, "GetProducts", params, service="pricing")
         yield from (json.loads(text) for text in page.get("PriceList", ()))
         if not page.get("NextToken"):
             return
@@ -101,7 +101,7 @@ def _history(api: AwsApi, region: str, names: Sequence[str]) -> Iterator[Mapping
     """Yield a history that starts now is the price of now: EC2 puts the last change before the start into it."""
     ids = {
         zone["ZoneName"]: zone["ZoneId"]
-        for zone in api.ask(region, "DescribeAvailabilityZones").get("AvailabilityZones", ())
+        for zone in api.request(region, "DescribeAvailabilityZones").get("AvailabilityZones", ())
     }
     params = {
         "StartTime": datetime.fromtimestamp(api.now(), UTC),

@@ -48,7 +48,7 @@ _PARALLEL_CALLS = 8
 _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 60
 
-# A 404 that says "the thing is not there", and not "you may not look" or "there is no such subscription".
+# A 404 that means "the thing is not there", and not "you may not look" or "there is no such subscription".
 _ABSENT = frozenset({"ResourceNotFound", "ResourceGroupNotFound", "NotFound"})
 
 _READS = Rate(burst=200, per_s=20)
@@ -64,7 +64,7 @@ class _Listening(SansIOHTTPPolicy[Any, Any]):
         self._clock = clock
 
     def on_response(self, request: PipelineRequest[Any], response: PipelineResponse[Any, Any]) -> None:
-        self._clock.heard(response.http_response.headers.get("Date"))
+        self._clock.set_from_header(response.http_response.headers.get("Date"))
 
 
 class _Paced(SansIOHTTPPolicy[Any, Any]):
@@ -202,7 +202,7 @@ def _json(response: HttpResponse) -> dict[str, Any]:
 
 
 def _failure_of(error: AzureError) -> AzureFailure:
-    """Return what the SDK's exception says. Its class does not: it makes a ResourceExistsError of every 409."""
+    """Return the text of the SDK's exception. Its class does not: it makes a ResourceExistsError of every 409."""
     if isinstance(error, HttpResponseError) and error.response is not None:
         body = error.error
         code = (getattr(body, "code", None) if body is not None else None) or ""

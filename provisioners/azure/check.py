@@ -1,4 +1,4 @@
-"""What `serve check` says of Azure: credentials, permissions, providers, quotas. Nothing is changed by looking."""
+"""The findings of `serve check` on Azure: credentials, permissions, providers, quotas. Nothing is changed by looking."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _by_region(arm: Arm, regions: Sequence[str]) -> Iterator[Finding]:
         has_quota = any(found[what].level is Level.FINE for what in ("spot quota", "GPU quota"))
         is_closed[region] = found["GPU sizes"].level is not Level.FINE or not has_quota
     if is_closed and all(is_closed.values()):
-        message = f"no size with a GPU can be had in {', '.join(is_closed)}"
+        message = f"no size with a GPU is available in {', '.join(is_closed)}"
         yield Finding("GPUs", Level.MISSING, message)
 
 

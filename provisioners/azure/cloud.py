@@ -10,7 +10,7 @@ from provisioners import assembly
 from provisioners.azure.machines import AzureMachines
 from provisioners.azure.settings import AzureSettings
 from provisioners.azure.sovereign_clouds import CLOUDS
-from provisioners.azure.termination import ending
+from provisioners.azure.termination import terminate_script
 from provisioners.offers.catalog.model import Catalog
 from provisioners.offers.reservations import Reservations
 from provisioners.own_address import OwnAddresses
@@ -25,7 +25,7 @@ _STAYS_BILLED = Finding(
 
 
 class AzureSection(assembly.VmSection, Protocol):
-    """What config.yaml says about `azure`. `subnets` are ids of the user's own, by region."""
+    """The `azure` section of config.yaml. `subnets` are ids of the user's own, by region."""
 
     subscription_id: str
     subnets: Mapping[str, str]
@@ -37,7 +37,7 @@ class AzureSection(assembly.VmSection, Protocol):
     reservations: Reservations
 
 
-class AzureProvisioner(assembly.RentedProvisioner):
+class AzureProvisioner(assembly.VmCloudProvisioner):
     """Credentials are found as azure-identity finds them: the environment, a managed identity, `az login`."""
 
     name: ClassVar[str] = "azure"
@@ -53,10 +53,10 @@ class AzureProvisioner(assembly.RentedProvisioner):
         folder: Path | None = None,
     ) -> None:
         self._is_billed_when_lost = section.dead_man_identity is None and section.dead_man_minutes != 0
-        program = (
+        script = (
             ""
             if section.dead_man_identity is None
-            else ending(section.arm_url or CLOUDS[section.cloud].arm_url)
+            else terminate_script(section.arm_url or CLOUDS[section.cloud].arm_url)
         )
         super().__init__(
             machines_of(section),
@@ -65,7 +65,7 @@ class AzureProvisioner(assembly.RentedProvisioner):
             secret,
             own=own,
             folder=folder,
-            ending=program,
+            terminate_script=script,
             subnets=section.subnets,
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 from policies.model import CapacityType
 from provisioners.azure.api import Arm
 from provisioners.azure.errors import CLOUD
-from provisioners.offers.catalog.discovered import Discovery, Offering, Progress
+from provisioners.offers.catalog.discovered import Discovery, Progress, RegionalType
 from provisioners.offers.catalog.model import Shape
 from provisioners.port.errors import ProvisionError
 
@@ -44,14 +44,14 @@ def discover(
         shape = shape_of(sku) or plain.get(sku.name or "")
         if sku.resource_type == "virtualMachines" and shape is not None:
             by_region.setdefault(str(sku.locations[0]).lower(), []).append((sku, shape))
-    offerings, notes, listed = list[Offering](), list[str](), list[str]()
+    offerings, notes, listed = list[RegionalType](), list[str](), list[str]()
     for region, found in sorted(by_region.items()):
         if not wanted and all(shape.accelerator is None for _, shape in found):
             continue
         usages = _usages(arm, region, notes)
         listed.append(region)
         offerings += [
-            Offering(shape, region, _zones(sku, region), _closed(sku, shape, region, usages))
+            RegionalType(shape, region, _zones(sku, region), _closed(sku, shape, region, usages))
             for sku, shape in found
         ]
         progress(len(listed), len(by_region), region)

@@ -2,7 +2,7 @@
 
 The table of `error_codes`, then what the wording and the HTTP status say of a code that is not in it. Pure.
 
-The status alone says little: a zone without room and a used-up quota are both 409, and an allocation that fails after it was
+The status alone shows little: a zone without room and a used-up quota are both 409, and an allocation that fails after it was
 accepted comes as a status of the machine, with no HTTP error at all.
 """
 

@@ -1,4 +1,4 @@
-"""What the configuration says of Azure."""
+"""The Azure section of the configuration."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ METADATA_URL = "http://169.254.169.254/metadata"  # the same address on all mach
 _API_VERSION = "2024-07-01"  # of Microsoft.Compute
 
 
-def ending(arm_url: str = ARM_URL, metadata_url: str = METADATA_URL) -> str:
+def terminate_script(arm_url: str = ARM_URL, metadata_url: str = METADATA_URL) -> str:
     """Return the program for python3 (3.6 or later), without dependencies.
 
     It exits with 0 when Azure has accepted the deletion.

@@ -309,7 +309,7 @@ def machine_of_record(record: SshPublicKeyResource, machine_id: str) -> Machine 
 def machine_state(provisioning: str, power: str, capacity_type: CapacityType) -> MachineState:
     """From `provisioningState` and the PowerState of the instance view ("" where there is none).
 
-    "Failed" alone says little: Azure also calls a machine so that runs, but whose agent was late. The power state decides. A machine
+    "Failed" alone shows little: Azure also calls a machine so that runs, but whose agent was late. The power state decides. A machine
     that is switched off from inside is "stopped", and costs what a running one does.
     """
     if provisioning == "Deleting":

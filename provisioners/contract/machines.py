@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from provisioners.assembly import Rent, order_of
+from provisioners.assembly import VmSettings, order_of
 from provisioners.contract.memory_hosts import MemoryHosts
 from provisioners.contract.subject import Subject
 from provisioners.offers.catalog.model import Catalog
@@ -71,7 +71,7 @@ class MachinesSubject(Subject):
         return Fleet(
             machines,
             self.hosts,
-            lambda order, rank: order_of(order, rank, bytes(32), Rent()),
+            lambda order, rank: order_of(order, rank, bytes(32), VmSettings()),
             lambda need: offers_of(
                 replace(need, candidates=tuple(map(accelerated, need.candidates))), catalog
             ),
@@ -84,9 +84,9 @@ class MachinesSubject(Subject):
 
     def report_notice(self, token: str, rank: int) -> None:
         report = HostReport(InstanceState.RUNNING, 8000, preempt_at=self.now() + 1e6)
-        self.hosts.tell(machine_token(token, rank), report)
+        self.hosts.set_report(machine_token(token, rank), report)
 
-    def lose_answer(self, order: LaunchOrder) -> None:
+    def lose_response(self, order: LaunchOrder) -> None:
         self.cut_answers()
         with pytest.raises(TransientError):
             self.cloud.launch(order)

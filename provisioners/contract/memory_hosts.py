@@ -24,7 +24,7 @@ class MemoryHosts:
     def on_report(self, changed: Callable[[], None]) -> None:
         self.changed = changed
 
-    def tell(self, token: str, report: HostReport) -> None:
+    def set_report(self, token: str, report: HostReport) -> None:
         """The machine reports this from now on."""
         self.reports[token] = report
         self.changed()

@@ -24,7 +24,7 @@ LIVE_STATES = {
 
 
 class Subject(ABC):
-    """One cloud under the contract. What it cannot show skips the test, and says why."""
+    """One cloud under the contract. What it cannot show skips the test with a reason."""
 
     cloud: Provisioner
     accelerator = "L4"
@@ -40,7 +40,7 @@ class Subject(ABC):
         self.set_room(zone, capacity_type, 0)
 
     @abstractmethod
-    def lose_node(self, token: str, rank: int) -> None:
+    def preempt_node(self, token: str, rank: int) -> None:
         """The cloud takes one node of an instance."""
 
     def warn_node(self, token: str, rank: int) -> None:
@@ -52,7 +52,7 @@ class Subject(ABC):
         pytest.skip("its machines report nothing by themselves")
 
     @abstractmethod
-    def lose_answer(self, order: LaunchOrder) -> None:
+    def lose_response(self, order: LaunchOrder) -> None:
         """Send the order; the cloud accepts it and the response never arrives."""
 
     @abstractmethod

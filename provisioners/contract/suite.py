@@ -70,7 +70,7 @@ def test_the_token_of_a_dead_instance_gives_the_dead_instance(subject: Subject) 
 
 def test_after_a_lost_answer_the_instance_is_listed_and_its_token_returns_it(subject: Subject) -> None:
     order = subject.order()
-    subject.lose_answer(order)
+    subject.lose_response(order)
     listed = subject.listed()[order.token]
     assert listed.state in LIVE_STATES
     assert subject.cloud.launch(order).id == listed.id
@@ -238,7 +238,7 @@ def test_every_node_takes_a_place_and_gives_it_back(subject: Subject) -> None:
 def test_a_replica_that_lost_a_node_is_broken_until_it_is_terminated(subject: Subject, rank: int) -> None:
     replica = subject.cloud.launch(subject.order(num_nodes=2))
     until(subject, replica.token, InstanceState.RUNNING)
-    subject.lose_node(replica.token, rank)
+    subject.preempt_node(replica.token, rank)
     broken = until(subject, replica.token, InstanceState.BROKEN)
     assert (broken.id, broken.message.partition(":")[0]) == (replica.id, f"node {rank} of 2 is gone")
     assert not broken.state.is_gone
@@ -250,7 +250,7 @@ def test_a_replica_that_lost_every_node_was_preempted(subject: Subject) -> None:
     subject.needs(SPOT)
     replica = subject.cloud.launch(subject.order(num_nodes=2))
     for rank in (0, 1):
-        subject.lose_node(replica.token, rank)
+        subject.preempt_node(replica.token, rank)
     until(subject, replica.token, InstanceState.PREEMPTED)
 
 
@@ -295,7 +295,7 @@ def test_a_notice_that_a_machine_reports_is_known_before_the_next_listing(
 
 def test_after_a_lost_answer_all_nodes_are_there(subject: Subject) -> None:
     order = subject.order(num_nodes=2)
-    subject.lose_answer(order)
+    subject.lose_response(order)
     launched = subject.cloud.launch(order)
     until(subject, order.token, InstanceState.RUNNING)
     subject.cloud.terminate(launched)

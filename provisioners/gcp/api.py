@@ -102,7 +102,7 @@ class GcpApi:
         session = getattr(getattr(client, "transport", None), "_session", None)
         if session is not None:
             session.hooks["response"].append(
-                lambda response, *_, **__: self.clock.heard(response.headers.get("Date"))
+                lambda response, *_, **__: self.clock.set_from_header(response.headers.get("Date"))
             )
 
     def call(
@@ -125,7 +125,7 @@ class GcpApi:
         try:
             return self.call(method, request, zone=zone)
         except ProvisionError as error:
-            # Only its own absence counts: a project or zone that is not found says nothing about its content.
+            # Only its own absence counts: a project or zone that is not found is no evidence about its content.
             if error.code == "notFound" and re.search(rf"/{re.escape(name)}'", error.message):
                 return None
             raise
@@ -223,7 +223,7 @@ class GcpApi:
         try:
             yield
         except GoogleAPICallError as error:
-            code, message = _said(error)
+            code, message = _error_text(error)
             if error.code == 429 or code.lower().endswith("ratelimitexceeded"):
                 self._pacer.drain(group)
             raise error_of(
@@ -273,7 +273,7 @@ def group_of(request: object) -> str:
     return "wait" if name.startswith("Wait") else "write"
 
 
-def _said(error: GoogleAPICallError) -> tuple[str, str]:
+def _error_text(error: GoogleAPICallError) -> tuple[str, str]:
     """Return the reason, and Google's own words without the SDK's decoration."""
     for entry in error.errors:
         if isinstance(entry, Mapping) and entry.get("reason"):

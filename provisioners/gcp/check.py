@@ -140,7 +140,7 @@ def _subnetwork(api: GcpApi, setup: NetworkSetup, path: str) -> Iterator[Finding
 def _quotas(api: GcpApi, project: compute_v1.Project, setup: NetworkSetup) -> list[Finding]:
     """Return the regions whose quotas allow GPUs.
 
-    GPUs of the H100's generation and later have quotas by family (GPUS_PER_GPU_FAMILY), which the Compute API does not list: that no quota is listed says nothing about them.
+    GPUs of the H100's generation and later have quotas by family (GPUS_PER_GPU_FAMILY), which the Compute API does not list: that no quota is listed is no evidence about them.
     """
     everywhere = next((quota for quota in project.quotas if quota.metric == _ALL_GPUS), None)
     try:

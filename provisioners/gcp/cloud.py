@@ -8,14 +8,14 @@ from typing import ClassVar, Protocol
 
 from provisioners import assembly
 from provisioners.gcp.machines import GcpMachines
-from provisioners.gcp.termination import COMPUTE_URL, ending
+from provisioners.gcp.termination import COMPUTE_URL, terminate_script
 from provisioners.offers.catalog.model import Catalog
 from provisioners.offers.reservations import Reservations
 from provisioners.own_address import OwnAddresses
 
 
 class GcpSection(assembly.VmSection, Protocol):
-    """What config.yaml says about `gcp`."""
+    """The `gcp` section of config.yaml."""
 
     project: str | None
     network: str | None
@@ -31,7 +31,7 @@ class GcpSection(assembly.VmSection, Protocol):
     reservations: Reservations
 
 
-class GcpProvisioner(assembly.RentedProvisioner):
+class GcpProvisioner(assembly.VmCloudProvisioner):
     """Credentials are the application default ones.
 
     `gcloud auth application-default login`, a key file, the service account of the instance.
@@ -47,9 +47,9 @@ class GcpProvisioner(assembly.RentedProvisioner):
         own: OwnAddresses | None = None,
         folder: Path | None = None,
     ) -> None:
-        program = ""
+        script = ""
         if section.dead_man_service_account is not None:
-            program = ending(section.endpoint or COMPUTE_URL)
+            script = terminate_script(section.endpoint or COMPUTE_URL)
         super().__init__(
             machines_of(section),
             section,
@@ -57,7 +57,7 @@ class GcpProvisioner(assembly.RentedProvisioner):
             secret,
             own=own,
             folder=folder,
-            ending=program,
+            terminate_script=script,
             subnets=section.subnets,
         )
 

@@ -12,7 +12,7 @@ from provisioners.gcp.api import GcpApi
 from provisioners.gcp.errors import CLOUD
 from provisioners.gcp.prices import guest_accelerators, machine_types, shapes_of
 from provisioners.gcp.translate import zone_of
-from provisioners.offers.catalog.discovered import Discovery, Offering, Progress
+from provisioners.offers.catalog.discovered import Discovery, Progress, RegionalType
 from provisioners.offers.catalog.model import Shape
 from provisioners.port.accelerator_names import canonical
 from provisioners.port.errors import AuthError
@@ -45,7 +45,7 @@ def discover(api: GcpApi, known: Sequence[Shape], progress: Progress) -> Discove
                 shapes[shape.name] = shape
                 zones[shape.name, zone_of(zone).region].append(zone)
     offerings = tuple(
-        Offering(
+        RegionalType(
             shapes[name], region, tuple(sorted(held)), _closed(shapes[name], region, quotas.get(region, {}))
         )
         for (name, region), held in sorted(zones.items())

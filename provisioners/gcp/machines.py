@@ -155,7 +155,7 @@ class GcpMachines:
             key_of(one.zone, one.id): one for one in self._list(owner, None if silent is None else note)
         }
 
-        def ask(machine: Machine, about: Callable[[Machine], Machine]) -> Machine | None:
+        def list_zone(machine: Machine, about: Callable[[Machine], Machine]) -> Machine | None:
             """Return what `about` finds out; None if the machine's zone does not respond."""
             if is_silent(machine.zone, unseen):
                 return None
@@ -169,20 +169,22 @@ class GcpMachines:
 
         for key, machine in listed.items():
             self._memory.note(machine)
-            if machine.state is _S.STOPPING and not self._memory.was_asked(machine):
-                listed[key] = ask(machine, self._with_notice) or machine
-        missing = [ask(machine, self._look_again) for key, machine in expected.items() if key not in listed]
+            if machine.state is _S.STOPPING and not self._memory.is_termination_ours(machine):
+                listed[key] = list_zone(machine, self._with_notice) or machine
+        missing = [
+            list_zone(machine, self._recheck) for key, machine in expected.items() if key not in listed
+        ]
         ended = self._memory.ended(owner, self._api.now())
         found = {key_of(one.zone, one.id): one for one in missing if one is not None}
         return list({**ended, **found, **listed}.values())
 
     def destroy(self, machine: Machine) -> None:
-        self._memory.ask_end(machine.zone, machine.id)
+        self._memory.record_termination(machine.zone, machine.id)
         if self._delete(machine.zone, machine.id):
             return
         # Nothing of that name is to be seen. Unless it is just being made, it is gone.
         history = self._history(machine.zone, machine.id)
-        ended = _ending(machine, history, self._api.now())
+        ended = _ended_machine(machine, history, self._api.now())
         if ended is not None and ended.state is _S.PENDING:
             raise TransientError("the machine is still being made", cloud=CLOUD, zone=machine.zone)
         if history:
@@ -281,7 +283,7 @@ class GcpMachines:
         if found is not None and not _is_dead(found):
             return self._ours(order, found)
         if not operation.error.errors:
-            return self._look_again(pending)
+            return self._recheck(pending)
         # The insertion failed. Its remains, if any, are of no use.
         if found is not None and same_tags(order, found.labels):
             self._delete(order.zone, pending.id)
@@ -320,13 +322,13 @@ class GcpMachines:
         ]
         return [machine for machine in found if machine is not None and machine.owner == owner]
 
-    def _look_again(self, machine: Machine) -> Machine:
-        """Return one that ought to be there and is not listed: alive after all, pending, or ended."""
+    def _recheck(self, machine: Machine) -> Machine:
+        """Return one that ought to be there and is not listed: alive after all, pending, or terminated."""
         found = self._get(machine.zone, machine.id)
         seen = machine_of(found, public=self._public) if found is not None else None
         if seen is not None and seen.token == machine.token:
             return seen
-        ended = _ending(machine, self._history(machine.zone, machine.id), self._api.now())
+        ended = _ended_machine(machine, self._history(machine.zone, machine.id), self._api.now())
         if ended is None:
             return replace(machine, state=_S.TERMINATED, message="the machine is gone, the reason is unknown")
         if ended.state.is_gone:
@@ -370,7 +372,7 @@ def _is_dead(instance: compute_v1.Instance) -> bool:
     return instance.status in ("STOPPING", "STOPPED", "TERMINATED", "DEPROVISIONING")
 
 
-def _ending(machine: Machine, history: Sequence[compute_v1.Operation], now: float) -> Machine | None:
+def _ended_machine(machine: Machine, history: Sequence[compute_v1.Operation], now: float) -> Machine | None:
     """Return what the operations (newest first) say of a machine that is not to be seen; None if they say nothing of it."""
     end: Machine | None = None
     for operation in history:

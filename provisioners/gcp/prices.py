@@ -1,7 +1,7 @@
 """Spot prices of machine types, put together from the Cloud Billing catalog.
 
 Google prices parts, not machines: a core, a GiB of memory, an accelerator, a GiB of local disk, each a SKU per region.
-What a SKU is about is only in its description alone, so what is not understood without doubt (an unknown unit, two
+What a SKU is about is only in its description alone, so a SKU that is not understood without doubt (an unknown unit, two
 prices for one part) is left out, and so is every machine type that would need it.
 """
 
@@ -64,7 +64,7 @@ def spot_prices(api: GcpApi, key: str, regions: Sequence[str]) -> dict[tuple[str
 
 
 def part_prices(skus: Iterable[Mapping[str, Any]]) -> PartPrices:
-    """Return what the catalog says about spot parts, USD per hour."""
+    """Return the catalog's prices of spot parts, USD per hour."""
     found: dict[tuple[Part, str], set[float]] = {}
     for sku in skus:
         part = _part(sku)

@@ -14,7 +14,7 @@ COMPUTE_URL = "https://compute.googleapis.com"
 METADATA_URL = "http://169.254.169.254/computeMetadata/v1"
 
 
-def ending(compute_url: str = COMPUTE_URL, metadata_url: str = METADATA_URL) -> str:
+def terminate_script(compute_url: str = COMPUTE_URL, metadata_url: str = METADATA_URL) -> str:
     """Return the program for python3 (3.6 or later), without dependencies. It exits with 0 when the deletion was accepted."""
     return _ENDING.format(compute_url=compute_url.rstrip("/"), metadata_url=metadata_url)
 

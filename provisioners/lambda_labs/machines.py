@@ -4,7 +4,7 @@ Lambda has no idempotency tokens, and two instances may have one name. So a laun
 response was lost no other is sent for the same name until the first would be listed (`_SETTLED_S`). If there are two anyway (a
 controller that died in between), the one with the smaller id is the machine, and the other is a orphan.
 
-An instance that ended is not listed for long; what was seen here is remembered for an hour (`provisioners.machine_memory`). What runs at first
+A terminated instance is not listed for long; what was seen here is remembered for an hour (`provisioners.machine_memory`). What runs at first
 boot is user data, as on other clouds. Firewall rulesets have a name that says for whom they are:
 
     skyserve.OWNER.SERVICE.p8443.q443      replicas' ports, and ports that are open to any address
@@ -128,7 +128,7 @@ class LambdaMachines:
         for machine in self._memory.alive(owner).values():
             age_s = now - (machine.launched_at or float("-inf"))
             if machine.id not in listed and age_s >= _SETTLED_S:
-                asked = self._memory.was_asked(machine)
+                asked = self._memory.is_termination_ours(machine)
                 message = "" if asked else "lambda does not list it any more"
                 self._memory.mark_gone(replace(machine, state=MachineState.TERMINATED, message=message), now)
         found = {one.token: one for one in self._memory.ended(owner, now).values()}
@@ -161,7 +161,7 @@ class LambdaMachines:
     def destroy(self, machine: Machine) -> None:
         if machine.state.is_gone:
             return
-        self._memory.ask_end(machine.zone, machine.id)
+        self._memory.record_termination(machine.zone, machine.id)
         self._terminate(machine.id)
 
     def _terminate(self, machine_id: str) -> None:

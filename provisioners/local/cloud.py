@@ -25,8 +25,9 @@ from provisioners.local.spawn import Spawn, end_host, reap_hosts, spawn_host
 from provisioners.local.spot_market import load_market
 from provisioners.local.store import CLOUD, InstanceFolder, LaunchRecord, LocalStore, Status
 from provisioners.local.translate import PORT_VARIABLE, check_order, check_token, node_environment
-from provisioners.offers.zone_offers import ZonePrices, offers_for
-from provisioners.port.base import Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.offers.explain_no_offer import NoOffer
+from provisioners.offers.zone_offers import ZonePrices, explain_no_offer, offers_for
+from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.port.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
 from provisioners.remote.host_agent.log_times import read_times
 
@@ -56,6 +57,10 @@ class LocalProvisioner:
 
     def offers(self, need: Requirements) -> Sequence[Offer]:
         return offers_for(need, self.prices(), instance_type=CLOUD)
+
+    def explain_no_offer(self, candidate: Candidate) -> NoOffer | None:
+        """Return which wish of the candidate left nothing; None if it has an offer."""
+        return explain_no_offer(candidate, self.prices())
 
     def prices(self) -> list[ZonePrices]:
         """Return what a node costs in each zone, as cloud.yaml says."""
@@ -106,7 +111,7 @@ class LocalProvisioner:
             for node in nodes:
                 status = node.status()
                 if status is None or not status.state.is_gone:
-                    node.ask_to_stop()  # all of them, so that all end at once
+                    node.request_stop()  # all of them, so that all end at once
         for node in nodes:
             end_host(node, record.stop_grace_s + _HOST_MARGIN_S)
         reap_hosts()

@@ -174,8 +174,8 @@ def _timeline(
             raise InvalidRequestError(
                 f"{source}: timeline.{number}.zone: there is no zone {step.zone!r}{hint}", cloud=CLOUD
             )
-        said = {CapacityType.SPOT: step.spot, CapacityType.ON_DEMAND: step.on_demand}
-        for capacity_type, capacity in said.items():
+        capacities = {CapacityType.SPOT: step.spot, CapacityType.ON_DEMAND: step.on_demand}
+        for capacity_type, capacity in capacities.items():
             if capacity is not None:
                 for name in names if step.zone == "*" else [step.zone]:
                     entry = MarketStep(step.at, Limit(capacity, step.notice))
@@ -248,5 +248,5 @@ def _explain(model: type[BaseModel], detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         owner = model if len(detail["loc"]) == 1 else _NESTED[model]
         return f"{path}: unknown key{did_you_mean(str(detail['loc'][-1]), list(owner.model_fields))}"
-    said = detail["msg"].removeprefix("Value error, ")
-    return f"{path}: {said} (got {detail['input']!r})" if path else said
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{path}: {message} (got {detail['input']!r})" if path else message

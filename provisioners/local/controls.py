@@ -112,7 +112,7 @@ def preempt(
     chosen = [entry for entry in _chosen(store, live, target) if node in (None, entry[1].rank)]
     at = now() + notice_s
     for folder, _ in chosen:
-        folder.ask_to_preempt(at)
+        folder.request_preemption(at)
     return list(dict.fromkeys(record.token for _, record in chosen))
 
 

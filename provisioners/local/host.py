@@ -11,7 +11,7 @@ Its life is `HostProcess.live`, read top to bottom. All waiting happens in `_tur
 and raises the end of the instance (`_InstanceEnd`) wherever that finds us. One thread; asleep, it wakes four times per
 second for a few stats.
 
-It inherits, locked, a descriptor of DIR/alive and never closes it: that lock is what says that we live.
+It inherits, locked, a descriptor of DIR/alive and never closes it: that lock shows that the host process is alive.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class HostProcess:
         self._spot = SpotPlace(LocalStore(Path(order.home)), record)
         self._main_pid: int | None = None
         self._main_code: int | None = None
-        self._told_to_stop = False
-        self._look_at = 0.0
+        self._stop_requested = False
+        self._next_look_at = 0.0
         # The output of every process of the instance comes through one pipe, so that the log can be bounded.
         self._output, self._child_output = os.pipe()
         self._wake, wake_writer = os.pipe()
@@ -91,8 +91,8 @@ class HostProcess:
         self._selector.register(self._output, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, _nothing)
-        signal.signal(signal.SIGTERM, self._hear_stop)
+        signal.signal(signal.SIGCHLD, _ignore_signal)
+        signal.signal(signal.SIGTERM, self._on_stop_signal)
         local_process.become_subreaper()
 
     def live(self) -> None:
@@ -130,7 +130,7 @@ class HostProcess:
             if code != 0:
                 self._enter(InstanceState.SETUP_FAILED, self._exit_message("setup", "failed", code))
                 return
-        self._folder.say_prepared()
+        self._folder.mark_prepared()
         while not self._folder.is_prepared():
             self._turn(_LOOK_EVERY_S)
         self._enter(InstanceState.RUNNING)
@@ -213,15 +213,15 @@ class HostProcess:
 
     def _turn(self, timeout_s: float) -> None:
         """Wait for something to happen, at most `timeout_s`; see to it. Raises _End when the end has come."""
-        self._attend(timeout_s)
-        if self._told_to_stop:
+        self._supervise(timeout_s)
+        if self._stop_requested:
             raise _InstanceEnd(InstanceState.TERMINATED, "", self._record.stop_grace_s)
         now = self._now()
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_EVERY_S
-            self._look(now)
+        if now >= self._next_look_at:
+            self._next_look_at = now + _LOOK_EVERY_S
+            self._check(now)
 
-    def _attend(self, timeout_s: float) -> None:
+    def _supervise(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
             if key.fd == self._output:
                 self._keep(os.read(self._output, 65536))
@@ -229,11 +229,11 @@ class HostProcess:
                 os.read(self._wake, 4096)
         self._reap()
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         """The marks others left, and the market."""
         if not self._folder.alive_path.exists():
             raise _InstanceEnd(InstanceState.TERMINATED, "its folder was removed", grace_s=0.0)
-        if self._folder.is_asked_to_stop():
+        if self._folder.is_stop_requested():
             raise _InstanceEnd(InstanceState.TERMINATED, "", self._record.stop_grace_s)
         preempt_at = self._folder.preempt_at()
         if (
@@ -272,7 +272,7 @@ class HostProcess:
         until = self._now() + _KILL_FOR_S
         while (pids := local_process.descendants(me)) and self._now() < until:
             local_process.signal_all(pids, signal.SIGKILL)
-            self._attend(0.01)
+            self._supervise(0.01)
         self._drain_output()
         if self._record.namespace is not None:
             local_net.remove_namespace(self._record.namespace)
@@ -283,7 +283,7 @@ class HostProcess:
     def _await_descendants(self, duration_s: float) -> None:
         until = self._now() + duration_s
         while local_process.descendants(os.getpid()) and (left_s := until - self._now()) > 0:
-            self._attend(min(left_s, 0.05))
+            self._supervise(min(left_s, 0.05))
 
     def _reap(self) -> None:
         """All dead children, adopted ones too."""
@@ -305,8 +305,8 @@ class HostProcess:
         with suppress(OSError):  # a full disk costs log lines, not the replica
             self._log.write(output)
 
-    def _hear_stop(self, _signal: int, _frame: FrameType | None) -> None:
-        self._told_to_stop = True
+    def _on_stop_signal(self, _signal: int, _frame: FrameType | None) -> None:
+        self._stop_requested = True
 
 
 class SpotPlace:
@@ -344,7 +344,7 @@ class SpotPlace:
         )
 
 
-def _nothing(_signal: int, _frame: FrameType | None) -> None:
+def _ignore_signal(_signal: int, _frame: FrameType | None) -> None:
     """SIGCHLD only has to wake the selector, which a handler of any kind makes it do."""
 
 

@@ -9,7 +9,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from provisioners.remote.host_agent.lines import line_with_words
+from provisioners.remote.host_agent.lines import last_text_line
 from provisioners.remote.host_agent.log_times import LogTimes
 
 SEGMENT_BYTES = 32 * 1024 * 1024  # two are kept: at least 32 MiB of log, at most 64
@@ -40,7 +40,7 @@ class LogWriter:
 
     @property
     def last_line(self) -> str:
-        return line_with_words(self._tail)
+        return last_text_line(self._tail)
 
     def _next_segment(self) -> None:
         if self._fd >= 0:

@@ -59,7 +59,7 @@ def marked(instance_id: str) -> list[int]:
     mark = f"{INSTANCE_MARK}={instance_id}".encode()
     found = []
     for pid, _, is_zombie in _processes():
-        # Another user's process, or one that just ended, is none of ours.
+        # Another user's process, or one that just exited: not ours.
         with suppress(PermissionError, FileNotFoundError, ProcessLookupError):
             if not is_zombie and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.append(pid)

@@ -1,4 +1,4 @@
-"""Host processes: how one is started so that it outlives us, and how it is ended."""
+"""Host processes: how one is started so that it outlives us, and how it is terminated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _users_umask() -> int:
 def spawn_host(folder: InstanceFolder, order: HostOrder) -> None:
     """Start a node's host process, detached, and give it its order.
 
-    The lock that says "alive" is taken here and inherited, so there is no instant at which a launched node
+    The lock that means "alive" is taken here and inherited, so there is no instant at which a launched node
     looks dead. If we die before the order is delivered whole, the host leaves without a trace.
     """
     alive = os.open(folder.alive_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -72,7 +72,7 @@ def reap_hosts() -> None:
         _hosts[:] = [host for host in _hosts if host.poll() is None]
 
 
-def end_host(folder: InstanceFolder, patience_s: float) -> None:
+def end_host(folder: InstanceFolder, timeout_s: float) -> None:
     """Stop the host and wait until it has; kill it if it does not.
 
     Its pid is only believed while its lock is held, and held on to by a descriptor, so no other process can be meant.
@@ -91,7 +91,7 @@ def end_host(folder: InstanceFolder, patience_s: float) -> None:
         ended.register(host, select.POLLIN)
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
             signal.pidfd_send_signal(host, signal_number)
-            if ended.poll(patience_s * 1000):
+            if ended.poll(timeout_s * 1000):
                 return
     except ProcessLookupError:
         return

@@ -52,7 +52,7 @@ class LocalMarket:
     source: str = ""  # where the schedule came from, for people
 
     def limit(self, zone: str, capacity_type: CapacityType, now: float) -> Limit | None:
-        """Return what the market says about the zone at `now`, or None if it leaves it as cloud.yaml has it."""
+        """Return the market's capacity of the zone at `now`, or None if it leaves it as cloud.yaml has it."""
         key = (zone, capacity_type)
         if key in self.overrides:
             return Limit(self.overrides[key])

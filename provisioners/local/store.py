@@ -10,7 +10,7 @@
         alive                locked for as long as the host process runs: the kernel lets go when it exits,
                              for any reason, and no other process can inherit a false truth by its pid
         host.pid, host.err   the host process, and what it said if it broke
-        status.json          the host's word on how far the instance is; its heirs' once it is dead
+        status.json          the instance's progress, written by the host, or by its successor once it is dead
         stop, preempt.json   marks others leave for the host
         prepared             `setup` is done here: `run` starts when it is on every node
         log.OFFSET           output of `setup` and `run`, in segments named by their first byte
@@ -178,20 +178,20 @@ class InstanceFolder:
         status = self.status()
         return (status is None or not status.state.is_gone) and self.is_host_alive()
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         (self.path / "stop").touch()
 
-    def is_asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         return (self.path / "stop").exists()
 
-    def say_prepared(self) -> None:
+    def mark_prepared(self) -> None:
         (self.path / "prepared").touch()
 
     def is_prepared(self) -> bool:
         """Return whether `setup` is done on every node of the instance."""
         return all((node.path / "prepared").exists() for node in self.head.nodes())
 
-    def ask_to_preempt(self, at: float) -> None:
+    def request_preemption(self, at: float) -> None:
         """Leave the host a preemption for the instant `at` (UNIX seconds)."""
         write_json(self.path / "preempt.json", {"at": at})
 
@@ -212,7 +212,7 @@ class InstanceFolder:
         record = self.record()
         if record is None or not any(others):
             return None
-        return _told(record, InstanceState.PENDING)
+        return _instance_of(record, InstanceState.PENDING)
 
     def was_launched(self) -> bool:
         """Return whether the launch of the instance whose head this is was carried out: the head's host came up."""
@@ -235,28 +235,28 @@ class InstanceFolder:
         # In this order: a host writes its last status before it lets go of the lock.
         host_alive = self.is_host_alive()
         status = self.status()
-        if status is None and not (host_alive or self.is_asked_to_stop() or self.host_error()):
+        if status is None and not (host_alive or self.is_stop_requested() or self.host_error()):
             return None
         state, message = self._state(status, host_alive)
         preempt_at = None if status is None or state.is_gone else status.preempt_at
-        return _told(record, state, preempt_at, message)
+        return _instance_of(record, state, preempt_at, message)
 
     def _state(self, status: Status | None, host_alive: bool) -> tuple[InstanceState, str]:
         if status is not None and status.state.is_gone:
             return status.state, status.message
         if not host_alive:
-            if self.is_asked_to_stop():
+            if self.is_stop_requested():
                 return InstanceState.TERMINATED, ""
             return (
                 InstanceState.TERMINATED,
                 f"the host process died: {self.host_error() or 'the reason is unknown'}",
             )
-        if self.is_asked_to_stop():
+        if self.is_stop_requested():
             return InstanceState.STOPPING, ""
         return (InstanceState.PENDING, "") if status is None else (status.state, status.message)
 
 
-def _told(
+def _instance_of(
     record: LaunchRecord, state: InstanceState, preempt_at: float | None = None, message: str = ""
 ) -> Instance:
     return Instance(

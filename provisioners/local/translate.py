@@ -28,7 +28,7 @@ def check_token(order: LaunchOrder) -> None:
 
 
 def check_order(order: LaunchOrder, cloud: CloudConfig) -> None:
-    """Raise InvalidRequestError that says everything that is wrong."""
+    """Raise InvalidRequestError that names everything that is wrong."""
     complaints = _complaints(order, cloud)
     if complaints:
         raise InvalidRequestError("; ".join(complaints), cloud=CLOUD, zone=order.offer.zone)

@@ -66,13 +66,15 @@ def run_inside(place: Inside, script: str, out: Write, err: Write, stopped: Call
         start_new_session=True,
     )
     try:
-        _pump(process, out, err, stopped)
+        _copy_output(process, out, err, stopped)
     finally:
         code = _end(process)
     return code if code >= 0 else 128 - code
 
 
-def _pump(process: subprocess.Popen[bytes], out: Write, err: Write, stopped: Callable[[], bool]) -> None:
+def _copy_output(
+    process: subprocess.Popen[bytes], out: Write, err: Write, stopped: Callable[[], bool]
+) -> None:
     """Pass the output on until the process has exited and nothing more comes, or until `stopped`."""
     if process.stdout is None or process.stderr is None:
         raise ValueError("the process has no pipes")
@@ -96,7 +98,7 @@ def _pump(process: subprocess.Popen[bytes], out: Write, err: Write, stopped: Cal
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of the process, which is ended if it still runs."""
+    """Return the exit code of the process, which is terminated if it still runs."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)

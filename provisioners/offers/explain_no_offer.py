@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol, runtime_checkable
 
 from policies.model import Zone
 from provisioners.offers.catalog.model import Catalog, Row
@@ -34,6 +35,15 @@ class NoOffer:
 
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A provisioner that makes offers of its own, and can say why there are none."""
+
+    def explain_no_offer(self, candidate: Candidate) -> NoOffer | None:
+        """Return which wish of the candidate left nothing; None if it has an offer, or the reason is unknown."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ _USD_ADDRESS_HOUR = 0.005
 _HOURS_A_MONTH = 730.0
 
 
-def beside_usd_hour(cloud: str, disk_gb: float, *, has_address: bool) -> float:
+def extra_usd_hour(cloud: str, disk_gb: float, *, has_address: bool) -> float:
     """Of one machine; 0.0 on clouds whose price has all of it, or that are not known."""
     if cloud not in _USD_GB_MONTH:
         return 0.0

@@ -35,7 +35,7 @@ Reason = Callable[[Shape, Zone, CapacityType], str]
 class Account:
     """What an account knows better than the catalog.
 
-    `spot_price` takes a shape's name and a zone; None leaves the catalog's price. `reason` says why the account cannot have a
+    `spot_price` takes a shape's name and a zone; None leaves the catalog's price. `reason` is why the account cannot have a
     shape in a zone and market ("" if it can, as far as is known). `zone_ids` maps names that are the account's own
     (``us-east-1a``) to those of the catalog (``use1-az4``).
     """
@@ -91,7 +91,7 @@ def ranked_by(work: Sequence[AcceleratorQps]) -> Callable[[Offer], tuple[float, 
     return lambda offer: (usd_of_work(offer, work), offer.zone, offer.instance_type, offer.accelerator_count)
 
 
-def in_order(need: Requirements, ask: Callable[[Requirements], Iterable[Offer]]) -> tuple[Offer, ...]:
+def in_order(need: Requirements, query: Callable[[Requirements], Iterable[Offer]]) -> tuple[Offer, ...]:
     """Return all offers, best first: the cheapest, or with `need.ordered` the cheapest of the best preference.
 
     `ask` returns offers for any number of clouds, in any order.
@@ -101,7 +101,7 @@ def in_order(need: Requirements, ask: Callable[[Requirements], Iterable[Offer]])
     for preference in preferences:
         alike = tuple(c for c in need.candidates if not need.ordered or c.preference == preference)
         part = replace(need, candidates=alike, ordered=False)
-        best_first = sorted(ask(part), key=ranked_by(need.work))
+        best_first = sorted(query(part), key=ranked_by(need.work))
         found += [replace(offer, preference=preference) for offer in best_first] if preference else best_first
     return tuple(each_once(found))
 

@@ -4,7 +4,7 @@ EC2's capacity reservations and blocks, Compute Engine's reservations, Azure's c
 
 It is paid for whether it is used or not, so placement treats it as it treats the user's own hosts: it comes first, and only
 what does not fit is rented. In the catalog each reservation is a listing of its own, in a zone of its own (`Zone.reservation`),
-so that neither a refusal nor a price of the market says anything about it.
+so that neither a refusal nor a price of the market is evidence about it.
 """
 
 from __future__ import annotations

@@ -11,9 +11,11 @@ FILES: Mapping[str, str] = MappingProxyType(
         "aws": "aws.json",
         "gcp": "gcp.yaml",
         "azure": "azure.json",
+        "kubernetes": "kubernetes.yaml",
         "gcp-machine": "gcp-machine.yaml",
         "gcp-network": "gcp-network.yaml",
         "azure-machine": "azure-machine.json",
+        "kubernetes-reaper": "kubernetes-reaper.yaml",
     }
 )
 
@@ -22,6 +24,6 @@ def text_of(cloud: str) -> str:
     """Return the file of a cloud, by its name.
 
     CLOUD-machine is the identity by which a machine deletes itself, gcp-network the project whose networks are used. It is an IAM policy (aws), a custom role for `gcloud iam roles create` (gcp) or for
-    `az role definition create` (azure). KeyError for a cloud that has none.
+    `az role definition create` (azure), or roles for `kubectl apply` (kubernetes). KeyError for a cloud that has none.
     """
     return (files(__package__) / FILES[cloud]).read_text(encoding="utf-8")

@@ -217,7 +217,7 @@ class Provisioner(Protocol):
         ...
 
     def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
-        """Return every instance of `owner` (of one service), by tag. Instances that are being terminated, or ended recently, are included.
+        """Return every instance of `owner` (of one service), by tag. Instances that are being terminated, or were recently, are included.
 
         Never another owner's. An instance that was launched and is not listed is gone.
         """

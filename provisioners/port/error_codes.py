@@ -1,7 +1,7 @@
 """What a cloud's error codes mean for the next decision: the form of the tables, one of which each cloud has. Pure.
 
 A row is for some codes, where the message fits its pattern, and says what to do (`kind`), what else that is about (`scope`)
-and where the knowledge comes from (`source`). The first row that fits decides. A table lists known codes: what is refused
+and where the knowledge comes from (`source`). The first row that fits decides. A table lists known codes: a request refused
 for a reason that no row names is refused *there*, for other zones, types and regions may take the same order.
 """
 

@@ -10,7 +10,7 @@
   x InvalidRequestError  the order is wrong wherever it is sent: fail the service version, do not retry
   x TransientError       same order, same token, after `retry_after_s`; bounded
 
-`scope` says what a refusal is about (an offer, a type, a zone, a region, the cloud), where that is not the usual of its class.
+`scope` is what a refusal is about (an offer, a type, a zone, a region, the cloud), where that is not the usual of its class.
 What a cloud refuses for a reason that is not known is a RefusedError: only a certain failure everywhere is an
 InvalidRequestError.
 

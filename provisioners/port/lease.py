@@ -39,7 +39,7 @@ class LeaseTerms:
 class Lease:
     """The lease of one machine, as its controller knows it.
 
-    `visited_at` (UNIX seconds) is the last visit if there are none now, and `why` says why not; None: a controller is
+    `visited_at` (UNIX seconds) is the last visit if there are none now, and `why` is the reason; None: a controller is
     visiting it. `lease_s` and `most_s` as the machine reported them.
     """
 

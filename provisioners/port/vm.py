@@ -178,6 +178,15 @@ class Finding:
         return self.level is not Level.MISSING
 
 
+@runtime_checkable
+class Checked(Protocol):
+    """A provisioner that can say what keeps it from launching."""
+
+    def check(self) -> Sequence[Finding]:
+        """Check credentials, permissions and quotas. Nothing is launched or changed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A machine that `serve check` validates with a cloud without launching it."""

@@ -30,7 +30,7 @@ _USUAL_BOOT_S = 90.0
 _TAIL_LINES = 20
 
 
-def patience(offer: Offer) -> float:
+def boot_timeout_factor(offer: Offer) -> float:
     """Return how many times the usual timeout a machine has to boot.
 
     Those of eight accelerators, or without a hypervisor, take 8 to 15 minutes until sshd responds.
@@ -73,7 +73,7 @@ class BootstrapRunner:
 
     Once it has let us in it is not new any more: one that shows another key later is not the machine that it was.
 
-    `tell` gets each step, `met` of every connection. `pause` sleeps, and may raise to end it all.
+    `on_progress` gets each step, `met` of every connection. `pause` sleeps, and may raise to end it all.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class BootstrapRunner:
         *,
         now: Callable[[], float],
         pause: Callable[[float], object],
-        tell: Callable[[Progress], object] = lambda progress: None,
+        on_progress: Callable[[Progress], object] = lambda progress: None,
         met: Callable[[Host], object] = lambda host: None,
         is_booting: bool = True,
         boot_timeout_s: float = BOOT_TIMEOUT_S,
@@ -94,7 +94,7 @@ class BootstrapRunner:
         self._steps = tuple(steps)
         self._now = now
         self._pause = pause
-        self._tell = tell
+        self._on_progress = on_progress
         self._met = met
         self._is_booting = is_booting
         self._boot_timeout_s = boot_timeout_s
@@ -106,7 +106,7 @@ class BootstrapRunner:
             done = self._prepare(host)
             for number, step in enumerate(self._steps, start=2):
                 if step.name not in done or step.always:
-                    self._tell(Progress(number, 1 + len(self._steps), step.doing))
+                    self._on_progress(Progress(number, 1 + len(self._steps), step.doing))
                     host = self._do(host, step)
         except BaseException:
             host.shell.close()
@@ -115,7 +115,7 @@ class BootstrapRunner:
 
     def _log_in(self, until: float) -> Host:
         total = 1 + len(self._steps)
-        self._tell(Progress(1, total, "waiting for ssh"))
+        self._on_progress(Progress(1, total, "waiting for ssh"))
         started, has_wondered = self._now(), False
         refused_again_s = _AGAIN_S
         while True:
@@ -131,7 +131,7 @@ class BootstrapRunner:
                 if isinstance(error, LoginRefusedError):
                     pause_s, refused_again_s = refused_again_s, min(2 * refused_again_s, _REFUSED_AGAIN_S)
                 if self._now() - started > _USUAL_BOOT_S and not has_wondered:
-                    self._tell(Progress(1, total, f"still waiting for ssh: {error.message}"))
+                    self._on_progress(Progress(1, total, f"still waiting for ssh: {error.message}"))
                     has_wondered = True
             else:
                 self._is_booting = False

@@ -140,7 +140,7 @@ class Host:
 
     def status(self, renew: bool = True) -> HostStatus:
         """`renew` renews the lease of the machine's dead-man switch."""
-        return status_of(self.ask("status", *(["--renew"] if renew else [])))
+        return status_of(self.call("status", *(["--renew"] if renew else [])))
 
     def start(self) -> None:
         """Start the daemon, unless it runs."""
@@ -161,7 +161,7 @@ class Host:
         """Marks of the log; see `host_agent.log_times`."""
         return self._agent("log-times", repr(after), str(offset), str(most)).out
 
-    def ask(
+    def call(
         self,
         verb: str,
         *words: str,

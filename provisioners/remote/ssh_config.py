@@ -124,7 +124,7 @@ def program_of(command: str, **values: str) -> tuple[str, ...]:
 
 
 def known_keys(known_hosts: Path, address: str, port: int) -> tuple[str, ...]:
-    """Return what known_hosts says about the host, hashed names included."""
+    """Return the keys of the host in known_hosts, hashed names included."""
     import paramiko
 
     if not known_hosts.is_file():

@@ -17,7 +17,7 @@ from provisioners.port.commands import Login, ShellError
 from provisioners.port.host_port import HostReport
 from provisioners.port.vm import Machine, replica_token
 from provisioners.remote.async_ssh import AsyncConnection, connect_async
-from provisioners.remote.bootstrap_runner import BOOT_TIMEOUT_S, patience
+from provisioners.remote.bootstrap_runner import BOOT_TIMEOUT_S, boot_timeout_factor
 from provisioners.remote.bootstrap_steps import Front, ReplicaNode, steps_for
 from provisioners.remote.first_login import FirstLogins
 from provisioners.remote.host import Host
@@ -30,7 +30,7 @@ DEFAULT_PORT = 8000  # $SKYSERVE_REPLICA_PORT on a machine that has nothing else
 
 
 class SshHosts:
-    """`login` says how to get into a machine.
+    """`login` defines how to get into a machine.
 
     `is_booting`: machines are new, and need time to let us in. An idle machine reports every `heartbeat_s`; `poll_s` is the
     pause between two attempts, or two looks at a machine that cannot be followed. `dial` connects for bringing up,
@@ -85,12 +85,12 @@ class SshHosts:
                 connect=lambda: self._connect(machine),
                 connect_async=lambda: self._dial_line(self._login(machine)),
                 is_booting=self._is_booting,
-                boot_timeout_s=self._boot_timeout_s * patience(order.offer),
+                boot_timeout_s=self._boot_timeout_s * boot_timeout_factor(order.offer),
                 poll_s=self._poll_s,
                 heartbeat_s=self._heartbeat_s,
                 now=self._now,
                 gather=self._gather,
-                changed=self._tell_change,
+                changed=self._report_change,
                 seen_from=self._seen_from,
             )
             self._supervisors[machine.token] = supervisor
@@ -104,7 +104,7 @@ class SshHosts:
     def on_report(self, changed: Callable[[], None]) -> None:
         self._changed = changed
 
-    def _tell_change(self) -> None:
+    def _report_change(self) -> None:
         self._changed()  # the present callback, not that of the first call of `supervise`
 
     def release(self, token: str) -> None:
@@ -153,7 +153,7 @@ class SshHosts:
                 one for one in self._supervisors.values() if one.replica == replica and one.node.rank != rank
             ]
         for other in others:
-            other.look_again()
+            other.recheck()
         return True
 
     def _connect(self, machine: Machine) -> Shell:
@@ -161,16 +161,16 @@ class SshHosts:
             self._first_login.prepare(machine)
         return self._dial(self._login(machine))
 
-    def _with_host(self, machine: Machine, ask: Callable[[Host], T], otherwise: T) -> T:
+    def _with_host(self, machine: Machine, query: Callable[[Host], T], otherwise: T) -> T:
         """Over the supervisor's connection, or one of our own; a machine that does not respond has nothing to report."""
         with self._lock:
             supervisor = self._supervisors.get(machine.token)
         host = None if supervisor is None else supervisor.host
         try:
             if host is not None and host.shell.is_open:
-                return ask(host)
+                return query(host)
             with self._dial(self._login(machine)) as shell:
-                return ask(Host(shell, ReplicaNode(machine.token, machine.rank, (), 0).folder))
+                return query(Host(shell, ReplicaNode(machine.token, machine.rank, (), 0).folder))
         except ShellError:
             return otherwise
 

@@ -78,7 +78,10 @@ def fingerprint(public: str) -> str:
 
 
 def user_data(
-    order: MachineOrder, host_key: SshKey, terms: LeaseTerms | None = DEFAULT_TERMS, ending: str = ""
+    order: MachineOrder,
+    host_key: SshKey,
+    terms: LeaseTerms | None = DEFAULT_TERMS,
+    terminate_script: str = "",
 ) -> str:
     """Return the script that a machine runs as root when it boots, the same on every cloud; a few kB.
 
@@ -87,7 +90,7 @@ def user_data(
     host agent leaves in `LEASE_FOLDER`: `lease` for a visit, `traffic` for traffic, `served` once the replica has responded. It
     writes `count` for the agent. Without `terms` there is no switch.
 
-    `ending` is a program for python3 by which the machine has its cloud delete it, where a shutdown would leave something
+    `terminate_script` is a program for python3 by which the machine has its cloud delete it, where a shutdown would leave something
     that is billed. It is tried for ten minutes; then, and without it at once, the machine shuts down.
 
     It can be run any number of times: some clouds do so at every boot.
@@ -100,7 +103,7 @@ def user_data(
         host_private=host_key.private.strip(),
         host_public=host_key.public,
     )
-    return login if terms is None else login + _dead_man(terms, ending)
+    return login if terms is None else login + _dead_man(terms, terminate_script)
 
 
 def host_key_script(host_key: SshKey) -> str:
@@ -108,7 +111,7 @@ def host_key_script(host_key: SshKey) -> str:
     return _HOST_KEY.format(host_private=host_key.private.strip(), host_public=host_key.public)
 
 
-def _dead_man(terms: LeaseTerms, ending: str) -> str:
+def _dead_man(terms: LeaseTerms, terminate_script: str) -> str:
     every_s = max(1, min(60, min(terms.lease_s, terms.first_s) // 30))
     switch = _DEAD_MAN.format(
         folder=LEASE_FOLDER,
@@ -116,9 +119,9 @@ def _dead_man(terms: LeaseTerms, ending: str) -> str:
         lease=max(2, terms.lease_s // every_s),
         first=max(2, terms.first_s // every_s),
         most=max(2, terms.most_s // every_s),
-        tries=_DELETION_TRIES if ending else 0,
+        tries=_DELETION_TRIES if terminate_script else 0,
     )
-    end = f"cat >$d/end.py <<'E'\n{ending.strip()}\nE\n" if ending else ""
+    end = f"cat >$d/end.py <<'E'\n{terminate_script.strip()}\nE\n" if terminate_script else ""
     return (
         f"d={LEASE_FOLDER}; mkdir -p $d; chown $u $d\n{end}{switch}{_SWITCH_ON.format(folder=LEASE_FOLDER)}"
     )

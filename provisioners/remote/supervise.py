@@ -119,7 +119,7 @@ class HostSupervisor:
             steps,
             now=now,
             pause=self._pause,
-            tell=self._tell_progress,
+            on_progress=self._report_progress,
             met=self._meet,
             is_booting=is_booting,
             boot_timeout_s=boot_timeout_s,
@@ -135,7 +135,7 @@ class HostSupervisor:
         if self.host is not None:
             self.host.shell.close()
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """Consider the last status again: something else has changed. From any thread."""
         ssh_loop().call_soon_threadsafe(self._nudge)
 
@@ -153,7 +153,7 @@ class HostSupervisor:
                         return
                     self._watch(host)
                 except HostKeyMismatchError as error:
-                    self._lose(error.message)
+                    self._mark_foreign(error.message)
                     return
                 except (BootstrapError, ProvisionError) as error:
                     if not self._was_up:
@@ -201,7 +201,7 @@ class HostSupervisor:
         try:
             await self._stay_connected()
         except HostKeyError as error:
-            self._lose(error.message)
+            self._mark_foreign(error.message)
         except _NotUpError:
             self.start()
         except _CannotFollowError:
@@ -231,7 +231,7 @@ class HostSupervisor:
                 while True:
                     await self._read(line, is_fresh)
                     is_fresh, delays = False, _delays(self._poll_s)
-                    await asyncio.sleep(self._poll_s)  # its agent was ended, and is started again
+                    await asyncio.sleep(self._poll_s)  # its agent was stopped, and is started again
             except ShellError as error:
                 self._miss(f"ssh: {error.message}")
                 if self._lines is not None and self._lines.has_spoken:
@@ -297,7 +297,7 @@ class HostSupervisor:
             self._lease = status.lease
 
     def _miss(self, why: str) -> None:
-        """The machine cannot be visited. The report says since when."""
+        """The machine cannot be visited. The report has since when."""
         lease = self.report.lease
         if lease is not None and lease.visited_at is None:
             self.report = replace(self.report, lease=replace(lease, visited_at=self._visited_at, why=why))
@@ -315,7 +315,7 @@ class HostSupervisor:
     def _fail(self, message: str) -> None:
         self._report(HostReport(InstanceState.SETUP_FAILED, self.node.port, message))
 
-    def _lose(self, message: str) -> None:
+    def _mark_foreign(self, message: str) -> None:
         """What runs at that address is not the machine, so no request may go there."""
         self._report(HostReport(InstanceState.BROKEN, self.node.port, message))
 
@@ -339,7 +339,7 @@ class HostSupervisor:
             return "running setup"
         return "starting run" if self._has_gone else "waiting for the other nodes"
 
-    def _tell_progress(self, progress: Progress) -> None:
+    def _report_progress(self, progress: Progress) -> None:
         if not self._was_up:
             self._report(HostReport(InstanceState.SETUP, self.node.port, str(progress)))
 

@@ -55,7 +55,7 @@ def run_there(
     """
     channel = shell.start(agent_command("exec", folder, script))
     try:
-        code = _pump(channel, out, err, stopped)
+        code = _copy_output(channel, out, err, stopped)
     except (OSError, EOFError, paramiko.SSHException) as error:
         if shell.is_open:
             raise  # it is our own output that cannot be written
@@ -67,7 +67,9 @@ def run_there(
     return code
 
 
-def _pump(channel: paramiko.Channel, out: Write, err: Write, stopped: Callable[[], bool]) -> int | None:
+def _copy_output(
+    channel: paramiko.Channel, out: Write, err: Write, stopped: Callable[[], bool]
+) -> int | None:
     """Return the exit code; None if there is none."""
     quiet_since, until = unix_now(), None
     while True:

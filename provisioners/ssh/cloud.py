@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from provisioners.assembly import Rent, order_of
+from provisioners.assembly import VmSettings, order_of
 from provisioners.port.base import LaunchOrder
 from provisioners.port.commands import Login
 from provisioners.port.vm import Machine, MachineOrder
@@ -53,7 +53,7 @@ class SshProvisioner(VmProvisioner):
 
         def order_here(order: LaunchOrder, rank: int) -> MachineOrder:
             """Without a port of its own the replica takes one that is free on its host."""
-            plain = order_of(order, rank, secret, Rent())
+            plain = order_of(order, rank, secret, VmSettings())
             return plain if order.port is not None else replace(plain, ports=(), public_ports=())
 
         super().__init__(machines, hosts, order_here, lambda need: offers_of(known, need))

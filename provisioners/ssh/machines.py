@@ -136,7 +136,7 @@ class SshMachines:
         if host is None:
             return  # the user took it out of the pool
         grace = (machine.token, f"{STOP_GRACE_S:g}")
-        response = self._ask(host, "release", *grace, timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
+        response = self._call(host, "release", *grace, timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
         if "left" in response:
             raise TransientError(f"{host.name}: {response['left']} is left of {machine.token}", cloud=CLOUD)
 
@@ -150,7 +150,7 @@ class SshMachines:
 
         def of(host: PoolHost) -> Sequence[OrphanedResource]:
             try:
-                known = self._ask(host, "claims")["orphans"]
+                known = self._call(host, "claims")["orphans"]
             except ProvisionError:
                 if self._seen.has_met(host.name):
                     raise
@@ -167,7 +167,7 @@ class SshMachines:
         name, _, token = orphan.id.partition("/")
         host = self._pools.host(name)
         if host is not None:
-            self._ask(host, "release", token, f"{STOP_GRACE_S:g}", timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
+            self._call(host, "release", token, f"{STOP_GRACE_S:g}", timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return ()
@@ -198,7 +198,7 @@ class SshMachines:
         """
         is_new = order.token not in self._unanswered
         try:
-            response = self._ask(
+            response = self._call(
                 host, "claim", request=_request(order, host), zone=order.zone, is_offer=is_new
             )
         except TransientError:
@@ -209,7 +209,7 @@ class SshMachines:
         return response
 
     def _of_hosts(
-        self, ask: Callable[[PoolHost], Sequence[T]], silent: Silent | None
+        self, query: Callable[[PoolHost], Sequence[T]], silent: Silent | None
     ) -> Sequence[Sequence[T]]:
         """Return what each host reports.
 
@@ -218,7 +218,7 @@ class SshMachines:
 
         def response(host: PoolHost) -> Sequence[T] | ProvisionError:
             try:
-                return ask(host)
+                return query(host)
             except ProvisionError as error:
                 if silent is None:
                     raise
@@ -251,11 +251,11 @@ class SshMachines:
             return [one if one.state.is_gone else replace(one, message=error.message) for one in machines]
 
     def _list(self, host: PoolHost, zone: Zone) -> tuple[Machine, ...]:
-        claims = self._ask(host, "claims", zone=zone)["claims"]
+        claims = self._call(host, "claims", zone=zone)["claims"]
         self._seen.note(host.name, claims)
         return tuple(_machine(host, claim) for claim in claims)
 
-    def _ask(
+    def _call(
         self,
         host: PoolHost,
         verb: str,
@@ -274,7 +274,7 @@ class SshMachines:
             shell = self._shell(host)
             agent = Host(shell, ROOT)
             agent.install()
-            return agent.ask(verb, *words, request=request, timeout_s=timeout_s)
+            return agent.call(verb, *words, request=request, timeout_s=timeout_s)
         except (DiskFullError, HostKeyError, LoginRefusedError) as error:
             kind = CapacityError if is_offer else TransientError
             raise kind(error.message, cloud=CLOUD, code=type(error).__name__, zone=zone) from error
@@ -304,7 +304,7 @@ class SshMachines:
     def _check(self, host: PoolHost) -> Finding:
         what = f"{host.name} ({host.address})"
         try:
-            self._ask(host, "claims")
+            self._call(host, "claims")
             said = self._shell(host).run(
                 "nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l; df -Pk . | tail -1"
             )

@@ -40,7 +40,7 @@ _POOL_KEYS = (*ACCESS_KEYS, "hosts")
 
 
 class PoolError(ValueError):
-    """What config.yaml says about the pools is wrong; the message says everything that is, by path."""
+    """The pools in config.yaml are wrong; the message names everything that is, by path."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics.page(),
         "controller-api.md": openapi.page(
             "Controller API",
-            "The controller serves this API on a Unix socket in its home, `$SKYSERVE_HOME/run/`, and on no network address. Every "
-            'request needs `Authorization: Bearer TOKEN`. Errors are `{"error": "a sentence"}`.',
+            "The controller serves this API on a Unix socket in its home, `$SKYSERVE_HOME/controller.sock`, and on a port if "
+            "`controller.listen` names one. Every request needs `Authorization: Bearer TOKEN`; a token without the role that a "
+            'route needs gets 403 ([roles](../howto/teams.md)). Errors are `{"error": "a sentence"}`.',
             CONTROLLER,
             controller,
         ),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from lb.config.regions import PeerAgent, Regions
 from lb.config.schema import Table, Target
 from lb.core.targets import TargetTable
 from lb.observe.families import AGENT_HELP, OF_AGENT, OF_KEY, OF_TARGET
@@ -46,11 +47,19 @@ def page() -> str:
 def agent() -> list[Metric]:
     """Returns the families of an agent that has served nothing."""
     metrics = Metrics("service", "region")
-    targets = Table("service", "1", (Target(id="a", url="http://127.0.0.1:1"),))
+    peer = PeerAgent("peer", "other", "https://127.0.0.1:2", "peer")
+    known = Regions("agent", "region", peers=(peer,))
+    targets = Table("service", "1", (Target(id="a", url="http://127.0.0.1:1"),), regions=known)
     metrics.use_table(targets)
     metrics.of(targets.targets[0])
     metrics.of_key("key")
-    text = metrics.expose(TargetTable(targets, 0.0), 0, 0.0, {}, dict.fromkeys(AGENT_HELP, 0.0))
+    metrics.peers.of("peer").forwards["arrival"] += 1
+    regions = {
+        "peers": [{"id": "peer", "rtt_ms": 1.0, "silent_s": 0.0, "egress_usd": 0.0}],
+        "refused_connections": {"expired": 1},
+    }
+    gauges = dict.fromkeys(AGENT_HELP, 0.0)
+    text = metrics.expose(TargetTable(targets, 0.0), 0, 0.0, {}, gauges, regions)
     return list(text_string_to_metric_families(text.decode()))
 
 

@@ -133,13 +133,26 @@ CONTROLLER = (
     ),
     Operation("POST", "/v1/leaks/{cloud}/forget", "Stop tracking a cloud that is no longer enabled.", "{problems}"),
     Operation("POST", "/v1/stop", "Stop the controller. Services go on serving.", "{pid}"),
+    Operation("GET", "/v1/tokens", "List the tokens of others, also the revoked ones.", "{tokens: [...]}, never the tokens themselves"),
+    Operation(
+        "POST", "/v1/tokens", "Create a token.", "{token}; it is not stored, and not shown again",
+        body=(
+            ("name", "whose it is; the author of goals in the event log"),
+            ("role", "viewer, operator or admin"),
+            ("services", "names of the services that it covers; null: all"),
+        ),
+    ),
+    Operation("POST", "/v1/tokens/{token}/revoke", "Revoke the token of this name. The next call with it gets 401.", "{}"),
 )  # fmt: skip
 
 _TARGET = ("target", "id of a target; without it, the agent itself")
 
 ADMIN = (
     Operation("GET", "/-/live", "Liveness of the agent.", "{}"),
-    Operation("GET", "/-/ready", "Readiness: 503 while no target is healthy, or the agent drains.", "{}"),
+    Operation(
+        "GET", "/-/ready", "Readiness: 503 while no target is healthy, or the agent drains.", "{}",
+        (("table", "with it, healthy targets do not matter: 503 while the agent has no table, or drains"),),
+    ),
     Operation("GET", "/-/targets", "Return the table of targets.", "the table"),
     Operation("PUT", "/-/targets", "Replace the table. Stored before it is in force.", "{revision}"),
     Operation("GET", "/-/options", "Return the options of the agent.", "the options"),
@@ -165,7 +178,7 @@ ADMIN = (
         "GET",
         "/-/regions",
         "Return what is known of agents of other regions: round trips, silence, forwarded requests.",
-        "{agent, here, policy, epoch, owned, peers: [...]}",
+        "{agent, here, policy, epoch, owned, peers: [...], distances_ms}",
     ),
     Operation(
         "GET", "/-/explain", "List the latest requests.", "the requests", (("limit", "most requests; default 20"),)

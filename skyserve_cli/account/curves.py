@@ -37,9 +37,9 @@ def timeline(run: Run, slices: int, *, tick_s: float, begin_s: float) -> Timelin
     alive = {group: np.zeros(len(at)) for group in groups}
     ready = np.zeros(len(at))
     for index, step in enumerate(run.steps):
-        for zone, market, living, answering in step.counts:
-            alive[zone, market][index] = living
-            ready[index] += answering
+        for zone, market, alive_count, ready_count in step.counts:
+            alive[zone, market][index] = alive_count
+            ready[index] += ready_count
     wanted_at, wanted = _wanted(run)
     # Both change on their own; a shortfall changes when either does.
     both = np.union1d(at, wanted_at)

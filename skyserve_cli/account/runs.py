@@ -71,8 +71,8 @@ class Simulation:
     """The runs of one command line, in the order in which they were requested.
 
     `days` is the length of the trace, of which each window is a part. `zones` are (zone, region), in its order.
-    `priced` says whether the trace knows prices; where it does not, spot costs 1 and only ratios mean anything.
-    `began_at`: nothing was simulated, this is what a service lived through (`lived`), and second 0 was then (UNIX).
+    `priced` is whether the trace knows prices; where it does not, spot costs 1 and only ratios mean anything.
+    `began_at`: nothing was simulated, this is what a service lived through (`service_history`), and second 0 was then (UNIX).
     """
 
     trace: str

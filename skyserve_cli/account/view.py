@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skyserve_cli.account.lived import Lived
+from skyserve_cli.account.service_history import ServiceHistory
 
 _DIGITS = 6
 #: Points of a curve.
 _POINTS = 240
 
 
-def report_view(account: Lived, history: Mapping[str, Any]) -> dict[str, Any]:
+def report_view(account: ServiceHistory, history: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a service; `history` is what they were made of (`controller.api.views.history_view`)."""
     run = account.run
     shown: dict[str, Any] = {
@@ -51,7 +51,7 @@ def _rounded(value: Any) -> Any:
     return round(value, _DIGITS) if isinstance(value, float) else value
 
 
-def curves_view(account: Lived) -> dict[str, Any]:
+def curves_view(account: ServiceHistory) -> dict[str, Any]:
     """Return what was spent until when, really and with the target on demand: UNIX seconds, and US dollars.
 
     The last points are exactly the figures of `report_view`.

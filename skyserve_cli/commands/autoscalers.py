@@ -14,10 +14,10 @@ from policies.goals import ScalingGoal
 from skyserve_cli.commands import pictures, runs, traffic_options
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import OutputFormat
-from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put_json, span
 from skyserve_cli.sim import workers
-from skyserve_cli.sim.foreseen import foreseen
-from skyserve_cli.sim.scaling import AUTOSCALERS, Judged, ScalingTrial, goal_for, run
+from skyserve_cli.sim.forecasts import forecasts
+from skyserve_cli.sim.scaling import AUTOSCALERS, Evaluation, ScalingTrial, goal_for, run
 from skyserve_cli.sim.slo_queue import STEP_S, bridged, drawn
 from skyserve_cli.sim.summary import Estimate, estimate
 from skyserve_cli.spec import ServiceSpec
@@ -27,7 +27,7 @@ LONGEST_S = 60 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class AutoscalerOptions:
     """The options as they were given."""
 
     autoscalers: Sequence[str]
@@ -40,7 +40,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Comparison:
     """What the options mean. `trials` are by seed; `bridges` are bins of the recording that were holes."""
 
     names: tuple[str, ...]
@@ -52,7 +52,7 @@ class Asked:
 
 
 def compare(
-    words: Words,
+    words: AutoscalerOptions,
     spec: ServiceSpec | None,
     seeds: Sequence[int],
     jobs: int | None,
@@ -71,13 +71,13 @@ def compare(
     found = _run(asked, jobs)
     rows = {name: [one for one in found if one.autoscaler == name] for name in asked.names}
     setting = _setting(asked, found[0].days)
-    cells = [_cells(name, judged) for name, judged in rows.items()]
+    cells = [_cells(name, evaluations) for name, evaluations in rows.items()]
     if output is OutputFormat.JSON:
         put_json(_to_json(asked, rows))
     else:
-        say(setting)
+        inform(setting)
         put_table(table(_HEADER, cells))
-        say(f"{plural(len(found), 'run')}, {sum(one.cpu_s for one in found):.1f} s of CPU")
+        inform(f"{plural(len(found), 'run')}, {sum(one.cpu_s for one in found):.1f} s of CPU")
     if report is not None:
         _draw(asked, rows, setting, cells, report)
 
@@ -85,7 +85,7 @@ def compare(
 _HEADER = ("AUTOSCALER", "ATTAINMENT", "HOURS/IDEAL", "MOVES/DAY", "TURNS/DAY", "REPLICA HOURS")
 
 
-def _setting(asked: Asked, days: float) -> str:
+def _setting(asked: Comparison, days: float) -> str:
     trial = next(iter(asked.trials.values()))
     holes = f", {plural(asked.bridges, 'bin')} without requests bridged" if asked.bridges else ""
     return (
@@ -96,8 +96,8 @@ def _setting(asked: Asked, days: float) -> str:
 
 
 def _draw(
-    asked: Asked,
-    rows: Mapping[str, Sequence[Judged]],
+    asked: Comparison,
+    rows: Mapping[str, Sequence[Evaluation]],
     setting: str,
     cells: Sequence[Sequence[str]],
     path: Path,
@@ -105,7 +105,7 @@ def _draw(
     from skyserve_cli.report import scaling_page  # Matplotlib takes a second to import
 
     trial = next(iter(asked.trials.values()))
-    found = foreseen(trial) if "predictive" in rows else None
+    found = forecasts(trial) if "predictive" in rows else None
     shown = scaling_page.Comparison(asked.recording, setting, (_HEADER, cells), rows, trial, found)
     pictures.draw("--report", path, lambda command: scaling_page.write(shown, path, command=command))
 
@@ -113,7 +113,7 @@ def _draw(
 # --- options ------------------------------------------------------------------------------------------
 
 
-def _asked(words: Words, spec: ServiceSpec | None, seeds: Sequence[int]) -> Asked:
+def _asked(words: AutoscalerOptions, spec: ServiceSpec | None, seeds: Sequence[int]) -> Comparison:
     names = tuple(runs.items(words.autoscalers))
     for name in names:
         kind, _, share = name.partition(":")
@@ -150,7 +150,7 @@ def _asked(words: Words, spec: ServiceSpec | None, seeds: Sequence[int]) -> Aske
         )
         for seed in seeds
     }
-    return Asked(names, goal, trials, recording.name, factor, bridges)
+    return Comparison(names, goal, trials, recording.name, factor, bridges)
 
 
 def _is_share(text: str) -> bool:
@@ -188,22 +188,22 @@ def _service(spec: ServiceSpec | None, capacity_qps: float | None) -> tuple[Scal
 # --- running and showing ------------------------------------------------------------------------------------
 
 
-def _run(asked: Asked, jobs: int | None) -> list[Judged]:
+def _run(asked: Comparison, jobs: int | None) -> list[Evaluation]:
     pieces = [(name, seed) for name in asked.names for seed in asked.trials]
 
-    def work(piece: int, report: Callable[[float], None]) -> Judged:
+    def work(piece: int, report: Callable[[float], None]) -> Evaluation:
         name, seed = pieces[piece]
         trial = asked.trials[seed]
-        judged = run(trial, name, goal_for(name, asked.goal, trial))
+        evaluations = run(trial, name, goal_for(name, asked.goal, trial))
         report(1.0)
-        return judged
+        return evaluations
 
-    found: dict[int, Judged] = {}
+    found: dict[int, Evaluation] = {}
     try:
         with closing(workers.run(work, len(pieces), jobs or len(os.sched_getaffinity(0)))) as stream:
-            for news in stream:
-                if news is not None and news.result is not None:
-                    found[news.piece] = news.result
+            for progress in stream:
+                if progress is not None and progress.result is not None:
+                    found[progress.piece] = progress.result
     except workers.WorkerDied as error:
         name, seed = pieces[error.piece]
         raise CommandFailed(f"the run of {name}, seed {seed}, {error}") from None
@@ -214,9 +214,9 @@ def _run(asked: Asked, jobs: int | None) -> list[Judged]:
     return [found[piece] for piece in sorted(found)]
 
 
-def _cells(name: str, judged: Sequence[Judged]) -> tuple[str, ...]:
-    def shown(value: Callable[[Judged], float], digits: int, unit: str = "") -> str:
-        found: Estimate = estimate([value(one) for one in judged])
+def _cells(name: str, evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
+    def shown(value: Callable[[Evaluation], float], digits: int, unit: str = "") -> str:
+        found: Estimate = estimate([value(one) for one in evaluations])
         spread = "" if found.half_width is None else f" ± {found.half_width:.{digits}f}"
         return f"{found.mean:.{digits}f}{unit}{spread}"
 
@@ -230,7 +230,7 @@ def _cells(name: str, judged: Sequence[Judged]) -> tuple[str, ...]:
     )
 
 
-def _to_json(asked: Asked, rows: Mapping[str, Sequence[Judged]]) -> dict[str, Any]:
+def _to_json(asked: Comparison, rows: Mapping[str, Sequence[Evaluation]]) -> dict[str, Any]:
     trial = next(iter(asked.trials.values()))
     return {
         "requests": asked.recording,
@@ -254,7 +254,7 @@ def _to_json(asked: Asked, rows: Mapping[str, Sequence[Judged]]) -> dict[str, An
                 "requests": one.requests,
                 "days": one.days,
             }
-            for judged in rows.values()
-            for seed, one in zip(asked.trials, judged, strict=True)
+            for evaluations in rows.values()
+            for seed, one in zip(asked.trials, evaluations, strict=True)
         ],
     }

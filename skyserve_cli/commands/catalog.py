@@ -21,7 +21,7 @@ from provisioners.port.accelerator_names import canonical, close_to
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.commands.catalog_discover import discover, steps
 from skyserve_cli.commands.options import Format, OutputFormat, View, home
-from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, span, usd
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put_json, span, usd
 from skyserve_cli.text_tables import put_table, table
 
 SHOWN = 40
@@ -112,7 +112,7 @@ def catalog(
     )
     put_table(table(columns, [_line(row, kind, now) for row in rows]))
     if len(rows) < len(found):
-        say(f"{len(found) - len(rows)} more; --limit 0 lists them all")
+        inform(f"{len(found) - len(rows)} more; --limit 0 lists them all")
 
 
 @app.command()
@@ -265,12 +265,12 @@ def _price_view(price: Price, now: float) -> View:
 
 def _print(view: View, done: Refreshed | None) -> None:
     if done is None:
-        say(f"{view['cloud']}: {view['why']}")
+        inform(f"{view['cloud']}: {view['why']}")
         return
-    say(f"{view['cloud']}: {plural(done.taken, 'price')} taken over, {len(done.refused)} refused")
+    inform(f"{view['cloud']}: {plural(done.taken, 'price')} taken over, {len(done.refused)} refused")
     for refusal in done.refused[:REFUSALS_SHOWN]:
-        say(f"  {refusal}")
+        inform(f"  {refusal}")
     if len(done.refused) > REFUSALS_SHOWN:
-        say(f"  and {len(done.refused) - REFUSALS_SHOWN} more; -o json lists them")
+        inform(f"  and {len(done.refused) - REFUSALS_SHOWN} more; -o json lists them")
     if any(refusal.can_be_accepted for refusal in done.refused):
-        say("  --accept takes those over that are only far from the known price")
+        inform("  --accept takes those over that are only far from the known price")

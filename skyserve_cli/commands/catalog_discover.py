@@ -18,7 +18,7 @@ from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, OutputFormat, View, home
 from skyserve_cli.config import ConfigError, load_config
 from skyserve_cli.config_clouds import RentedConfig
-from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put_json
 from skyserve_cli.text_tables import doing
 
 NOTES_SHOWN = 10
@@ -34,7 +34,7 @@ def discover(
 
     Instance types with accelerators, their zones, whether they are sold as spot, and the quotas, with the credentials of
     `serve check`. What the catalog lacks is added at an estimated price until `serve catalog refresh`; what an
-    account cannot have is not offered, and `serve plan` says why. Nothing is launched. Exit code 1 if a cloud could not be listed.
+    account cannot have is not offered, and `serve plan` gives the reason. Nothing is launched. Exit code 1 if a cloud could not be listed.
     """
     here = home()
     here.create()
@@ -96,17 +96,17 @@ def _view(found: Discovery, before: Catalog, after: Catalog) -> View:
 def _print(view: View) -> None:
     name = view["cloud"]
     if not view["listed"]:
-        say(f"{name}: {view['why']}")
+        inform(f"{name}: {view['why']}")
         return
-    say(
+    inform(
         f"{name}: {plural(view['types'], 'instance type')} in {plural(len(view['regions']), 'region')}; new: "
         f"{', '.join(view['new_types']) or 'no type'}, {plural(view['new_zones'], 'place')}"
     )
     for what, sentences in (("closed", view["closed"]), ("not determined", view["notes"])):
         for sentence in sentences[:NOTES_SHOWN]:
-            say(f"  {what}: {sentence}")
+            inform(f"  {what}: {sentence}")
         if len(sentences) > NOTES_SHOWN:
-            say(f"  {what}: {len(sentences) - NOTES_SHOWN} more; -o json lists them")
+            inform(f"  {what}: {len(sentences) - NOTES_SHOWN} more; -o json lists them")
 
 
 @contextmanager

@@ -11,9 +11,8 @@ import typer
 from provisioners import permissions, plugins
 from provisioners.port.base import Candidate, Requirements
 from provisioners.port.errors import ProvisionError
-from provisioners.port.vm import Finding
+from provisioners.port.vm import Checked, Finding
 from provisioners.registry import PROVISIONERS
-from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, OutputFormat, View, Yes, home
 from skyserve_cli.config import ConfigError, load_config
@@ -158,7 +157,7 @@ def _ask(clouds: Clouds, name: str) -> View:
     findings: Sequence[Finding] = ()
     try:
         cloud = clouds.get(name)
-        if isinstance(cloud, VmProvisioner):
+        if isinstance(cloud, Checked):
             findings = cloud.check()
         offers = cloud.offers(_anything(name))
     except (ProvisionError, ConfigError) as error:

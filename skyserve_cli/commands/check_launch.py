@@ -23,12 +23,12 @@ from provisioners.remote.certificates import Authority
 from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import OutputFormat, View
-from skyserve_cli.commands.prices import ask
+from skyserve_cli.commands.prices import confirm
 from skyserve_cli.config import ConfigError
 from skyserve_cli.config_clouds import RentedConfig
 from skyserve_cli.home import Home, write_private
 from skyserve_cli.launch_check import CheckReport, Fetch, LaunchCheck
-from skyserve_cli.output import CommandFailed, WrongUsage, put_json, say, span
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, put_json, span
 from skyserve_cli.text_tables import doing, put_table, table
 
 _MINUTES = 15  # of a check that goes well, at most
@@ -61,11 +61,11 @@ def _launch(
     choices = {name: _offers(clouds, name, need) for name in rented}
     for name, offers in choices.items():
         what = _described(offers[0]) if offers else "no such machine is offered"
-        say(f"{name}: {what}")
+        inform(f"{name}: {what}")
     total = sum(offers[0].price_usd_hour for offers in choices.values() if offers)
     if not total:
         raise CommandFailed("nothing can be launched")
-    ask(
+    confirm(
         f"Launch, for up to {_MINUTES} minutes each, about ${total * _MINUTES / 60:.2f} in all?",
         yes=yes,
     )
@@ -99,7 +99,7 @@ def _offers(clouds: Clouds, name: str, need: Requirements) -> Sequence[Offer]:
         cloud = clouds.get(name)
         return cloud.offers(need) if isinstance(cloud, VmProvisioner) else ()
     except (ProvisionError, ConfigError) as error:
-        say(f"{name}: {error}")
+        inform(f"{name}: {error}")
         return ()
 
 
@@ -110,14 +110,14 @@ def _checked(clouds: Clouds, here: Home, name: str, offers: Sequence[Offer]) -> 
     _note(here, {**_noted(here), owner: name})
     fetch = fetch_with(here.machine_secret(), owner)
     with doing(f"{name}: launching") as show:
-        line = show if sys.stderr.isatty() else say  # a log has a line for each step
+        line = show if sys.stderr.isatty() else inform  # a log has a line for each step
         check = LaunchCheck(
             cloud,
             owner,
             fetch,
             now=unix_now,
             sleep=time.sleep,
-            tell=lambda sentence: line(f"{name}: {sentence}"),
+            on_step=lambda sentence: line(f"{name}: {sentence}"),
         )
         report = check.run(offers)
     if not report.left:
@@ -152,7 +152,7 @@ def fetch_with(secret: bytes, owner: str) -> Fetch:
 
 def _remove_earlier(clouds: Clouds, here: Home) -> None:
     for owner, name in _noted(here).items():
-        say(f"{name}: removing what an interrupted check has left (owner {owner})")
+        inform(f"{name}: removing what an interrupted check has left (owner {owner})")
         cloud = clouds.get(name)
         left: tuple[str, ...] = ()
         if isinstance(cloud, VmProvisioner):
@@ -212,9 +212,9 @@ def _show(reports: Sequence[CheckReport]) -> None:
     put_table(table(("CLOUD", "STEP", "RESULT", "TIME", "WHY"), rows))
     for report in reports:
         if report.offer is not None:
-            say(f"{report.cloud}: {_described(report.offer)}: about ${report.usd:.4f}")
+            inform(f"{report.cloud}: {_described(report.offer)}: about ${report.usd:.4f}")
         for sentence in report.left:
-            say(f"{report.cloud}: left behind: {sentence}")
+            inform(f"{report.cloud}: left behind: {sentence}")
 
 
 def _view(report: CheckReport) -> View:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 import time
@@ -13,12 +12,17 @@ from typing import Annotated
 
 import typer
 
+from skyserve_cli.commands.controller_elsewhere import deploy, move
 from skyserve_cli.commands.options import Format, OutputFormat, home
-from skyserve_cli.commands.options import controller as connect
+from skyserve_cli.commands.options import controller as connect_any
+from skyserve_cli.commands.options import own_controller as connect
 from skyserve_cli.commands.sentences import CONTROLLER_DOWN
-from skyserve_cli.controller.api.client import ControllerDownError
+from skyserve_cli.controller.api.client import AWAY, ControllerClient, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.remote import Contexts
+from skyserve_cli.controller.persistence.home_lock import locked
+from skyserve_cli.controller.persistence.moved import read_moved, remove_markers, why_not_to_start
 from skyserve_cli.home import Home, is_held
-from skyserve_cli.output import CommandFailed, date_time, plural, put, put_json, say, span
+from skyserve_cli.output import CommandFailed, date_time, inform, plural, put, put_json, span
 
 STOP_PATIENCE_S = 30.0
 POLL_S = 0.05
@@ -32,17 +36,60 @@ app = typer.Typer(
 @app.command()
 def start(
     foreground: Annotated[bool, typer.Option("--foreground", help="Run it here, until Ctrl-C.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Start it although it was moved to another host; refused while it responds there."
+        ),
+    ] = False,
 ) -> None:
     """Start the controller; nothing happens if it is running.
 
     `serve up` does this by itself. A controller that fails is started again, but not with --foreground: that is
-    the service manager's work.
+    the service manager's work. With --foreground the log goes to stderr, too.
     """
+    here = home()
+    reason = why_not_to_start(here)
+    if reason is not None and not force:
+        raise CommandFailed(reason, code=2)
+    if reason is not None:
+        _insist_on_none_elsewhere(here)
+        _expect_more_replicas(here)
+        remove_markers(here)
     if foreground:
+        os.environ["SKYSERVE_LOG_TO_STDERR"] = "1"
         arguments = [sys.executable, "-m", "skyserve_cli.controller.daemon"]
         os.execv(sys.executable, arguments)  # noqa: S606 - the daemon is its own program
     started = connect().ensure_running()
-    say("controller started" if started else "the controller is running already")
+    inform("controller started" if started else "the controller is running already")
+
+
+def _expect_more_replicas(here: Home) -> None:
+    """What the controller at the other place launched is adopted, as after a restore."""
+    from skyserve_cli.controller.persistence.backup import expect_more_replicas
+
+    if here.moved.exists():
+        with _sentences("cannot be read"):
+            expect_more_replicas(here)
+
+
+def _insist_on_none_elsewhere(here: Home) -> None:
+    """Raise CommandFailed if the controller responds at the place to which it was moved."""
+    moved = read_moved(here)
+    remote = None if moved is None else Contexts.of(here).remotes.get(moved.context)
+    if moved is None or remote is None:
+        return
+    try:
+        ControllerClient(here, remote).health()
+    except (*AWAY, RefusedError) as error:
+        inform(
+            f"no controller responds at {remote.url} ({error}); if one runs there, stop it: there must be only one"
+        )
+        return
+    raise CommandFailed(
+        f"the controller runs at {remote.url}; stop it there with `serve controller stop`, and try again",
+        code=2,
+    )
 
 
 @app.command()
@@ -51,11 +98,11 @@ def stop() -> None:
     try:
         pid = connect().stop()
     except ControllerDownError:
-        say(CONTROLLER_DOWN)
+        inform(CONTROLLER_DOWN)
         return
     for _ in range(int(STOP_PATIENCE_S / POLL_S)):
-        if not is_held(home().lock) and not is_held(home().keeper_lock):
-            say("controller stopped; services go on serving")
+        if not is_held(home().lock) and not is_held(home().supervisor_lock):
+            inform("controller stopped; services go on serving")
             return
         time.sleep(POLL_S)
     raise CommandFailed(f"the controller (process {pid}) has not stopped after {span(STOP_PATIENCE_S)}")
@@ -65,7 +112,8 @@ def stop() -> None:
 def status(output: Format = OutputFormat.TABLE) -> None:
     """Show whether the controller is running; exit code 1 if it is not."""
     try:
-        health = connect().health()
+        client = connect_any()
+        health = client.health()
     except ControllerDownError:
         if output is OutputFormat.JSON:
             put_json({"running": False})
@@ -76,11 +124,15 @@ def status(output: Format = OutputFormat.TABLE) -> None:
     clouds = ", ".join(health["clouds"]) or "none"
     lease = health["lease"]
     if not lease["leads"]:
-        say(f"it stands by: {lease['leader'] or 'no controller'} leads")
+        inform(f"it stands by: {lease['leader'] or 'no controller'} leads")
     put(
         f"running for {span(health['uptime_s'])}, process {health['pid']}, version {health['version']}, "
-        f"home {home().root}, clouds: {clouds}"
+        f"{'at' if '://' in client.where else 'home'} {client.where}, clouds: {clouds}"
     )
+
+
+app.command()(deploy)
+app.command()(move)
 
 
 # --- keys and backups ---------------------------------------------------------------------------------------
@@ -119,19 +171,19 @@ def rotate() -> None:
             rotated = rotate_keys(here, store)
         finally:
             store.close()
-    say(f"new: the API's token and the sealing key; {plural(rotated.resealed, 'version')} sealed again")
+    inform(f"new: the API's token and the sealing key; {plural(rotated.resealed, 'version')} sealed again")
     for service, version in rotated.unopened:
-        say(
+        inform(
             f"the secrets of {service} version {version} cannot be opened with any key of this home; run `serve update {service}`"
         )
     if rotated.machines:
         shown = ", ".join(rotated.machines[:5]) + (", ..." if len(rotated.machines) > 5 else "")
-        say(
+        inform(
             f"kept: machines.key, because {plural(len(rotated.machines), 'machine')} made with it still run ({shown}); "
             "take the services down and rotate again to replace it"
         )
     else:
-        say("new: machines.key")
+        inform("new: machines.key")
 
 
 @app.command()
@@ -155,9 +207,9 @@ def backup(
         passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
         content = write_backup(here, file.absolute(), passphrase, SystemClock().now())
     here.backup_hinted.touch(mode=0o600)
-    say(f"wrote {file}: {content}, {file.stat().st_size:,} bytes")
+    inform(f"wrote {file}: {content}, {file.stat().st_size:,} bytes")
     if passphrase is None:
-        say("it is not sealed; keep it where only you can read it, or use --passphrase-file")
+        inform("it is not sealed; keep it where only you can read it, or use --passphrase-file")
 
 
 @app.command()
@@ -179,20 +231,20 @@ def restore(
 
     here = home()
     here.create()
-    if is_held(here.lock) or is_held(here.keeper_lock):
+    if is_held(here.lock) or is_held(here.supervisor_lock):
         raise CommandFailed("the controller is running; stop it first with `serve controller stop`")
-    say(f"reading {file}")
+    inform(f"reading {file}")
     with _sentences("cannot be read"):
         passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
         found = read_backup(file, passphrase)
-    say(f"restoring {found.counts()}, as of {date_time(found.made_at)}")
+    inform(f"restoring {found.counts()}, as of {date_time(found.made_at)}")
     with _sentences("cannot be restored"), locked(here.lock):
         aside = restore_home(here, found, force=force, now=SystemClock().now())
     if aside is not None:
-        say(f"what was there before is in {aside}")
+        inform(f"what was there before is in {aside}")
     if not found.files:
-        say("a daily copy has no keys; those of this home are used")
-    say("restored; `serve controller start` starts the controller, which adopts the machines that run")
+        inform("a daily copy has no keys; those of this home are used")
+    inform("restored; `serve controller start` starts the controller, which adopts the machines that run")
 
 
 @contextmanager
@@ -215,7 +267,7 @@ def _sentences(what: str) -> Iterator[None]:
 def _stopped(here: Home) -> Iterator[None]:
     """With the controller stopped, if it was running, and its lock held; started again afterwards, even after an error."""
     was_running = is_held(here.lock)
-    if was_running and not is_held(here.keeper_lock):
+    if was_running and not is_held(here.supervisor_lock):
         raise CommandFailed(
             "the controller runs under a service manager (--foreground); stop it there, and try again"
         )
@@ -227,21 +279,7 @@ def _stopped(here: Home) -> Iterator[None]:
     finally:
         if was_running:
             connect().ensure_running()
-            say("controller started")
-
-
-@contextmanager
-def locked(lock: Path) -> Iterator[None]:
-    """With the lock that a home's controller holds as long as it runs. Raises CommandFailed."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise CommandFailed("a controller of this home is starting; stop it, and try again") from None
-    else:
-        yield
-    finally:
-        os.close(descriptor)
+            inform("controller started")
 
 
 def _insist_on_same_database(here: Home) -> None:

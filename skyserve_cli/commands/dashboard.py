@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from skyserve_cli.commands.options import Format, OutputFormat, controller
-from skyserve_cli.output import put, put_json, say
+from skyserve_cli.output import inform, put, put_json
 
 
 def dashboard(
@@ -39,4 +39,4 @@ def dashboard(
     elif print_url or not webbrowser.open(found["url"]):
         put(found["url"])
     else:
-        say(f"opened http://127.0.0.1:{found['port']}/")
+        inform(f"opened http://127.0.0.1:{found['port']}/")

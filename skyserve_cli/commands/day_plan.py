@@ -26,7 +26,7 @@ BY_MINUTE_MIN = 1400  # the last of them are read as minutes, the others as quar
 LEAST_MIN = 60
 
 
-class Known(NamedTuple):
+class KnownDemand(NamedTuple):
     """The requests of consecutive minutes until now, NaN where not known; and what was learned of the service, if anything."""
 
     source: str
@@ -107,18 +107,18 @@ class DayPlan:
         )
 
 
-class Asked(NamedTuple):
+class DayPlanInput(NamedTuple):
     """What a plan is made from: what came, what a replica is given of it (requests per second), and the time of it."""
 
-    known: Known
+    known: KnownDemand
     carried_qps: float
     now: float
 
 
 def asked(
     spec: ServiceSpec, requests: str | None, history: bool, capacity_qps: float | None, now: float
-) -> Asked:
-    """Return what the options mean. Raises WrongUsage where they contradict each other or the file, and as `recorded` and `lived`."""
+) -> DayPlanInput:
+    """Return what the options mean. Raises WrongUsage where they contradict each other or the file, and as `recorded` and `history_known`."""
     if requests is not None and history:
         raise WrongUsage(
             "--requests names a recording and --history takes that of the service: leave one of them out"
@@ -129,11 +129,11 @@ def asked(
         )
     if capacity_qps is not None and not 0 < capacity_qps <= 1e6:
         raise WrongUsage(f"--capacity takes requests per second above 0 (got {capacity_qps:g})")
-    known = lived(spec.name, now) if requests is None else recorded(requests)
-    return Asked(known, carried(spec, known, capacity_qps), now)
+    known = history_known(spec.name, now) if requests is None else recorded(requests)
+    return DayPlanInput(known, carried(spec, known, capacity_qps), now)
 
 
-def recorded(text: str) -> Known:
+def recorded(text: str) -> KnownDemand:
     """Return a recording as if it ended now. Raises WrongUsage."""
     arrivals = runs.arrivals(text, 7 * 86400.0)
     if arrivals is None or arrivals.mean_rate <= 0:
@@ -143,10 +143,10 @@ def recorded(text: str) -> Known:
     if minutes < LEAST_MIN:
         raise WrongUsage(f"--requests {text}: shorter than an hour, which says nothing about a day")
     edges = whole.length_s - MINUTE_S * np.arange(min(minutes, HISTORY_MIN), -1, -1)
-    return Known(arrivals.name, np.diff(np.interp(edges, whole.at_s, whole.counts)))
+    return KnownDemand(arrivals.name, np.diff(np.interp(edges, whole.at_s, whole.counts)))
 
 
-def lived(name: str, now: float) -> Known:
+def history_known(name: str, now: float) -> KnownDemand:
     """Return what the load balancers of a service have counted. Raises CommandFailed, ControllerDownError."""
     client = controller()
     view = find(client.services(), name)
@@ -156,7 +156,7 @@ def lived(name: str, now: float) -> Known:
     if len(requests) < LEAST_MIN:
         raise CommandFailed(f"{name} has been counted for less than an hour, which says nothing about a day")
     slo = view.get("slo") or {}
-    return Known(f"requests to {name}", requests, slo.get("capacity_qps"), slo.get("headroom"))
+    return KnownDemand(f"requests to {name}", requests, slo.get("capacity_qps"), slo.get("headroom"))
 
 
 def by_minute(parts: Sequence[View], end: float) -> Floats:
@@ -176,7 +176,7 @@ def by_minute(parts: Sequence[View], end: float) -> Floats:
     return found
 
 
-def carried(spec: ServiceSpec, known: Known, capacity_qps: float | None) -> float:
+def carried(spec: ServiceSpec, known: KnownDemand, capacity_qps: float | None) -> float:
     """Return the requests per second that a replica is given. Raises WrongUsage where nothing says it."""
     headroom = known.headroom or HEADROOM
     if capacity_qps is not None:
@@ -195,7 +195,7 @@ def carried(spec: ServiceSpec, known: Known, capacity_qps: float | None) -> floa
 
 
 def planned(
-    spec: ServiceSpec, known: Known, carried_qps: float, now: float, price_usd_hour: float | None
+    spec: ServiceSpec, known: KnownDemand, carried_qps: float, now: float, price_usd_hour: float | None
 ) -> DayPlan:
     """Return the next 24 hours, within the limits of the file and its schedule."""
     start = math.ceil(now / MINUTE_S) * MINUTE_S

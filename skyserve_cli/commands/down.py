@@ -21,11 +21,11 @@ from skyserve_cli.commands.options import (
     find,
     no_such_service,
 )
-from skyserve_cli.commands.prices import ask
+from skyserve_cli.commands.prices import confirm
 from skyserve_cli.commands.sentences import NO_SERVICE
-from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
+from skyserve_cli.controller.api.client import AWAY, ControllerClient
 from skyserve_cli.controller.reconcile.clock import SystemClock
-from skyserve_cli.output import CommandFailed, WrongUsage, place, plural, say
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, place, plural
 
 SHORTEST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0  # to list every region of a cloud costs many calls
@@ -67,21 +67,21 @@ def down(
 
     chosen = _chosen(services, names or [], everything)
     if not chosen:
-        say(NO_SERVICE)
+        inform(NO_SERVICE)
         return
     replicas = sum(len(sentences.live_replicas(view)) for view in services if view["name"] in chosen)
-    ask(f"Take down {', '.join(chosen)} with {plural(replicas, 'replica')}?", yes=yes)
+    confirm(f"Take down {', '.join(chosen)} with {plural(replicas, 'replica')}?", yes=yes)
     seen = progress.last_event(client)
     for name in chosen:
         client.down(name, purge=purge)
     if no_wait:
-        say(f"going down: {', '.join(chosen)}")
+        inform(f"going down: {', '.join(chosen)}")
         return
     began = SystemClock().now()
     _wait(client, frozenset(chosen), seen, timeout)
     left_s = None if timeout is None else max(0.0, timeout - (SystemClock().now() - began))
-    tidy(client, chosen, left_s, say)
-    say(f"down: {', '.join(chosen)}")
+    tidy(client, chosen, left_s, inform)
+    inform(f"down: {', '.join(chosen)}")
 
 
 def _chosen(services: Sequence[View], patterns: Sequence[str], everything: bool) -> list[str]:
@@ -105,7 +105,7 @@ def _end_replica(
     timeout_s: float | None,
 ) -> None:
     name = view["name"]
-    ask(f"End replica {replica_id} of {name}?", yes=yes)
+    confirm(f"End replica {replica_id} of {name}?", yes=yes)
     seen = progress.last_event(client)
     client.kill(name, replica_id)
     if no_wait:
@@ -119,7 +119,7 @@ def _end_replica(
         progress.follow(client, frozenset((name,)), after=seen, timeout_s=timeout_s, done=gone)
     except KeyboardInterrupt:
         raise CommandFailed(f"\nstopped waiting; replica {replica_id} of {name} still ends", 130) from None
-    say(f"replica {replica_id} of {name} has ended")
+    inform(f"replica {replica_id} of {name} has ended")
 
 
 def _wait(client: ControllerClient, names: frozenset[str], seen: int, timeout_s: float | None) -> None:
@@ -138,7 +138,10 @@ def _wait(client: ControllerClient, names: frozenset[str], seen: int, timeout_s:
 
 
 def tidy(
-    client: ControllerClient, names: Sequence[str], timeout_s: float | None, say: Callable[[str], None]
+    client: ControllerClient,
+    names: Sequence[str],
+    timeout_s: float | None,
+    inform: Callable[[str], None],
 ) -> None:
     """Wait until the clouds themselves list nothing of it any more: no instance, no disk.
 
@@ -152,12 +155,12 @@ def tidy(
         while True:
             step = _step(client, names)
             for thing in step["removed"]:
-                say(f"removed {thing}")
+                inform(f"removed {thing}")
             waiting = step["waiting"]
             if not waiting or clock.now() - began > patience_s:
                 break
             for sentence in frozenset(waiting) - seen:
-                say(f"waiting: {sentence}")
+                inform(f"waiting: {sentence}")
             seen |= frozenset(waiting)
             time.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 1.5 * pause_s)
@@ -178,7 +181,7 @@ def _step(client: ControllerClient, names: Sequence[str]) -> View:
     while True:
         try:
             return client.tidy(names)
-        except ControllerDownError:
+        except AWAY:
             if clock.now() - began > progress.AWAY_PATIENCE_S:
                 raise
             time.sleep(progress.POLL_S)

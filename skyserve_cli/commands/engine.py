@@ -16,7 +16,7 @@ def engine(
     profile: Annotated[str, typer.Option("--profile", help=", ".join(PROFILES))] = "l4-8b",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    speed: Annotated[float, typer.Option("--speed", help="So many times as fast as the profile.")] = 1.0,
+    speed: Annotated[float, typer.Option("--speed", help="Speed-up factor over the profile.")] = 1.0,
     model: Annotated[
         str | None, typer.Option("--model", help="What clients ask for. Default: the profile's.")
     ] = None,

@@ -60,9 +60,9 @@ def events(
     after = found[-1]["seq"] if found else 0
     with suppress(KeyboardInterrupt):
         while follow:
-            news = client.events(name, after=after)
-            _print(news, output)
-            after = news[-1]["seq"] if news else after
+            events = client.events(name, after=after)
+            _print(events, output)
+            after = events[-1]["seq"] if events else after
             time.sleep(POLL_S)
 
 
@@ -76,7 +76,8 @@ def _line(event: View) -> str:
     """Columns of fixed width: lines that come one by one cannot wait for the widest."""
     replica = "" if event["replica_id"] is None else f"/{event['replica_id']}"
     state = event["state"] or ""
+    by = f" (by {event['author']})" if event.get("author") not in (None, "owner") else ""
     return printable(
         f"{date_time(event['at'])}  {event['service'] + replica:<20}  {words(event['kind']):<16}  "
-        f"{state:<12}  {event['message']}"
+        f"{state:<12}  {event['message']}{by}"
     ).rstrip()

@@ -19,7 +19,7 @@ from skyserve_cli.commands.log_streams import PrefixedLog
 from skyserve_cli.commands.options import ServiceName, controller
 from skyserve_cli.commands.reach import UNREACHABLE, Node, Place, ReplicaId, chosen, live_ids, place_of
 from skyserve_cli.controller.api.client import ControllerClient, RefusedError
-from skyserve_cli.output import CommandFailed, WrongUsage, say
+from skyserve_cli.output import CommandFailed, WrongUsage, inform
 
 AT_ONCE = 8
 INTERRUPTED = 130
@@ -72,7 +72,7 @@ def exec(
         except BrokenPipeError:
             return BROKEN_PIPE
         except (CommandFailed, RefusedError, ShellError) as error:
-            say((prefix or "") + str(error))
+            inform((prefix or "") + str(error))
             return UNREACHABLE if isinstance(error, UnreachableError) else 1
         finally:
             out.finish()

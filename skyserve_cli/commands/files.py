@@ -12,7 +12,7 @@ from provisioners.remote.bootstrap_steps import is_url, missing_source
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.reconcile.resource_match import BUCKETS_BY_NAME, copies_of
 from skyserve_cli.home import Home
-from skyserve_cli.output import WrongUsage, say
+from skyserve_cli.output import WrongUsage, inform
 from skyserve_cli.spec import FileMount, Loaded, Problem, ServiceSpec, SpecError, load_file
 from skyserve_cli.spec.problems import SpecWarning, dotted
 
@@ -32,7 +32,7 @@ def load(
         file, name=name, env=env, env_file=env_file, secret=secret, secret_file=secret_file, changes=changes
     )
     for warning in loaded.warnings:
-        say(f"warning: {warning}")
+        inform(f"warning: {warning}")
     return loaded
 
 
@@ -134,7 +134,7 @@ def anchored(spec: ServiceSpec, folder: Path) -> ServiceSpec:
 
 
 def _variables(option: str, given: Sequence[str] | None, file: Path | None) -> dict[str, str]:
-    """Return what the file says, and over it what the command line says."""
+    """Return the values of the file, overridden by those of the command line."""
     values = {} if file is None else _read(option, file)
     for item in given or ():
         name, equals, value = item.partition("=")

@@ -18,8 +18,8 @@ import typer
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands import gc_others
 from skyserve_cli.commands.options import Format, OutputFormat, View, Yes, controller, home
-from skyserve_cli.commands.prices import ask
-from skyserve_cli.commands.removal import Hands, cost, key_of, remove_all, stray_table, where
+from skyserve_cli.commands.prices import confirm
+from skyserve_cli.commands.removal import OrphanRemover, cost, key_of, remove_all, stray_table, where
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.clouds.caches import SpecCache
@@ -28,7 +28,7 @@ from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.controller.secret_box import seal_of
 from skyserve_cli.home import Home
-from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put_json
 from skyserve_cli.text_tables import put_table
 
 
@@ -69,17 +69,17 @@ def gc(
     if output is OutputFormat.TABLE and found:
         put_table(stray_table(found, SystemClock().now()))
     for region in unlisted:
-        say(f"{where(region)} cannot be listed: {region['why']}")
+        inform(f"{where(region)} cannot be listed: {region['why']}")
     removed: list[View] = []
     failed: list[View] = []
     if found and not dry_run:
-        ask(f"Remove {plural(len(found), 'thing')}{cost(found)}?", yes=yes)
+        confirm(f"Remove {plural(len(found), 'thing')}{cost(found)}?", yes=yes)
         with _hands(here) as hands:
             removed, failed = remove_all(hands, found)
     if output is OutputFormat.JSON:
         put_json({"found": found, "unlisted": unlisted, "removed": removed, "failed": failed})
     elif not found and not unlisted:
-        say("nothing is left over")
+        inform("nothing is left over")
     if failed:
         raise CommandFailed(f"{plural(len(failed), 'thing')} could not be removed; see above")
     if unlisted:
@@ -96,7 +96,7 @@ def _chosen(wanted: Sequence[str], enabled: Sequence[str]) -> list[str]:
 # --- who does the work --------------------------------------------------------------------------------------
 
 
-class _Asked:
+class _Selection:
     """The controller does it."""
 
     def __init__(self, client: ControllerClient) -> None:
@@ -129,14 +129,14 @@ class _Own:
 
 
 @contextmanager
-def _hands(here: Home) -> Iterator[Hands]:
+def _hands(here: Home) -> Iterator[OrphanRemover]:
     client = controller()
     try:
         client.health()
     except ControllerDownError:
         pass
     else:
-        yield _Asked(client)
+        yield _Selection(client)
         return
     here.create()
     with _alone(here.lock):

@@ -14,18 +14,18 @@ from provisioners.port.vm import OwnerSource
 from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import OutputFormat, View
-from skyserve_cli.commands.prices import ask
+from skyserve_cli.commands.prices import confirm
 from skyserve_cli.commands.removal import cost, remove_all, stray_table, where
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.clouds.garbage_collector import GarbageCollector
-from skyserve_cli.controller.clouds.orphans import Known
+from skyserve_cli.controller.clouds.orphans import KnownInstances
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.home import Home
-from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put_json
 from skyserve_cli.text_tables import put_table
 
-_NOTHING = Known(frozenset(), frozenset())
+_NOTHING = KnownInstances(frozenset(), frozenset())
 
 
 class _Owned:
@@ -68,7 +68,7 @@ def gc(
     _show(found, unlisted, output)
     removed, failed = list[View](), list[View]()
     for owner, orphans in found.items() if not dry_run else ():
-        ask(f"Remove {plural(len(orphans), 'thing')}{cost(orphans)} of home {owner}?", yes=yes)
+        confirm(f"Remove {plural(len(orphans), 'thing')}{cost(orphans)} of home {owner}?", yes=yes)
         done, left = remove_all(hands[owner], orphans)
         removed += [{**one, "owner": owner} for one in done]
         failed += [{**one, "owner": owner} for one in left]
@@ -88,7 +88,7 @@ def _owners(clouds: Clouds, names: Sequence[str], unlisted: list[View]) -> Itera
         if not isinstance(provisioner, VmProvisioner):
             continue
         if not isinstance(provisioner.machines, OwnerSource):
-            say(f"{cloud} cannot list the things of other homes")
+            inform(f"{cloud} cannot list the things of other homes")
             continue
 
         def silent(region: str, error: ProvisionError, cloud: str = cloud) -> None:
@@ -122,9 +122,9 @@ def _show(found: Mapping[str, Sequence[View]], unlisted: Sequence[View], output:
     if output is OutputFormat.TABLE:
         for owner, orphans in found.items():
             services = sorted({one["service"] for one in orphans if one["service"]})
-            say(f"home {owner}" + (f", services {', '.join(services)}" if services else ""))
+            inform(f"home {owner}" + (f", services {', '.join(services)}" if services else ""))
             put_table(stray_table(orphans, SystemClock().now()))
         if not found and not unlisted:
-            say("other homes have nothing here")
+            inform("other homes have nothing here")
     for region in unlisted:
-        say(f"{where(region)} cannot be listed: {region['why']}")
+        inform(f"{where(region)} cannot be listed: {region['why']}")

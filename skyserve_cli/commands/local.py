@@ -13,7 +13,7 @@ from provisioners.local import controls as local_controls
 from provisioners.local.store import LaunchRecord, LocalStore
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Format, OutputFormat, home
-from skyserve_cli.output import CommandFailed, WrongUsage, plural, put_json, say, usd
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put_json, usd
 from skyserve_cli.text_tables import put_table, table
 
 app = typer.Typer(
@@ -60,7 +60,7 @@ def capacity(
     count = None if room == "default" else int(room)
     local_controls.set_capacity(_root(), zone, count, CapacityType(capacity_type.value))
     shown = "as in cloud.yaml" if count is None else f"room for {count}"
-    say(f"{zone}, {capacity_type.value.replace('_', '-')}: {shown}")
+    inform(f"{zone}, {capacity_type.value.replace('_', '-')}: {shown}")
 
 
 @app.command()
@@ -83,7 +83,7 @@ def preempt(
         raise CommandFailed(
             f"no spot instance lives in {target}" if node is None else f"{target} has no node {node}"
         )
-    say(f"preempted {which}{plural(len(taken), 'instance')}: {', '.join(taken)}")
+    inform(f"preempted {which}{plural(len(taken), 'instance')}: {', '.join(taken)}")
 
 
 @app.command()
@@ -99,14 +99,16 @@ def market(
     if speed is not None and not 0 < speed < float("inf"):
         raise WrongUsage(f"--speed must be above 0 (got {speed:g})")
     playing = local_controls.play_market(_root(), source, speed)
-    say(f"the market plays {playing.source} at {playing.speed:g} times its speed; `serve local calm` ends it")
+    inform(
+        f"the market plays {playing.source} at {playing.speed:g} times its speed; `serve local calm` ends it"
+    )
 
 
 @app.command()
 def calm() -> None:
     """End the market's play: every zone has the room cloud.yaml gives it."""
     local_controls.calm(_root())
-    say("the market is calm")
+    inform("the market is calm")
 
 
 def _root() -> Path:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from provisioners.remote.host_agent.lines import line_with_words
-from skyserve_cli.controller.api.client import ControllerDownError, RefusedError
+from provisioners.remote.host_agent.lines import last_text_line
+from skyserve_cli.controller.api.client import AWAY, RefusedError
 
 TAIL_BYTES = 4096
 EVERY_S = 2.0  # on a cloud each read is a request to the replica's machine
@@ -86,12 +86,12 @@ class LastLines:
         self._wanted: tuple[str, ...] = ()
         self._tails: dict[str, tuple[bytes, int]] = {}
 
-    def want(self, logs: Iterable[str]) -> None:
+    def follow(self, logs: Iterable[str]) -> None:
         self._wanted = tuple(logs)
 
     def line(self, log: str) -> str:
         """Return the last line with words; empty until something was read."""
-        return line_with_words(self._tails.get(log, (b"", 0))[0])
+        return last_text_line(self._tails.get(log, (b"", 0))[0])
 
     def step(self) -> None:
         """Read new lines of the wanted logs."""
@@ -103,7 +103,7 @@ class LastLines:
                     if not content:
                         break
                     tail = (tail + content)[-TAIL_BYTES:]
-            except (RefusedError, ControllerDownError, OSError):
+            except (RefusedError, *AWAY, OSError):
                 continue  # read again in the next step
             self._tails[log] = tail, offset
 

@@ -15,7 +15,7 @@ from skyserve_cli.commands.log_streams import Growing
 from skyserve_cli.commands.options import View, complete_service, controller, find, home
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.reconcile.clock import SystemClock
-from skyserve_cli.output import CommandFailed, WrongUsage, say
+from skyserve_cli.output import CommandFailed, WrongUsage, inform
 
 POLL_S = 0.3
 
@@ -128,19 +128,19 @@ def _print_file(tail: int | None) -> None:
     path = home().controller_log
     if not path.exists():
         raise WrongUsage(f"no controller ever ran here: there is no {path}")
-    say(f"{sentences.CONTROLLER_DOWN}; from {path}:")
+    inform(f"{sentences.CONTROLLER_DOWN}; from {path}:")
     content = path.read_bytes()
     _write(content if tail is None else _last_lines(content, tail))
 
 
 def _previous(client: ControllerClient, name: str) -> int:
-    """Return the replica that ended last and left a log. Raises CommandFailed."""
+    """Return the replica that terminated last and left a log. Raises CommandFailed."""
     view = find(client.services(down=True, ended=True), name)
     ended = [replica for replica in view["replicas"] if replica["ended_at"] and replica["kept_log"]]
     if not ended:
         raise CommandFailed(f"no replica of {name} failed in the last hour and left a log")
     last = max(ended, key=lambda replica: (replica["ended_at"], replica["id"]))
-    say(sentences.exit_message(last["id"], last, last["end_reason"]))
+    inform(sentences.exit_message(last["id"], last, last["end_reason"]))
     return int(last["id"])
 
 

@@ -9,12 +9,12 @@ import typer
 
 from skyserve_cli.commands.options import Format, OutputFormat, home
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.callbacks import Commands
+from skyserve_cli.controller.callbacks import CommandRunner
 from skyserve_cli.controller.notify.alarms import Notice
 from skyserve_cli.controller.notify.delivery import deliver
 from skyserve_cli.controller.notify.message import message_of
 from skyserve_cli.controller.reconcile.clock import SystemClock
-from skyserve_cli.output import CommandFailed, WrongUsage, put_json, say
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, put_json
 
 app = typer.Typer(help="Send a test notification to the destinations in config.yaml.", no_args_is_help=True)
 app.callback()(lambda: None)
@@ -38,7 +38,7 @@ def try_destinations(
     for name in names or ():
         if name not in known:
             raise WrongUsage(f"notify: there is no destination {name}, only {', '.join(known)}")
-    now, commands = SystemClock().now(), Commands()
+    now, commands = SystemClock().now(), CommandRunner()
     message = message_of(
         Notice("", "test", True, "test of notifications by serve notify test"), secrets.token_hex(12), now
     )
@@ -48,6 +48,6 @@ def try_destinations(
         put_json([{"name": name, "confirmed": not reason, "why": reason} for name, reason in why.items()])
     else:
         for name, reason in why.items():
-            say(f"{name}: {reason or 'confirmed'}")
+            inform(f"{name}: {reason or 'confirmed'}")
     if any(why.values()):
         raise CommandFailed("not every destination has confirmed the notification")

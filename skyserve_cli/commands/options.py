@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.client import AWAY, ControllerClient, RefusedError
+from skyserve_cli.controller.api.remote import RemoteError, remote_of
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed
 
@@ -33,6 +34,12 @@ def home() -> Home:
 
 
 def controller() -> ControllerClient:
+    """Return the client of the controller that the commands call. Raises RemoteError."""
+    return ControllerClient(home(), remote_of(home(), os.environ))
+
+
+def own_controller() -> ControllerClient:
+    """Return the client of the controller of this home, whichever context is in use."""
     return ControllerClient(home())
 
 
@@ -40,7 +47,7 @@ def complete_service(incomplete: str) -> list[str]:
     """Return names for the shell. Silent without a controller."""
     try:
         services = controller().services()
-    except (ControllerDownError, RefusedError, OSError):
+    except (*AWAY, RemoteError, RefusedError, OSError):
         return []
     return [view["name"] for view in services if view["name"].startswith(incomplete)]
 
@@ -71,7 +78,7 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Return once the control
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up waiting after this long.")
 ]
-Format = Annotated[OutputFormat, typer.Option("-o", "--output", help="How to print the answer.")]
+Format = Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.")]
 Env = Annotated[
     list[str] | None,
     typer.Option("--env", metavar="NAME[=VALUE]", help="Set a variable of envs; without VALUE from yours."),

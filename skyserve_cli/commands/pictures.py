@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from skyserve_cli.output import CommandFailed, WrongUsage, say
+from skyserve_cli.output import CommandFailed, WrongUsage, inform
 
 _SUFFIXES = (".html", ".png")  # those of `sim.report`, which takes a second to import
 
@@ -29,4 +29,4 @@ def draw(option: str, path: Path, write: Callable[[str], None]) -> None:
         write(shlex.join(["serve", *sys.argv[1:]]))
     except OSError as error:
         raise CommandFailed(f"{option} {path}: {error.strerror}") from error
-    say(f"report: {path}")
+    inform(f"report: {path}")

@@ -26,7 +26,7 @@ from skyserve_cli.commands.prices import candidates_table, insist_on_offers, pla
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.reconcile.mappers import requirements_of
 from skyserve_cli.controller.reconcile.planning import first_plan, offer_view
-from skyserve_cli.output import WrongUsage, put, put_json, say
+from skyserve_cli.output import WrongUsage, inform, put, put_json
 from skyserve_cli.spec import ServiceSpec
 from skyserve_cli.text_tables import put_table
 
@@ -153,7 +153,7 @@ def _clouds_of(spec: ServiceSpec) -> Clouds:
     clouds = configured.with_unconfigured(_named_clouds(spec))
     for name in clouds.enabled:
         if name not in configured.enabled:
-            say(
+            inform(
                 f"warning: {name} is not enabled here, so these prices are for comparison only; "
                 f"to use it, add `{name}:` under `clouds` in {here.config}"
             )
@@ -166,7 +166,7 @@ def _put_plan(decided: dict[str, Any], candidates: list[dict[str, Any]], limit: 
     _put_candidates(candidates, MOST_SHOWN if limit is None else limit)
     put(f"Placement: {decided['placement']}. Load balancing: {decided['load_balancing_policy']}.")
     for note in decided["notes"]:
-        say(note)
+        inform(note)
 
 
 def _named_clouds(spec: ServiceSpec) -> list[str]:

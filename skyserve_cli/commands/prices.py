@@ -13,7 +13,16 @@ from skyserve_cli.commands.options import View, home
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.reconcile.mappers import requirements_of
 from skyserve_cli.controller.reconcile.planning import first_plan
-from skyserve_cli.output import CommandFailed, WrongUsage, accelerators, place, plural, saving, say, usd
+from skyserve_cli.output import (
+    CommandFailed,
+    WrongUsage,
+    accelerators,
+    inform,
+    place,
+    plural,
+    saving,
+    usd,
+)
 from skyserve_cli.spec import Loaded, Problem, ServiceSpec, SpecError
 from skyserve_cli.text_tables import Fitted, table
 
@@ -70,10 +79,10 @@ def plan_total(plan: View) -> str:
         cost = usd(sum(agent["price_usd_hour"] for agent in agents))
         regions = sorted({f"{agent['cloud']}/{agent['region']}" for agent in agents})
         said += f"; {plural(len(agents), 'load balancer')} in {', '.join(regions)} for ${cost} more"
-    return " ".join(filter(None, (f"{said}.", beside_cost(plan), spreading_cost(plan))))
+    return " ".join(filter(None, (f"{said}.", extra_cost(plan), spreading_cost(plan))))
 
 
-def beside_cost(plan: View) -> str:
+def extra_cost(plan: View) -> str:
     """Return a sentence if disks and addresses cost something beyond the machines, else nothing."""
     more = plan.get("beside_usd_per_hour", 0.0)  # a controller of an older release does not say
     said = (
@@ -123,7 +132,7 @@ def insist_on_offers(plan: View, loaded: Loaded) -> None:
     ]
     if plan["offers"] > 0:
         for problem in problems:
-            say(f"warning: {problem}")
+            inform(f"warning: {problem}")
         return
     if problems:
         raise SpecError(problems)
@@ -133,7 +142,7 @@ def insist_on_offers(plan: View, loaded: Loaded) -> None:
         )
 
 
-def ask(question: str, *, yes: bool) -> None:
+def confirm(question: str, *, yes: bool) -> None:
     """Go on, or raise: WrongUsage without a terminal, CommandFailed where the user says no or presses Ctrl-C."""
     if yes:
         return

@@ -14,9 +14,9 @@ from rich.live import Live
 from skyserve_cli.commands.log_streams import LastLines
 from skyserve_cli.commands.options import View
 from skyserve_cli.commands.sentences import exit_message, live_replicas, timed_out, words
-from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.client import AWAY, ControllerClient, RefusedError
 from skyserve_cli.controller.reconcile.clock import SystemClock
-from skyserve_cli.output import CommandFailed, clock_time, place, say, span
+from skyserve_cli.output import CommandFailed, clock_time, inform, place, span
 from skyserve_cli.state.values import AGENT_WORD
 from skyserve_cli.text_tables import Fitted, console, table
 
@@ -57,7 +57,7 @@ def follow(
                 views = {view["name"]: view for view in client.services(down=True) if view["name"] in names}
                 events = client.events(None, after=after)
                 responded = clock.now()
-            except ControllerDownError:
+            except AWAY:
                 if clock.now() - responded > AWAY_PATIENCE_S:
                     raise
                 time.sleep(POLL_S)
@@ -65,11 +65,11 @@ def follow(
             for event in events:
                 after = event["seq"]
                 if event["service"] in names:
-                    say(story_line(event, with_service=len(names) > 1))
+                    inform(event_line(event, with_service=len(names) > 1))
                     for line in _log_tail(client, event):
-                        say(f"  | {line}")
-            for line in troubles.news(views.values(), clock.now()):
-                say(line)
+                        inform(f"  | {line}")
+            for line in troubles.new_lines(views.values(), clock.now()):
+                inform(line)
             finished = done(views)
             show(list(views.values()), clock.now())
             if finished:
@@ -84,9 +84,9 @@ class Troubles:
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int, str], float] = {}
-        self._told: set[tuple[str, int, str]] = set()
+        self._shown: set[tuple[str, int, str]] = set()
 
-    def news(self, views: Iterable[View], now: float) -> list[str]:
+    def new_lines(self, views: Iterable[View], now: float) -> list[str]:
         """Return a line for each trouble that has lasted; each is shown once."""
         there = {
             (view["name"], agent["id"], agent["trouble"])
@@ -95,12 +95,12 @@ class Troubles:
             if agent["trouble"]
         }
         self._since = {each: self._since.get(each, now) for each in there}
-        news = [each for each in there - self._told if now - self._since[each] >= TROUBLE_LASTS_S]
-        self._told.update(news)
-        return [f"{clock_time(now)}  load balancer {number}  {why}" for _, number, why in sorted(news)]
+        lines = [each for each in there - self._shown if now - self._since[each] >= TROUBLE_LASTS_S]
+        self._shown.update(lines)
+        return [f"{clock_time(now)}  load balancer {number}  {why}" for _, number, why in sorted(lines)]
 
 
-def story_line(event: View, *, with_service: bool) -> str:
+def event_line(event: View, *, with_service: bool) -> str:
     """Return the line of an event.
 
     ``12:13:14  replica 2  probe passed -> READY: …``, or ``12:13:14  replica 2  running setup``
@@ -173,7 +173,7 @@ def log_tail(client: ControllerClient, what: str, lines: int) -> list[str]:
     while True:
         try:
             content, offset = client.log(what, offset=offset)
-        except (RefusedError, ControllerDownError):
+        except (RefusedError, *AWAY):
             return []
         if not content:
             break
@@ -198,7 +198,7 @@ def _live(client: ControllerClient) -> Iterator[Callable[[list[View], float], No
     with Live(console=console(sys.stderr), transient=True, auto_refresh=False) as live:
 
         def show(views: list[View], now: float) -> None:
-            last_lines.want(_log_of(view, r) for view in views for r in live_replicas(view) if _starts(r))
+            last_lines.follow(_log_of(view, r) for view in views for r in live_replicas(view) if _starts(r))
             live.update(progress_table(views, now, last_lines.line), refresh=True)
 
         try:

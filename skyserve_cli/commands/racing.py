@@ -41,11 +41,11 @@ def run_all(
     fractions = [0.0] * len(pieces)
     try:
         with closing(workers.run(work, len(pieces), processes or cores)) as stream, _bar(len(pieces)) as show:
-            for news in stream:
-                if news is not None:
-                    fractions[news.piece] = news.fraction
-                    if news.result is not None:
-                        finished[news.piece] = news.result
+            for progress in stream:
+                if progress is not None:
+                    fractions[progress.piece] = progress.fraction
+                    if progress.result is not None:
+                        finished[progress.piece] = progress.result
                 show(sum(fractions), len(finished))
     except workers.WorkerDied as error:
         window, job = pieces[error.piece]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from skyserve_cli.commands.options import View
 from skyserve_cli.controller.clouds.garbage_collector import Key
-from skyserve_cli.output import say, span, usd
+from skyserve_cli.output import inform, span, usd
 from skyserve_cli.text_tables import Fitted, table
 
 GONE_PATIENCE_S = 300.0  # an instance that is terminated takes a minute or two
@@ -16,7 +16,7 @@ POLL_S = 3.0
 TRIES = 20  # of what may be removed another time: a card that holds an address goes first
 
 
-class Hands(Protocol):
+class OrphanRemover(Protocol):
     """Who does the work."""
 
     def inspect(self, cloud: str) -> View: ...
@@ -26,7 +26,7 @@ class Hands(Protocol):
     def forget(self, cloud: str) -> Sequence[str]: ...
 
 
-def remove_all(hands: Hands, found: Sequence[View]) -> tuple[list[View], list[View]]:
+def remove_all(hands: OrphanRemover, found: Sequence[View]) -> tuple[list[View], list[View]]:
     """Instances first, what they left next, what they shared last. A line as each is gone, or is not."""
     failed: list[View] = []
     removed: list[View] = []
@@ -34,10 +34,10 @@ def remove_all(hands: Hands, found: Sequence[View]) -> tuple[list[View], list[Vi
     def note(orphan: View, why: str) -> None:
         if why:
             failed.append(orphan | {"why": why})
-            say(f"{named(orphan)} is left: {why}")
+            inform(f"{named(orphan)} is left: {why}")
         else:
             removed.append(orphan)
-            say(f"removed {named(orphan)}")
+            inform(f"removed {named(orphan)}")
 
     instances = [orphan for orphan in found if orphan["part"] == "instance"]
     refusals = {key_of(orphan): _insist(hands, orphan) for orphan in instances}
@@ -58,14 +58,14 @@ def remove_all(hands: Hands, found: Sequence[View]) -> tuple[list[View], list[Vi
     return removed, failed
 
 
-def _left(hands: Hands, shared: Sequence[View]) -> set[Key]:
+def _left(hands: OrphanRemover, shared: Sequence[View]) -> set[Key]:
     """Return its remains after something went wrong; all of it, where it is unknown."""
     keys = {key_of(orphan) for orphan in shared}
     listed = {key_of(orphan) for orphan in hands.inspect(shared[0]["cloud"])["orphans"]}
     return keys & listed or keys
 
 
-def _insist(hands: Hands, orphan: View) -> str:
+def _insist(hands: OrphanRemover, orphan: View) -> str:
     """Remove it; why not, if it cannot be."""
     for _ in range(TRIES):
         refusal = hands.remove(orphan)
@@ -75,7 +75,7 @@ def _insist(hands: Hands, orphan: View) -> str:
     return str(refusal["why"])
 
 
-def _await_gone(hands: Hands, instances: Sequence[View]) -> set[Key]:
+def _await_gone(hands: OrphanRemover, instances: Sequence[View]) -> set[Key]:
     """Return the keys of those that the clouds still list in the end."""
     waited = {key_of(orphan): orphan["cloud"] for orphan in instances}
     for _ in range(int(GONE_PATIENCE_S / POLL_S)):

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from skyserve_cli.account.lived import Lived, NothingYetError, lived
+from skyserve_cli.account.service_history import NoHistoryError, ServiceHistory, service_history
 from skyserve_cli.account.view import report_view
 from skyserve_cli.commands import pictures
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Format, OutputFormat, complete_service, controller, find
 from skyserve_cli.controller.reconcile.clock import SystemClock
-from skyserve_cli.output import CommandFailed, date_time, put, put_json, say
-from skyserve_cli.report import history_text as lived_wording
+from skyserve_cli.output import CommandFailed, date_time, inform, put, put_json
+from skyserve_cli.report import history_text
 from skyserve_cli.text_tables import put_table, table
 
 
@@ -47,24 +47,24 @@ def report(
     find(client.services(down=True), name)
     history = client.history(name, since=0.0 if last_s is None else SystemClock().now() - last_s)
     try:
-        account = lived(history)
-    except NothingYetError as error:
+        account = service_history(history)
+    except NoHistoryError as error:
         raise CommandFailed(str(error)) from None
     if history["complete_from"] > history["since"]:
-        say(f"what was before {date_time(history['complete_from'])} is no longer kept one by one")
+        inform(f"what was before {date_time(history['complete_from'])} is no longer kept one by one")
     if output is OutputFormat.JSON:
         put_json(report_view(account, history))
     else:
-        say(lived_wording.setting(account))
-        put_table(table(*lived_wording.totals(account)))
+        inform(history_text.setting(account))
+        put_table(table(*history_text.totals(account)))
         put("")
-        put_table(table(*lived_wording.bought(account)))
-        put(lived_wording.verdict(account))
+        put_table(table(*history_text.bought(account)))
+        put(history_text.verdict(account))
     if out is not None:
         _draw(account, out)
 
 
-def _draw(account: Lived, path: Path) -> None:
+def _draw(account: ServiceHistory, path: Path) -> None:
     from skyserve_cli.report import page as drawn
 
-    pictures.draw("--out", path, lambda command: drawn.write_lived(account, path, command=command))
+    pictures.draw("--out", path, lambda command: drawn.write_history(account, path, command=command))

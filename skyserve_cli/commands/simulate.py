@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +14,10 @@ from skyserve_cli.commands import autoscalers, files, pictures, runs, traffic_op
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Env, EnvFile, Format, OutputFormat, Secret, SecretFile, Set
 from skyserve_cli.commands.racing import run_all
-from skyserve_cli.output import CommandFailed, WrongUsage, plural, put, put_json, say
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put, put_json
 from skyserve_cli.report.export import to_json
-from skyserve_cli.report.text import promises, setting, table_cells, verdict
-from skyserve_cli.sim.results import Simulation
+from skyserve_cli.report.text import availability_sentences, setting, table_cells, verdict
+from skyserve_cli.sim.results import Run, Simulation
 from skyserve_cli.sim.scaling import AUTOSCALERS
 from skyserve_cli.sim.settings import POLICIES, Setting
 from skyserve_cli.sim.summary import summarize
@@ -201,46 +202,31 @@ def simulate(
     serve simulate service.yaml --requests poisson:20 --window 24h -o json
     serve simulate service.yaml --requests trace.csv --autoscaler reactive,predictive,oracle --cold-start 5m
     """
+    load_spec = partial(_spec, file, env, env_file, secret, secret_file, changes)
     if autoscaler:
-        market_only = {"--trace": trace, "--policy": policy, "--window": window}
-        words = autoscalers.Words(
-            autoscaler,
-            attainment,
-            capacity,
-            8.0 if mean_replicas is None else mean_replicas,
-            warm_up,
-            cold_start,
-            requests,
+        mean = 8.0 if mean_replicas is None else mean_replicas
+        words = autoscalers.AutoscalerOptions(
+            autoscaler, attainment, capacity, mean, warm_up, cold_start, requests
         )
-        spec = _spec(file, env, env_file, secret, secret_file, changes)
-        autoscalers.compare(words, spec, runs.seeds(seed), jobs, market_only, report, output)
+        market_only = {"--trace": trace, "--policy": policy, "--window": window}
+        autoscalers.compare(words, load_spec(), runs.seeds(seed), jobs, market_only, report, output)
         return
     if list_policies or list_traces:
         _list(output, policies=list_policies, traces=list_traces)
         return
     pictures.insist_on_writable("--report", report)
-    spec = _spec(file, env, env_file, secret, secret_file, changes)
-    cold_start_s, tick_s = seconds("--cold-start", cold_start), seconds("--tick", tick)
-    if not 1 <= tick_s <= 3600:
-        raise WrongUsage(f"--tick takes a duration from 1s to 1h (got {tick!r})")
+    spec = load_spec()
+    cold_start_s, tick_s = seconds("--cold-start", cold_start), _tick_s(tick)
     market = runs.market(trace, capacity_per_zone, tick_s)
     parts = runs.windows(market, window, cold_start_s)
     ratio, ratio_shown = runs.prices(market, price_ratio)
     targets = runs.wanted_availabilities(spec, availability_target)
-    asked = runs.jobs(
-        runs.wanted_policies(spec, policy),
-        runs.wanted_overprovisions(spec, overprovision),
-        targets,
-        runs.seeds(seed),
-    )
+    policies, margins = runs.wanted_policies(spec, policy), runs.wanted_overprovisions(spec, overprovision)
+    asked = runs.jobs(policies, margins, targets, runs.seeds(seed))
     runs.insist_on_few(len(asked) * len(parts))
+    recorded = runs.arrivals(requests, market.length_s)
     arrivals, traffic = traffic_options.traffic(
-        spec,
-        runs.arrivals(requests, market.length_s),
-        capacity_qps=capacity,
-        mean_replicas=mean_replicas,
-        warm_up=warm_up,
-        tick_s=tick_s,
+        spec, recorded, capacity_qps=capacity, mean_replicas=mean_replicas, warm_up=warm_up, tick_s=tick_s
     )
     common = Setting(
         trace=market,
@@ -252,18 +238,43 @@ def simulate(
         notice_s=runs.notice(notice, tick_s),
         traffic=traffic,
     )
+    _check_requests(common)
+    settings = [replace(common, trace=part) for part in parts]
+    found, interrupted = run_all(settings, asked, jobs, drawn=report is not None)
+    simulation = _simulation(common, ratio_shown, tick_s, found)
+    goals = targets or (runs.DEFAULT_AVAILABILITY,)
+    _show(simulation, market, goals, output)
+    if interrupted:
+        all_runs = plural(len(asked) * len(parts), "run")
+        raise CommandFailed(f"interrupted: {len(found)} of {all_runs} finished", 130)
+    _draw(simulation, report, goals)
+    inform(f"{plural(len(found), 'run')}, {sum(run.cpu_s for run in found):.1f} s of CPU")
+
+
+def _tick_s(tick: str) -> float:
+    tick_s = seconds("--tick", tick)
+    if not 1 <= tick_s <= 3600:
+        raise WrongUsage(f"--tick takes a duration from 1s to 1h (got {tick!r})")
+    return tick_s
+
+
+def _check_requests(common: Setting) -> None:
+    """Raise WrongUsage if the service cannot scale with the requests given; warn if it scales and none are given."""
     if common.spec is not None and common.arrivals is not None:
         runs.insist_on_rates(common.spec)
     if common.spec is not None and common.arrivals is None and common.spec.autoscaling:
         runs.insist_on_some(common.spec)
-        say(f"warning: {common.spec.name} scales with its requests, and none come: --requests says how many")
-    found, interrupted = run_all(
-        [replace(common, trace=part) for part in parts], asked, jobs, drawn=report is not None
-    )
-    simulation = Simulation(
+        inform(
+            f"warning: {common.spec.name} scales with its requests, and none come: --requests says how many"
+        )
+
+
+def _simulation(common: Setting, ratio_shown: float, tick_s: float, found: Sequence[Run]) -> Simulation:
+    market = common.trace
+    return Simulation(
         trace=market.name,
         n_target=common.n_target,
-        cold_start_s=cold_start_s,
+        cold_start_s=common.cold_start_s,
         price_ratio=ratio_shown,
         tick_s=tick_s,
         days=market.length_s / 86400,
@@ -271,15 +282,6 @@ def simulate(
         priced=all(zone.spot_usd_hour is not None for zone in market.zones),
         runs=tuple(found),
     )
-    goals = targets or (runs.DEFAULT_AVAILABILITY,)
-    _show(simulation, market, goals, output)
-    if interrupted:
-        raise CommandFailed(
-            f"interrupted: {len(found)} of {plural(len(asked) * len(parts), 'run')} finished", 130
-        )
-    if report is not None:
-        _draw(simulation, report, goals)
-    say(f"{plural(len(found), 'run')}, {sum(run.cpu_s for run in found):.1f} s of CPU")
 
 
 def _spec(
@@ -309,15 +311,17 @@ def _show(simulation: Simulation, market: Trace, targets: Sequence[float], outpu
         return
     if not rows:
         return
-    say(f"{setting(simulation)}; {market.reading}")
+    inform(f"{setting(simulation)}; {market.reading}")
     put_table(table(*table_cells(rows, priced=simulation.priced)))
     for target in targets:
         put(verdict(rows, target, priced=simulation.priced))
-    for sentence in promises(rows):
+    for sentence in availability_sentences(rows):
         put(sentence)
 
 
-def _draw(simulation: Simulation, path: Path, targets: Sequence[float]) -> None:
+def _draw(simulation: Simulation, path: Path | None, targets: Sequence[float]) -> None:
+    if path is None:
+        return
     from skyserve_cli.report import page as report
 
     pictures.draw(

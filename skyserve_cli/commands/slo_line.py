@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 from skyserve_cli.commands.options import View
 from skyserve_cli.output import span
 
 
+def _replicas(slo: View, rate: str) -> int:
+    """Return how many replicas a rate needs with the headroom, before the limits of the file."""
+    carried = 60.0 * float(slo["capacity_qps"]) / float(slo["headroom"])
+    return max(0, math.ceil(float(slo[rate]) / carried - 1e-9))
+
+
 def slo_line(slo: View) -> str:
-    """Return how the SLO is kept, what is expected, and what the size is computed from."""
+    """Return how the SLO is kept, the expectation, and what the size is computed from."""
     asked = f"{100 * slo['attainment_asked']:g} %"
     if slo["attainment"] is None:
         return f"SLO {asked}: no request has been counted yet"
@@ -18,8 +26,14 @@ def slo_line(slo: View) -> str:
     if slo["requests_per_min"] is None:
         return parts[0]
     start = span(slo["cold_start_s"])
-    ahead = "" if slo["autoscaler"] == "reactive" else f", {slo['forecast_per_min']:.0f} in {start}"
-    parts.append(f"{slo['requests_per_min']:.0f} requests/min{ahead}")
+    needed, rate = (
+        f"needs {_replicas(slo, 'requests_per_min')}",
+        f"{slo['requests_per_min']:.0f} requests/min",
+    )
+    if slo["autoscaler"] != "reactive":
+        needed += f" -> {_replicas(slo, 'forecast_per_min')}"
+        rate += f" -> {slo['forecast_per_min']:.0f} in {start}"
+    parts.append(f"{needed} replicas: {rate}")
     learned = " (learned)" if slo["capacity_learned"] else ""
     parts.append(
         f"headroom {slo['headroom']:.2f}, {slo['capacity_qps']:.3g} requests/s per replica{learned}, a start takes {start}"

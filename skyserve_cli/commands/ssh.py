@@ -165,7 +165,7 @@ def _wait_for(
                 code = process.wait()
                 return code if code >= 0 else 128 - code
     finally:
-        if process.poll() is None:  # we are being ended
+        if process.poll() is None:  # we are being terminated
             process.terminate()
 
 

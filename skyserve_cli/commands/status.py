@@ -16,7 +16,7 @@ from skyserve_cli.commands.options import View, complete_service, controller, fi
 from skyserve_cli.commands.sentences import NO_SERVICE
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.reconcile.clock import SystemClock
-from skyserve_cli.output import CommandFailed, WrongUsage, put, put_json, say, span
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, put, put_json, span
 
 REFRESH_S = 1.0
 
@@ -39,7 +39,7 @@ def status(
     everything: Annotated[
         bool, typer.Option("-a", "--all", help="Also services that are down and replicas that have ended.")
     ] = False,
-    output: Annotated[Shape, typer.Option("-o", "--output", help="How to print the answer.")] = Shape.TABLE,
+    output: Annotated[Shape, typer.Option("-o", "--output", help="Output format.")] = Shape.TABLE,
 ) -> None:
     """Show services, their replicas, and what they cost."""
     if watch and (endpoint or output is Shape.JSON):
@@ -60,7 +60,7 @@ def status(
     elif output is Shape.JSON:
         put_json(services)
     elif not services:
-        say(NO_SERVICE)
+        inform(NO_SERVICE)
     else:
         _put(services, wide=output is Shape.WIDE)
 
@@ -71,10 +71,12 @@ def _warn(client: ControllerClient) -> None:
         health = client.health()
         store, lease = health.get("store", {"ok": True}), health.get("lease", {"leads": True})
         if not lease["leads"]:
-            say(f"this controller stands by: {lease['leader'] or 'no controller'} leads")
+            inform(f"this controller stands by: {lease['leader'] or 'no controller'} leads")
         if not store["ok"]:
             ago = span(max(0.0, SystemClock().now() - store["since"]))
-            say(f"the controller cannot read or write its state ({store['why']}): what follows is {ago} old")
+            inform(
+                f"the controller cannot read or write its state ({store['why']}): what follows is {ago} old"
+            )
 
 
 def _services(client: ControllerClient, names: Sequence[str], everything: bool) -> list[View]:

@@ -23,6 +23,7 @@ from skyserve_cli.text_tables import Fitted, table
 _LESS_OF_SERVICES = ("SAVED", "UPTIME", "$/H", "REPLICAS", "VERSION")
 _LESS_OF_REPLICAS = ("ACCELERATOR", "VERSION", "CAPACITY", "$/H", "AGE", "ZONE")
 _LESS_OF_AGENTS = ("CODE", "$/H", "AGE", "ZONE")
+_LESS_OF_PEERS = ("P90", "TTFT P50", "$ THERE")
 
 
 def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted | Text]:
@@ -32,7 +33,7 @@ def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted |
     shown += [
         Text(printable(f"{view['name']}: {note}"))
         for view in services
-        for note in (*_notes(view), *_promise(view, now))
+        for note in (*_notes(view), *_availability_lines(view, now))
     ]
     shown += [Text(printable(line)) for line in _reach(services)]
     if replicas:
@@ -40,6 +41,9 @@ def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted |
     agents = [(view, agent) for view in services for agent in view["load_balancers"]]
     if agents:
         shown += [Text(), _agent_table(agents, now, wide=wide)]
+    linked = [(view, agent) for view, agent in agents if agent.get("peers")]
+    if linked:
+        shown += [Text(), _peer_table(linked, wide=wide)]
     return shown
 
 
@@ -140,7 +144,7 @@ def _notes(view: View) -> Iterator[str]:
         yield f"{stand_ins(standing_in)}; spot ready: {_ready(view, 'spot')}"
 
 
-def _promise(view: View, now: float) -> Iterator[str]:
+def _availability_lines(view: View, now: float) -> Iterator[str]:
     """Yield what RiskHedge was asked for, and what came of it."""
     kept = view["availability"]
     if kept is None:
@@ -178,6 +182,38 @@ def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool)
         for view, agent in agents
     ]
     return table(columns, rows, drop=() if wide else _LESS_OF_AGENTS, folds=not wide)
+
+
+def _peer_table(agents: Sequence[tuple[View, View]], *, wide: bool) -> Fitted:
+    columns = [
+        "LOAD BALANCER", "#TTFT P50", "#P90", "PEER", "#RTT MS", "#SENT THERE", "#CAME FROM THERE", "#$ THERE",
+        "SERVES",
+    ]  # fmt: skip
+    rows = []
+    for view, agent in agents:
+        serves = ", ".join(
+            [*(agent.get("owned") or ()), *(f"{one} (taken over)" for one in agent.get("taken_over") or ())]
+        )
+        own = [f"{view['name']}/{agent['id']}", *(_ms(agent.get(f"ttft_{one}_s")) for one in ("p50", "p90"))]
+        for peer in agent["peers"]:
+            rtt_ms = peer["rtt_ms"]
+            rows.append(
+                [
+                    *own,
+                    peer["region"] + (" (dead)" if peer.get("dead") else ""),
+                    "-" if rtt_ms is None else f"{rtt_ms:.0f}",
+                    str(peer["forwarded_out"]),
+                    str(peer["forwarded_in"]),
+                    usd(peer.get("egress_usd") or 0.0),
+                    serves,
+                ]
+            )
+            own[1:], serves = ["", ""], ""  # once for each agent
+    return table(columns, rows, drop=() if wide else _LESS_OF_PEERS, folds=not wide)
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.0f} ms"
 
 
 def _with_lease(machine: View, now: float) -> str:

@@ -24,14 +24,14 @@ from skyserve_cli.commands.options import (
     controller,
     home,
 )
-from skyserve_cli.commands.prices import ask, insist_on_offers, listed_plan, plan_table, plan_total
+from skyserve_cli.commands.prices import confirm, insist_on_offers, listed_plan, plan_table, plan_total
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.home import Home
-from skyserve_cli.output import CommandFailed, put, put_json, say
+from skyserve_cli.output import CommandFailed, inform, put, put_json
 from skyserve_cli.spec import Loaded, spec_to_json
-from skyserve_cli.text_tables import say_table
+from skyserve_cli.text_tables import print_table
 
-_NOT_RENTED = frozenset({"local", "ssh"})
+_NOT_RENTED = frozenset({"local", "ssh", "kubernetes"})
 
 
 def up(
@@ -60,7 +60,7 @@ def up(
     name = loaded.spec.name
     client = controller()
     if not dry_run and client.ensure_running():
-        say("controller started")
+        inform("controller started")
     try:
         _insist_on_new(client, name)
         plan = client.plan(spec_to_json(loaded.spec), loaded.secret_values)
@@ -69,14 +69,14 @@ def up(
             raise
         plan = listed_plan(loaded.spec)
     insist_on_offers(plan, loaded)
-    say_table(plan_table(plan))
-    say(f"{name}: {plan_total(plan)}")
+    print_table(plan_table(plan))
+    inform(f"{name}: {plan_total(plan)}")
     if dry_run:
         if output is OutputFormat.JSON:
             put_json(plan)
         return
 
-    ask(f"Bring {name} up?", yes=yes)
+    confirm(f"Bring {name} up?", yes=yes)
     seen = progress.last_event(client)
     client.put(name, spec_to_json(loaded.spec), loaded.secret_values, None)
     hint_at_backup(home(), {launch["cloud"] for launch in plan["launches"]})
@@ -91,7 +91,7 @@ def hint_at_backup(here: Home, clouds: Collection[str]) -> None:
         return
     here.create()
     here.backup_hinted.touch(mode=0o600)
-    say(
+    inform(
         f"machines that are rented can only be found and logged in to with the keys in {here.root}; keep a sealed copy on "
         "another host:\n  serve controller backup FILE --passphrase-file PASSPHRASE"
     )
@@ -139,7 +139,7 @@ def _show(client: ControllerClient, name: str, output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         put_json(view)
         return
-    say(f"{name} answers at:" if view["ready"] else f"{name} will answer at:")
+    inform(f"Endpoint of {name}:" if view["ready"] else f"Endpoint of {name}, once a replica is ready:")
     if view["endpoint_reach"] == "this_machine":
-        say(f"({sentences.ONLY_HERE})")
+        inform(f"({sentences.ONLY_HERE})")
     put(view["endpoint"])

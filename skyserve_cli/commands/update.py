@@ -1,4 +1,4 @@
-"""`serve update`: a new version of a running service, while it goes on answering."""
+"""`serve update`: a new version of a running service, while it goes on serving."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from skyserve_cli.commands.options import (
     controller,
     find,
 )
-from skyserve_cli.commands.prices import ask, insist_on_offers, plan_table, spreading_cost
+from skyserve_cli.commands.prices import confirm, insist_on_offers, plan_table, spreading_cost
 from skyserve_cli.controller.api.client import ControllerClient
-from skyserve_cli.output import CommandFailed, plural, put, put_json, say, span, usd
+from skyserve_cli.output import CommandFailed, inform, plural, put, put_json, span, usd
 from skyserve_cli.spec import ServiceSpec, spec_to_json
 from skyserve_cli.spec.problems import shown
-from skyserve_cli.text_tables import say_table
+from skyserve_cli.text_tables import print_table
 
 
 def update(
@@ -59,7 +59,7 @@ def update(
     )
     spec = loaded.spec
     if loaded.own_name not in (None, name):
-        say(f"warning: name: the file is for service {loaded.own_name}; this updates {name}")
+        inform(f"warning: name: the file is for service {loaded.own_name}; this updates {name}")
     client = controller()
     running = find(client.services(), name)
     if running["status"] in ("SHUTTING_DOWN", "FAILED_CLEANUP"):
@@ -70,32 +70,34 @@ def update(
     insist_on_offers(plan, loaded)
     kept = plan["keeps_replicas"]
     if plan["nothing_changes"]:
-        say(f"nothing changes: {name} stays at version {running['version']}")
+        inform(f"nothing changes: {name} stays at version {running['version']}")
         if output is OutputFormat.JSON:
             put_json(plan if dry_run else running)
         elif not dry_run:
             put(running["endpoint"])
         return
-    say(_what_changes(running, kept, chosen))
+    inform(_what_changes(running, kept, chosen))
     for change in plan["changes"]:
-        say(f"  {_difference(change)}")
+        inform(f"  {_difference(change)}")
     if not plan["changes"] and not kept:
-        say("  the content of files or the value of a secret")
+        inform("  the content of files or the value of a secret")
     if plan["launches"]:
-        say_table(plan_table(plan))
+        print_table(plan_table(plan))
     for end in plan["ends"]:
-        say(f"replica {end['replica_id']} ends: {end['why']}")
-    say(f"{name}: {plural(plan['replicas'], 'replica')} for ${usd(plan['usd_per_hour'])} per hour afterwards")
+        inform(f"replica {end['replica_id']} ends: {end['why']}")
+    inform(
+        f"{name}: {plural(plan['replicas'], 'replica')} for ${usd(plan['usd_per_hour'])} per hour afterwards"
+    )
     if plan["launches"] and plan["ends"]:
-        say(course_sentence(plan["update"]))
+        inform(course_sentence(plan["update"]))
     if spread := spreading_cost(plan):
-        say(spread)
+        inform(spread)
     if dry_run:
         if output is OutputFormat.JSON:
             put_json(plan)
         return
 
-    ask(f"Update {name}?", yes=yes)
+    confirm(f"Update {name}?", yes=yes)
     seen = progress.last_event(client)
     version = client.put(name, spec_to_json(spec), loaded.secret_values, chosen)
     if not no_wait:
@@ -104,7 +106,7 @@ def update(
     if output is OutputFormat.JSON:
         put_json(view)
     else:
-        say(f"{name} is at version {version}" if not no_wait else f"{name} goes to version {version}")
+        inform(f"{name} is at version {version}" if not no_wait else f"{name} goes to version {version}")
         put(view["endpoint"])
 
 

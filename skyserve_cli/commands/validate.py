@@ -10,7 +10,7 @@ import typer
 
 from skyserve_cli.commands import files
 from skyserve_cli.commands.options import Env, EnvFile, Format, OutputFormat, Secret, SecretFile, Set
-from skyserve_cli.output import CommandFailed, WrongUsage, put, put_json, say
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, put, put_json
 from skyserve_cli.spec import SpecError, json_schema, spec_to_json
 from skyserve_cli.spec.yaml_tree import key_lines, line_of
 
@@ -59,7 +59,7 @@ def validate(
         raise CommandFailed("\n".join(lines_of_problems), 2) from None
     lines = _lines(file) if loaded.warnings else {}
     for warning in loaded.warnings:
-        say(f"{_place(file, warning.path, lines)}: warning: {warning}")
+        inform(f"{_place(file, warning.path, lines)}: warning: {warning}")
     if output is OutputFormat.JSON:
         warnings = [
             {"path": w.path, "message": w.message, "line": line_of(w.path, lines)} for w in loaded.warnings

@@ -35,7 +35,7 @@ from skyserve_cli.controller.reconcile.evidence import DaemonEvidence
 from skyserve_cli.controller.reconcile.ports import CloudOperation
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas
-from skyserve_cli.controller.reconcile.traffic_book import TrafficBook
+from skyserve_cli.controller.reconcile.traffic_buffer import TrafficBuffer
 from skyserve_cli.controller.secret_box import SecretBox, seal_of
 from skyserve_cli.home import Home
 from skyserve_cli.state.lease import NO_TERM
@@ -106,7 +106,7 @@ class Workers:
         home, clock, wake, clouds = base.home, base.clock, base.woken.set, base.clouds
         reports = EventReports(base.store, clock)
         served = ServedReplicas()
-        self.traffic = TrafficBook()
+        self.traffic = TrafficBuffer()
         self.attention = Attention(loop, clock, base.steady)
         self.regional = RegionalFleet(
             clouds.get,
@@ -132,8 +132,8 @@ class Workers:
             clock,
             wake,
             clouds.poll_s(),
-            tell=reports.closed_region,
-            tell_clock=reports.clock,
+            report=reports.closed_region,
+            report_clock=reports.clock,
             warn=reports.lease,
         )
         self.log_archive = LogArchive(home.log_archive)
@@ -144,7 +144,7 @@ class Workers:
             base.owner,
             base.steady,
             base.leadership.may_terminate,  # closing a rule that another controller needs is as final
-            tell=reports.network_rules,
+            report=reports.network_rules,
         )
 
     def _operation_runner(self, base: Foundation) -> ThreadOperationRunner:
@@ -203,7 +203,7 @@ def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
         done=lambda: home.restored.unlink(True),
     )
     prober, regional = workers.prober, workers.regional
-    heard = (prober, workers.instance_poller, regional)
+    watchers = (prober, workers.instance_poller, regional)
     return Reconciler(
         clock=base.clock,
         store=base.store,
@@ -219,7 +219,7 @@ def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
         names=workers.names,
         firewalls=workers.firewalls,
         adoption=adoption,
-        evidence=DaemonEvidence(workers.attention, prober, workers.fleet, regional, heard).of,
+        evidence=DaemonEvidence(workers.attention, prober, workers.fleet, regional, watchers).of,
         epoch=lambda: base.leadership.epoch,
         targets_ca=base64.b64encode(workers.authority).decode(),
         max_usd_hour=base.config.controller.max_usd_hour,

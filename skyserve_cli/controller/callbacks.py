@@ -27,7 +27,7 @@ from typing import IO, NamedTuple
 from sqlalchemy.exc import SQLAlchemyError
 
 from provisioners.files import write_text
-from provisioners.remote.host_agent.lines import line_with_words
+from provisioners.remote.host_agent.lines import last_text_line
 from skyserve_cli.controller.balancers.agent_process import agent_environment
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.clock import Clock
@@ -75,7 +75,7 @@ class Callbacks(threading.Thread):
         self._specs = specs
         self._clock = clock
         self._position = position
-        self._commands = Commands()
+        self._commands = CommandRunner()
         self._run = self._commands.run if run is None else run
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="callback")
         self._submit = self._pool.submit if submit is None else submit
@@ -234,7 +234,7 @@ def variables_of(event: StoredEvent) -> dict[str, str]:
     }
 
 
-class Commands:
+class CommandRunner:
     """Runs commands as processes; those that run can be killed from another thread."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ, timeout_s: float = TIMEOUT_S) -> None:
@@ -266,7 +266,7 @@ class Commands:
                 return ""
             end = output.seek(0, os.SEEK_END)
             output.seek(max(0, end - OUTPUT_BYTES))
-            said = line_with_words(output.read())
+            said = last_text_line(output.read())
         ended = (
             f"killed (it has {self._timeout_s:g} s)"
             if code in (137, -signal.SIGKILL)

@@ -16,30 +16,33 @@ import logging
 import os
 import secrets
 import signal
+import ssl
 import sys
 import time
 from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from provisioners.files import write_json
-from skyserve_cli.config import ConfigError, load_config
+from skyserve_cli.config import ConfigError, ControllerConfig, ListenConfig, load_config
 from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.http import Api
 from skyserve_cli.controller.api.service import ControllerService
+from skyserve_cli.controller.api.team import Team
 from skyserve_cli.controller.assembly import Foundation, Workers, reconciler_of, service_of
 from skyserve_cli.controller.balancers.agent_reader import AgentReader
 from skyserve_cli.controller.callbacks import Callbacks
 from skyserve_cli.controller.clouds.garbage_collector import Sweeper
 from skyserve_cli.controller.dashboard.endpoint import Dashboard
 from skyserve_cli.controller.gc_pauses import GcPauses
-from skyserve_cli.controller.metrics.endpoint import MetricsEndpoint
+from skyserve_cli.controller.leader_label import leader_label
 from skyserve_cli.controller.notify.watch import NotificationWatch
 from skyserve_cli.controller.persistence.housekeeping import Housekeeper
 from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysError
-from skyserve_cli.controller.persistence.leadership import LeaseKeeper
+from skyserve_cli.controller.persistence.leadership import LeaseRenewer
 from skyserve_cli.controller.persistence.opening import CannotOpenError
 from skyserve_cli.controller.persistence.series_recorder import SeriesRecorder
 from skyserve_cli.controller.reconcile.clock import SteadyClock
@@ -50,15 +53,20 @@ from skyserve_cli.controller.ticker import Ticker
 from skyserve_cli.home import Home, make_private
 from skyserve_cli.state.store import Store
 
+if TYPE_CHECKING:
+    from skyserve_cli.controller.metrics.endpoint import MetricsEndpoint
+
 log = logging.getLogger("skyserve.controller")
 
 TRY_AGAIN_S = 1.0
+#: In the environment of a daemon in the foreground: a service manager, or a container, has the log, too.
+LOG_TO_STDERR = "SKYSERVE_LOG_TO_STDERR"
 #: A full backlog of a Unix socket refuses a connection at once.
 BACKLOG = 1024
 
 
 async def run(home: Home) -> None:
-    """Run until SIGTERM, SIGINT or the API says stop. Raises ConfigError, ForeignKeysError."""
+    """Run until SIGTERM, SIGINT or the API requests a stop. Raises ConfigError, ForeignKeysError."""
     loop = asyncio.get_running_loop()
     config = load_config(home.config)
     stopping = asyncio.Event()
@@ -72,13 +80,18 @@ async def run(home: Home) -> None:
     threads = _Threads(base, workers, reconciler, service, lambda: loop.call_soon_threadsafe(stopping.set))
     threads.start()
     agents = AgentReader(workers.fleet.admin_ports, workers.regional.admin_ports)
-    api = Api(service, home.token(), home.controller_log, stopping.set, agents)
-    page = _page_of(base, api)
+    team = Team(base.store, base.clock)
+    api = Api(service, home.token(), home.controller_log, stopping.set, agents, team)
+    page = _page_of(base, api, team)
     api.opens(page.code)
     api.shows(threads.notifications.view)
     await page.resume()
     site = await _listen(api.app(), home)
-    metrics = _serve_metrics(service, home, config.controller.metrics_port, agents)
+    remote = await _listen_for_others(api.app(is_remote=True), config.controller.listen)
+    metrics = _serve_metrics(service, home, config.controller, agents)
+    label = leader_label(os.environ, lambda: base.leadership.leads)
+    if label is not None:
+        label.start()
     log.info(
         "controller is up pid=%d owner=%s database=%s",
         os.getpid(),
@@ -89,7 +102,11 @@ async def run(home: Home) -> None:
     log.info("controller stops; replicas and load balancers go on")
     home.controller_address.unlink(missing_ok=True)
     home.controller_socket.unlink(missing_ok=True)
+    if label is not None:
+        await asyncio.to_thread(label.stop)
     await site.cleanup()
+    if remote is not None:
+        await remote.cleanup()
     if metrics is not None:
         await metrics.close()
     await page.close()
@@ -135,10 +152,10 @@ class _Threads:
         followers = (self._sweeper, self._housekeeper, self._callbacks, self._recorder)
         notify = (self.notifications,) if base.config.notify else ()
         self.term.threads = (self._ticker, *followers, *notify)
-        self._lease_keeper = LeaseKeeper(base.leadership, self.term.begin, begin_again, self._ticker.turn)
+        self._lease_renewer = LeaseRenewer(base.leadership, self.term.begin, begin_again, self._ticker.turn)
 
     def start(self) -> None:
-        self._lease_keeper.start()
+        self._lease_renewer.start()
 
     async def stop(self) -> None:
         self._callbacks.stop()
@@ -147,7 +164,7 @@ class _Threads:
         await asyncio.to_thread(self._recorder.stop)
         await asyncio.to_thread(self.notifications.stop)
         self._sweeper.stop()
-        await asyncio.to_thread(self._lease_keeper.stop)
+        await asyncio.to_thread(self._lease_renewer.stop)
 
 
 async def _listen(app: web.Application, home: Home) -> web.AppRunner:
@@ -160,7 +177,32 @@ async def _listen(app: web.Application, home: Home) -> web.AppRunner:
     return site
 
 
-def _page_of(base: Foundation, api: Api) -> Dashboard:
+async def _listen_for_others(app: web.Application, listen: ListenConfig | None) -> web.AppRunner | None:
+    """Serve on the configured port. Raises ConfigError if that cannot be done."""
+    if listen is None:
+        return None
+    site = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await site.setup()
+    try:
+        await web.TCPSite(site, listen.host, listen.port, ssl_context=_certificate(listen)).start()
+    except OSError as error:
+        await site.cleanup()
+        raise ConfigError(
+            f"controller.listen: {listen.host}:{listen.port} cannot be opened: {error.strerror or error}"
+        ) from error
+    log.info("the API is served at %s port %d", listen.host, listen.port)
+    return site
+
+
+def _certificate(listen: ListenConfig) -> ssl.SSLContext | None:
+    if listen.certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(listen.certfile, listen.keyfile)
+    return context
+
+
+def _page_of(base: Foundation, api: Api, team: Team) -> Dashboard:
     settings = base.config.dashboard
     reads, acts, sends = api.for_page()
     return Dashboard(
@@ -173,21 +215,24 @@ def _page_of(base: Foundation, api: Api) -> Dashboard:
         port=settings.port,
         actions=settings.actions,
         hosts=settings.hosts,
+        named=team.named,
     )
 
 
 def _serve_metrics(
-    controller_service: ControllerService, home: Home, port: int | None, agents: AgentReader
+    controller_service: ControllerService, home: Home, settings: ControllerConfig, agents: AgentReader
 ) -> MetricsEndpoint | None:
-    if port is None:
+    if settings.metrics_port is None:
         return None
+    from skyserve_cli.controller.metrics.endpoint import MetricsEndpoint  # imports Prometheus's client
+
     metrics = MetricsEndpoint(
         home.metrics_token(),
         controller_service.health,
         lambda: controller_service.services(down=False, ended=False),
         agents,
     )
-    metrics.start(port)
+    metrics.start(settings.metrics_port, settings.metrics_host)
     return metrics
 
 
@@ -204,7 +249,11 @@ def _wait_for_database(why: str) -> None:
 def _log_to(home: Home) -> None:
     handler = RotatingFileHandler(home.controller_log, maxBytes=16 << 20, backupCount=2)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    handlers: list[logging.Handler] = [handler]
+    if LOG_TO_STDERR in os.environ:
+        handlers.append(logging.StreamHandler())
+        handlers[1].setFormatter(handler.formatter)
+    logging.basicConfig(level=logging.INFO, handlers=handlers)
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 

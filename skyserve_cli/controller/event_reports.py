@@ -31,7 +31,7 @@ class EventReports:
         self._store.append_event(EventRecord("RegionClosed", sentence), now=self._clock.now())
 
     def clock(self, sentence: str) -> None:
-        """Record what is known of a cloud's clock."""
+        """Record the offset of a cloud's clock."""
         self._append(EventRecord("clock", sentence))
 
     def lease(self, service: str, replica_id: int, sentence: str) -> None:

@@ -1,7 +1,7 @@
 """Readiness probes: one small task per replica on the daemon's event loop.
 
 A probe that failed while this process had no CPU is void (`attention`). Replicas that pass are probed over connections that
-are kept, every tenth time over a new one, because a kept one says nothing about new clients; all others over new ones.
+are kept, every tenth time over a new one, because a kept one is no evidence about new clients; all others over new ones.
 Replicas that serve clients are probed less often (`served`).
 """
 
@@ -223,7 +223,7 @@ class ReplicaLine:
                     self._kept = connection
                 else:
                     connection.close()
-        return ProbeOutcome(None if status == 200 else f"probe answered {status}", reached=True)
+        return ProbeOutcome(None if status == 200 else f"probe returned {status}", reached=True)
 
     def close(self) -> None:
         if self._kept is not None:

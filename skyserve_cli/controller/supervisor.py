@@ -1,6 +1,6 @@
 """Keeps the daemon alive: a small process that starts it and restarts it when it exits.
 
-Who has a service manager runs `serve controller start --foreground` under it instead. The keeper knows nothing
+Who has a service manager runs `serve controller start --foreground` under it instead. The supervisor knows nothing
 of services, so there is little in it that could fail; should it be killed itself, the daemon keeps running unsupervised.
 
     python -m skyserve_cli.controller.supervisor
@@ -56,7 +56,7 @@ def main() -> int:
     home.create()
     # Shared: two that start at once are no harm, the daemon's own lock lets only one of theirs live. Held so
     # that `serve controller stop` can wait for our end, too.
-    lock = os.open(home.keeper_lock, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(home.supervisor_lock, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_SH)
     stopping = Event()
     running: list[subprocess.Popen[bytes]] = []

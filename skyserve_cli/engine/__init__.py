@@ -1,6 +1,6 @@
 """An LLM engine without a GPU: it serves OpenAI's API and takes the time a real engine would take.
 
-The law of this room: what decides is pure, what touches the world is thin.
+Code that decides is pure; code with sockets and clocks is thin.
 
 - `profiles` (how long an iteration takes on which GPU), `kv` (the prefix cache), `model` (continuous
   batching) and `text` (tokens and the words a request gets) know no clock and no socket: the same

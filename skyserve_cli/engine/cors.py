@@ -12,7 +12,7 @@ from skyserve_cli.engine.errors import error_body
 
 
 class WrongOrigin(ValueError):
-    """An origin that cannot be allowed: the message says which one, and the expected form."""
+    """An origin that cannot be allowed: the message names it, and the expected form."""
 
 
 def cors_for(origins: Sequence[str]) -> Cors | None:

@@ -64,7 +64,7 @@ class Iteration(NamedTuple):
 
 
 class RequestRefused(ValueError):
-    """The engine can never serve this request: its message says why."""
+    """The engine can never serve this request: its message gives the reason."""
 
 
 @dataclass(slots=True)

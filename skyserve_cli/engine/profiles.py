@@ -10,7 +10,7 @@ spends `base` in front of the engine (HTTP, tokenization, scheduling), so withou
 
     TTFT = base + sum of t over the iterations until the prompt is done.
 
-Every parameter says whether it was measured (on that GPU, by the named source), computed (from bandwidth
+Every parameter is marked whether it was measured (on that GPU, by the named source), computed (from bandwidth
 and sizes) or assumed. Trust them in that order: `serve engine --list-profiles` prints them.
 
 Known bias: `t0` is also paid by iterations that only prefill, where a GPU is bound by compute and hides it.

@@ -20,7 +20,7 @@ _LEFT_OUT = frozenset({"steps", "wanted", "cpu_s"})  # long, or different every 
 def to_json(
     simulation: Simulation, rows: Sequence[SummaryRow], targets: Sequence[float], *, capacity: str
 ) -> dict[str, Any]:
-    """`rows` are the runs, summarized; `capacity` says how the trace was read."""
+    """`rows` are the runs, summarized; `capacity` is how the trace was read."""
     return {
         "trace": simulation.trace,
         "n_target": simulation.n_target,

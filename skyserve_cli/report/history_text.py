@@ -1,8 +1,8 @@
-"""What a service lived through, in cells and sentences: the same on the screen, in the page and in the picture."""
+"""The history of a service in cells and sentences: the same on the screen, in the page and in the picture."""
 
 from __future__ import annotations
 
-from skyserve_cli.account.lived import Lived
+from skyserve_cli.account.service_history import ServiceHistory
 from skyserve_cli.output import date_time, plural, span, usd
 
 Table = tuple[list[str], list[list[str]]]  # columns, named as `tables.table` wants them, and rows
@@ -23,26 +23,26 @@ GLOSSARY = (
 )
 
 
-def title(lived: Lived) -> str:
-    return f"What {lived.simulation.trace} has done"
+def title(history: ServiceHistory) -> str:
+    return f"What {history.simulation.trace} has done"
 
 
-def setting(lived: Lived) -> str:
+def setting(history: ServiceHistory) -> str:
     """Return the circumstances, in one line."""
-    simulation, run = lived.simulation, lived.run
-    length = span(lived.counted_to - lived.counted_from)
+    simulation, run = history.simulation, history.run
+    length = span(history.counted_to - history.counted_from)
     wanted = {count for _, count in run.wanted if count} or {run.n_target}
     least, most = min(wanted), max(wanted)
     size = plural(most, "replica") if least == most else f"{least} to {most} replicas"
     return (
         f"{run.label}, {size} wanted, {plural(len(simulation.zones), 'zone')}, cold start {span(simulation.cold_start_s)}, "
-        f"{date_time(lived.counted_from)} to {date_time(lived.counted_to)} ({length})"
+        f"{date_time(history.counted_from)} to {date_time(history.counted_to)} ({length})"
     )
 
 
-def verdict(lived: Lived) -> str:
+def verdict(history: ServiceHistory) -> str:
     """Return how it went, in a sentence."""
-    run = lived.run
+    run = history.run
     said = f"The wanted replicas were ready {run.availability:.2%} of the time, for ${usd(run.usd)}"
     if not run.usd_on_demand:
         return f"{said}."
@@ -50,9 +50,9 @@ def verdict(lived: Lived) -> str:
     return f"{said}: {run.cost_relative:.1%} of ${usd(run.usd_on_demand)} on demand{saved}."
 
 
-def totals(lived: Lived) -> Table:
+def totals(history: ServiceHistory) -> Table:
     """Return one row."""
-    run = lived.run
+    run = history.run
     columns = [
         "#AVAILABLE",
         "#CAPACITY",
@@ -71,14 +71,14 @@ def totals(lived: Lived) -> Table:
         usd(run.usd),
         usd(run.usd_on_demand),
         f"{run.on_demand_cost_share:.1%}",
-        str(lived.preemptions),
-        str(lived.failed_launches),
-        str(lived.crashes),
+        str(history.preemptions),
+        str(history.failed_launches),
+        str(history.crashes),
     ]
     return columns, [cells]
 
 
-def bought(lived: Lived) -> Table:
+def bought(history: ServiceHistory) -> Table:
     """Return a row for each zone and capacity type."""
     columns = [
         "ZONE",
@@ -103,6 +103,6 @@ def bought(lived: Lived) -> Table:
             span(each.hours * 3600),
             usd(each.usd),
         ]
-        for each in lived.bought
+        for each in history.bought
     ]
     return columns, rows

@@ -20,14 +20,14 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure, FigureBase
 
 from provisioners.files import write_bytes
-from skyserve_cli.account.lived import Lived
-from skyserve_cli.report import history_text as lived_wording
+from skyserve_cli.account.service_history import ServiceHistory
+from skyserve_cli.report import history_text
 from skyserve_cli.report.figures import MUTED, STYLE, draw_frontier, draw_spend, draw_timelines
 from skyserve_cli.report.text import (
     GLOSSARY,
     LEVELS,
+    availability_sentences,
     equal_availability,
-    promises,
     setting,
     table_cells,
     verdict,
@@ -114,7 +114,7 @@ class _Document:
 
 
 def write(simulation: Simulation, path: Path, *, command: str, targets: Sequence[float]) -> None:
-    """Write the report; the suffix of `path` says as what. `targets` are the availabilities of interest.
+    """Write the report; the suffix of `path` gives the format. `targets` are the availabilities of interest.
 
     Takes the place of an older file in one step. Raises OSError, and ValueError where there is nothing to show.
     """
@@ -128,7 +128,7 @@ def write(simulation: Simulation, path: Path, *, command: str, targets: Sequence
             setting=setting(simulation),
             verdicts=[
                 *(verdict(rows, target, priced=simulation.priced) for target in targets),
-                *promises(rows),
+                *availability_sentences(rows),
             ],
             tables=[table_cells(rows, priced=simulation.priced)],
             glossary=GLOSSARY,
@@ -142,18 +142,18 @@ def write(simulation: Simulation, path: Path, *, command: str, targets: Sequence
     )
 
 
-def write_lived(lived: Lived, path: Path, *, command: str) -> None:
+def write_history(history: ServiceHistory, path: Path, *, command: str) -> None:
     """The same of what a service lived through. Raises OSError."""
     _write(
         _Document(
-            title=lived_wording.title(lived),
-            setting=lived_wording.setting(lived),
-            verdicts=[lived_wording.verdict(lived)],
-            tables=[lived_wording.totals(lived), lived_wording.bought(lived)],
-            glossary=lived_wording.GLOSSARY,
-            timelines_note=f"{_AREA}. {lived_wording.KNOWN}.",
-            simulation=lived.simulation,
-            runs=lived.simulation.runs,
+            title=history_text.title(history),
+            setting=history_text.setting(history),
+            verdicts=[history_text.verdict(history)],
+            tables=[history_text.totals(history), history_text.bought(history)],
+            glossary=history_text.GLOSSARY,
+            timelines_note=f"{_AREA}. {history_text.KNOWN}.",
+            simulation=history.simulation,
+            runs=history.simulation.runs,
             rows=(),
             command=command,
         ),

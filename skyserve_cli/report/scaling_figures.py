@@ -14,9 +14,9 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from policies.forecast.demand import Floats
 from skyserve_cli.report.figures import INK, MUTED
-from skyserve_cli.sim.foreseen import Foreseen
+from skyserve_cli.sim.forecasts import Forecasts
 from skyserve_cli.sim.results import percent
-from skyserve_cli.sim.scaling import Judged, ScalingTrial
+from skyserve_cli.sim.scaling import Evaluation, ScalingTrial
 
 LEVELS = tuple(round(0.05 * number, 2) for number in range(1, 20))
 BAND = (0.5, 0.9)
@@ -36,7 +36,7 @@ def colour_of(names: Sequence[str], name: str) -> str:
 
 
 def draw_capacity(
-    figure: FigureBase, runs: Sequence[Judged], trial: ScalingTrial, found: Foreseen | None
+    figure: FigureBase, runs: Sequence[Evaluation], trial: ScalingTrial, found: Forecasts | None
 ) -> None:
     """A panel for each autoscaler: demand, what was ready for it, and where the predictive one expected it one cold start before."""
     panels = figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
@@ -59,7 +59,7 @@ def draw_capacity(
     figure.legend(handles=keys, loc="outside upper left", ncols=2, handlelength=1.4)
 
 
-def _capacity(axes: Axes, run: Judged, trial: ScalingTrial, found: Foreseen | None) -> None:
+def _capacity(axes: Axes, run: Evaluation, trial: ScalingTrial, found: Forecasts | None) -> None:
     first, asked, met, ready = run.minutes
     size = max(1, len(asked) // _BINS)
     days = (np.arange(0, len(asked), size)) / _DAY_MIN
@@ -78,7 +78,7 @@ def _capacity(axes: Axes, run: Judged, trial: ScalingTrial, found: Foreseen | No
 
 
 def binned(values: Sequence[float], size: int) -> Floats:
-    """Return the means of `size` values each; the last of what is left."""
+    """Return the means of `size` values each; the last of the remainder."""
     array = np.asarray(values, dtype=np.float64)
     starts = np.arange(0, len(array), size)
     found: Floats = np.add.reduceat(array, starts) / np.diff(np.append(starts, len(array)))
@@ -92,28 +92,28 @@ def days_axis(axes: Axes) -> None:
 # --- attainment against hours -----------------------------------------------------------------------------------
 
 
-def draw_hours(figure: FigureBase, rows: Mapping[str, Sequence[Judged]], asked: float) -> None:
+def draw_hours(figure: FigureBase, rows: Mapping[str, Sequence[Evaluation]], asked: float) -> None:
     """A mark for each autoscaler, small ones for its seeds. Reactive ones with several targets are joined by a line."""
     axes = figure.subplots()
     names = list(rows)
-    floor = min([1 - one.attainment for judged in rows.values() for one in judged if one.attainment < 1.0] or [1e-3]) / 3  # fmt: skip
+    floor = min([1 - one.attainment for evaluations in rows.values() for one in evaluations if one.attainment < 1.0] or [1e-3]) / 3  # fmt: skip
     reactive = sorted(
         (
-            fmean(one.hours_over_ideal for one in judged),
-            max(floor, 1 - fmean(one.attainment for one in judged)),
+            fmean(one.hours_over_ideal for one in evaluations),
+            max(floor, 1 - fmean(one.attainment for one in evaluations)),
         )
-        for name, judged in rows.items()
+        for name, evaluations in rows.items()
         if name.partition(":")[0] == "reactive"
     )
     if len(reactive) > 1:
         axes.plot(*zip(*reactive, strict=True), color=MUTED, linewidth=1.2, zorder=2)
-    for number, (name, judged) in enumerate(rows.items()):
+    for number, (name, evaluations) in enumerate(rows.items()):
         colour = colour_of(names, name)
         hours, late = (
-            [one.hours_over_ideal for one in judged],
-            [max(floor, 1 - one.attainment) for one in judged],
+            [one.hours_over_ideal for one in evaluations],
+            [max(floor, 1 - one.attainment) for one in evaluations],
         )
-        if len(judged) > 1:
+        if len(evaluations) > 1:
             axes.scatter(hours, late, s=9, color=colour, alpha=0.35, linewidths=0, zorder=3)
         axes.scatter([fmean(hours)], [fmean(late)], s=46, color=colour, edgecolors="white", linewidths=0.9, zorder=4)  # fmt: skip
         label = axes.annotate(name, (fmean(hours), fmean(late)), xytext=(6, (4, -11)[number % 2]), textcoords="offset points", fontsize=8.5, color=colour)  # fmt: skip
@@ -134,7 +134,7 @@ def draw_hours(figure: FigureBase, rows: Mapping[str, Sequence[Judged]], asked: 
 # --- how far the forecast can be trusted ------------------------------------------------------------------------
 
 
-def draw_calibration(figure: FigureBase, found: Foreseen) -> None:
+def draw_calibration(figure: FigureBase, found: Forecasts) -> None:
     """Of each quantile, how often what came was below it."""
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color=MUTED, linestyle=(0, (4, 2)), linewidth=1.1)
@@ -150,7 +150,7 @@ def draw_calibration(figure: FigureBase, found: Foreseen) -> None:
 # --- the error budget -------------------------------------------------------------------------------------------
 
 
-def draw_budget(figure: FigureBase, runs: Sequence[Judged], asked: float) -> None:
+def draw_budget(figure: FigureBase, runs: Sequence[Evaluation], asked: float) -> None:
     """Of each autoscaler, the late requests so far over those that the SLO allows in the whole."""
     axes = figure.subplots()
     names = [run.autoscaler for run in runs]
@@ -170,7 +170,7 @@ def draw_budget(figure: FigureBase, runs: Sequence[Judged], asked: float) -> Non
     axes.legend(loc="upper left")
 
 
-def budget_used(run: Judged, asked: float) -> Floats:
+def budget_used(run: Evaluation, asked: float) -> Floats:
     """Return after each minute the late requests so far over all that a share `asked` in time allows; zeros without requests."""
     came, met = (np.asarray(values, dtype=np.float64) for values in (run.minutes.asked, run.minutes.met))
     allowed = (1.0 - asked) * came.sum()

@@ -30,8 +30,8 @@ from skyserve_cli.report.page import (
     svg,
 )
 from skyserve_cli.report.scaling_figures import draw_budget, draw_calibration, draw_capacity, draw_hours
-from skyserve_cli.sim.foreseen import Foreseen
-from skyserve_cli.sim.scaling import Judged, ScalingTrial
+from skyserve_cli.sim.forecasts import Forecasts
+from skyserve_cli.sim.scaling import Evaluation, ScalingTrial
 
 _PANEL_IN, _LEGEND_IN, _FIGURE_IN = 1.7, 0.7, 4.4
 
@@ -58,7 +58,7 @@ _PAGE = """<!DOCTYPE html>
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What is shown. `rows` are the runs of each autoscaler, one per seed; pictures over time show the first, on `trial`.
+    """The contents. `rows` are the runs of each autoscaler, one per seed; pictures over time show the first, on `trial`.
 
     `table` are columns and rows of text. `foreseen` is None where nothing was forecast.
     """
@@ -66,13 +66,13 @@ class Comparison:
     recording: str
     setting: str
     table: tuple[Sequence[str], Sequence[Sequence[str]]]
-    rows: Mapping[str, Sequence[Judged]]
+    rows: Mapping[str, Sequence[Evaluation]]
     trial: ScalingTrial
-    foreseen: Foreseen | None
+    forecasts: Forecasts | None
 
     @property
-    def first(self) -> list[Judged]:
-        return [judged[0] for judged in self.rows.values()]
+    def first(self) -> list[Evaluation]:
+        return [evaluations[0] for evaluations in self.rows.values()]
 
     @property
     def title(self) -> str:
@@ -88,7 +88,7 @@ class _Part:
 
 
 def write(comparison: Comparison, path: Path, *, command: str) -> None:
-    """Write the report; the suffix of `path` says as what. Takes the place of an older file in one step. Raises OSError."""
+    """Write the report; the suffix of `path` gives the format. Takes the place of an older file in one step. Raises OSError."""
     render = _page if path.suffix == ".html" else _picture
     with rc_context(STYLE):
         content = render(comparison, command)
@@ -102,7 +102,7 @@ def _parts(shown: Comparison) -> list[_Part]:
             "Demand and what was ready for it",
             "One seed. Marks at the bottom: more than a tenth of the requests were late.",
             _LEGEND_IN + _PANEL_IN * len(runs),
-            partial(draw_capacity, runs=runs, trial=shown.trial, found=shown.foreseen),
+            partial(draw_capacity, runs=runs, trial=shown.trial, found=shown.forecasts),
         ),
         _Part(
             "Requests in time against replica hours",
@@ -111,13 +111,13 @@ def _parts(shown: Comparison) -> list[_Part]:
             partial(draw_hours, rows=shown.rows, asked=asked),
         ),
     ]
-    if shown.foreseen is not None:
+    if shown.forecasts is not None:
         parts.append(
             _Part(
                 "Calibration of the forecast",
                 "Of the busiest minute one cold start ahead. On the dashed line a quantile is what it says.",
                 _FIGURE_IN,
-                partial(draw_calibration, found=shown.foreseen),
+                partial(draw_calibration, found=shown.forecasts),
             )
         )
     parts.append(

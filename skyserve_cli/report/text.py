@@ -99,7 +99,7 @@ def verdict(rows: Sequence[SummaryRow], availability: float, *, priced: bool) ->
     return f"{said}.{knowing}"
 
 
-def promises(rows: Sequence[SummaryRow]) -> list[str]:
+def availability_sentences(rows: Sequence[SummaryRow]) -> list[str]:
     """Return what each setting that aims was asked for, and what came of it, as sentences."""
     said = []
     for row in rows:

@@ -229,7 +229,7 @@ def _csv_instants(path: Path, rows: Iterable[list[str]], column: int) -> Iterato
 def _csv_counts(
     path: Path, rows: Iterable[list[str]], units_s: Mapping[int, float], counted: int
 ) -> Iterator[tuple[float, float]]:
-    """(seconds, requests) by row. `units_s` says what one is worth in each column that contains the time."""
+    """(seconds, requests) by row. `units_s` is what one is worth in each column that contains the time."""
     for number, row in enumerate(rows, 1):
         try:
             count = _finite(row[counted])

@@ -102,7 +102,7 @@ class TraceMarket:
         self._ended: list[SimulatedInstance] = []
         self._index = {zone.name: index for index, zone in enumerate(trace.zones)}
         self._order = self._rng.sample(range(len(trace.zones)), len(trace.zones))
-        self.news = True  # whether a listing would show anything that the last one did not
+        self.has_changes = True  # whether a listing would show anything that the last one did not
         self._prices = [zone.spot_usd_hour for zone in trace.zones if zone.spot_usd_hour is not None]
         self.prices_move = any(len(prices.ticks) > 1 for prices in self._prices)
 
@@ -133,7 +133,7 @@ class TraceMarket:
         self.launches += 1
         made = SimulatedInstance(f"i-{self.launches}", order, place, self.clock.tick)
         self._machines[order.token] = self.alive[made.id] = made
-        self.news = True
+        self.has_changes = True
         return self._shown(made)
 
     def instances(self, owner: str, service: str | None = None) -> list[Instance]:
@@ -196,7 +196,7 @@ class TraceMarket:
             excess = staying - capacity.at(tick)
             while excess > 0 and (victim := self._victim(place, announced=False)) is not None:
                 victim.doomed = tick
-                self.news = True
+                self.has_changes = True
                 excess -= victim.nodes
             tick = capacity.next_change(tick)
 
@@ -220,7 +220,7 @@ class TraceMarket:
         return sum(machine.nodes for machine in self.alive.values() if machine.place == place)
 
     def is_ready(self, endpoint: str, tick: int) -> bool:
-        """Return whether the instance that lives there had started up by the end of `tick`."""
+        """Return whether the instance there had started up by the end of `tick`."""
         machine = self.alive.get(endpoint.removeprefix("http://").removesuffix(":80"))
         return machine is not None and machine.born + self.start_ticks <= tick
 
@@ -243,7 +243,7 @@ class TraceMarket:
         machine.ended, machine.preempted = self.clock.tick, preempted
         del self.alive[machine.id]
         self._ended.append(machine)
-        self.news = True
+        self.has_changes = True
 
     def _zone(self, zone: ZoneTrace) -> Zone:
         return Zone(CLOUD, zone.region, zone.name)

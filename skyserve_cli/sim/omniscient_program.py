@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 class SolverError(RuntimeError):
-    """HiGHS ended without a plan; the text is its reason."""
+    """HiGHS found no plan; the text is its reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,8 @@ def _served(task: Task, grid: _Grid, n_unknowns: int) -> list[LinearConstraint]:
         (len(counted), n_unknowns),
     )
     ticks = grid.billed[counted].astype(np.float64)
-    promise = _table([np.zeros(len(counted), dtype=np.int64)], [in_service], [ticks], (1, n_unknowns))
-    return [LinearConstraint(table, lb=0), LinearConstraint(promise, lb=task.availability * ticks.sum())]
+    required = _table([np.zeros(len(counted), dtype=np.int64)], [in_service], [ticks], (1, n_unknowns))
+    return [LinearConstraint(table, lb=0), LinearConstraint(required, lb=task.availability * ticks.sum())]
 
 
 def _table(

@@ -172,7 +172,7 @@ class Replay:
         """Return the next tick that may come to anything."""
         clock, market = self._clock, self.market
         following = clock.tick + 1
-        if not self._compressed or market.news or self._fleet.draining or not self._runner.idle:
+        if not self._compressed or market.has_changes or self._fleet.draining or not self._runner.idle:
             return following
         (row,) = self.store.services()
         if any(
@@ -239,7 +239,7 @@ class _Account:
         if not self._steps or self._steps[-1].counts != shown:
             self._steps.append(FleetSample(begin * tick_s, shown))  # type: ignore[arg-type]
         if self._served is not None:
-            self._served.serve(begin, end, ready, judged=begin >= self._first)
+            self._served.serve(begin, end, ready, counted=begin >= self._first)
         if begin < self._first:
             return
         span, hours = end - begin, (end - begin) * tick_s / 3600.0

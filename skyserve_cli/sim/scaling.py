@@ -2,7 +2,7 @@
 
 The scalers are those of the controller (`policies.registry.scaler_for`); the fleet is a plain one, on demand: a replica is
 ready one cold start after its launch, and gone when the scaler wants fewer. They decide once a minute, about what the minutes
-before have shown. `slo_queue` says which requests were in time. Autoscalers are thus judged by what the traffic needed, never
+before have shown. `slo_queue` defines which requests were in time. Autoscalers are thus judged by what the traffic needed, never
 by what they wanted themselves.
 
 The first part of a recording is history: the autoscalers know its demand, and nothing is judged. Hours are those from launch
@@ -58,7 +58,7 @@ class ScalingTrial:
 
 
 class Minutes(NamedTuple):
-    """The judged minutes from `first` on, one number for each: requests, those in time, replicas ready when it ended."""
+    """The judged minutes from `first` on, one number for each: requests, those in time, replicas ready at its end."""
 
     first: int
     asked: array[float]
@@ -67,7 +67,7 @@ class Minutes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Evaluation:
     """What became of the requests.
 
     `attainment` is the share in time, `hours` and `ideal_hours` are replica hours. `sizes` are (minute, replicas wanted),
@@ -126,11 +126,11 @@ class SimulatedFleet:
         self.by_minute.append((asked, met, ready))
         return asked, met
 
-    def judged(self, autoscaler: str, minutes: int, began: float, turn_min: float) -> Judged:
+    def evaluation(self, autoscaler: str, minutes: int, began: float, turn_min: float) -> Evaluation:
         days = minutes / 1440.0
         steps = [(at, size - before) for (_, before), (at, size) in pairwise(self.sizes)]
         turns = sum(a * b < 0 and then - at < turn_min for (at, a), (then, b) in pairwise(steps))
-        return Judged(
+        return Evaluation(
             autoscaler=autoscaler,
             attainment=self.met / self.asked if self.asked else 1.0,
             hours=self.hours,
@@ -162,9 +162,9 @@ def goal_for(autoscaler: str, reactive: ScalingGoal, trial: ScalingTrial) -> Sca
     return replace(reactive, slo=slo)
 
 
-def run(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Judged:
+def run(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Evaluation:
     """Put one autoscaler through the trial. `goal` is that of `goal_for`."""
-    return oracle(trial, goal) if autoscaler == "oracle" else judge(trial, autoscaler, goal)
+    return oracle(trial, goal) if autoscaler == "oracle" else evaluate(trial, autoscaler, goal)
 
 
 class Minute(NamedTuple):
@@ -178,14 +178,14 @@ class Minute(NamedTuple):
     outlook: Outlook | None = None
 
 
-def judge(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Judged:
+def evaluate(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Evaluation:
     """Run the scaler that `goal` requests through the trial; `autoscaler` is only its name."""
     began = time.process_time()
     fleet, memory = first_fleet(trial, goal)
     for _ in decisions(trial, goal, fleet, memory):
         pass
     minutes = len(trial.counts) // STEPS - trial.known_min
-    return fleet.judged(autoscaler, minutes, began, trial.cold_start_s / MINUTE_S)
+    return fleet.evaluation(autoscaler, minutes, began, trial.cold_start_s / MINUTE_S)
 
 
 def decisions(
@@ -197,7 +197,7 @@ def decisions(
     asked = array(
         "d", np.reshape(trial.counts[: minutes * STEPS], (minutes, STEPS)).sum(axis=1).astype(float)
     )
-    met = array("d", asked)  # what is known beforehand was in time
+    met = array("d", asked)  # demand known beforehand was in time
     seen = memoryview(asked).toreadonly()
     served = memoryview(met)
     for number in range(trial.known_min, minutes):
@@ -218,7 +218,7 @@ def decisions(
         yield Minute(number, queued, size.wanted, count, round(met[number]), size.outlook)
 
 
-def oracle(trial: ScalingTrial, goal: ScalingGoal) -> Judged:
+def oracle(trial: ScalingTrial, goal: ScalingGoal) -> Evaluation:
     """Return the fleet of one who knows every request: the least headroom by which the SLO is met."""
     began = time.process_time()
     low, high, found = 0.8, 3.0, None
@@ -234,7 +234,7 @@ def oracle(trial: ScalingTrial, goal: ScalingGoal) -> Judged:
     return found or _with(trial, goal, high, began)
 
 
-def _with(trial: ScalingTrial, goal: ScalingGoal, headroom: float, began: float) -> Judged:
+def _with(trial: ScalingTrial, goal: ScalingGoal, headroom: float, began: float) -> Evaluation:
     """Return the trial with the replicas that each two minutes need, `headroom` times, ready when they begin."""
     minutes = len(trial.counts) // STEPS
     asked = np.reshape(trial.counts[: minutes * STEPS], (minutes, STEPS)).sum(axis=1) / MINUTE_S
@@ -250,7 +250,7 @@ def _with(trial: ScalingTrial, goal: ScalingGoal, headroom: float, began: float)
     fleet.launched_s = [-math.inf] * int(wanted[trial.known_min])
     for number in range(trial.known_min, minutes):
         fleet.minute(number, int(wanted[number]))
-    return fleet.judged("oracle", minutes - trial.known_min, began, trial.cold_start_s / MINUTE_S)
+    return fleet.evaluation("oracle", minutes - trial.known_min, began, trial.cold_start_s / MINUTE_S)
 
 
 def first_fleet(trial: ScalingTrial, goal: ScalingGoal) -> tuple[SimulatedFleet, Json]:

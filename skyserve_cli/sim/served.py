@@ -66,19 +66,19 @@ class ServedRequests:
         """The share of the requests in time; None without any."""
         return self.met / self.asked if self.asked else None
 
-    def serve(self, begin: int, end: int, ready: int, *, judged: bool) -> None:
+    def serve(self, begin: int, end: int, ready: int, *, counted: bool) -> None:
         """Let the ticks from `begin` to before `end` go by with `ready` replicas.
 
         Where they are not `judged`, nothing can be ready yet: their requests count as in time, and for nothing.
         """
         for tick in range(begin, min(end, len(self.counts))):
             count = self.counts[tick]
-            met = self.queue.step(count, ready, self.tick_s) if judged else float(count)
+            met = self.queue.step(count, ready, self.tick_s) if counted else float(count)
             number = _minute_of(tick * self.tick_s)
             minute = self._minutes.setdefault(number, _Minute(ready=ready))
             minute.requests += count
             minute.met += met
-            if judged:
+            if counted:
                 self.asked += count
                 self.met += met
         for old in [

@@ -42,7 +42,7 @@ def bridged(arrivals: Arrivals) -> tuple[Arrivals, int]:
     """Return the recording with its holes bridged by a straight line, and how many bins that were.
 
     A hole is at most 6 h without requests (below 5 % of the mean) between two bins that are busy (a quarter of the mean):
-    there the recording failed or the recorded service did, which says nothing about demand. A slow night is not a hole.
+    there the recording failed or the recorded service did, which is no evidence about demand. A slow night is not a hole.
     """
     at_s = np.asarray(arrivals.at_s)
     rates = np.diff(arrivals.counts) / np.diff(at_s)

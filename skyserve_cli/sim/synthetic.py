@@ -196,7 +196,7 @@ def _step(
         hazard = zone.calm_rate * time_of_day * market.calm.hazard(now_h - zone.since_h)
         by_itself = _happens(hazard, market, rng)
         if by_itself or dragged:
-            _lose(zone, market, rng, now_h)
+            _preempt(zone, market, rng, now_h)
             if by_itself:  # a zone that fails with another takes none with it: no avalanches
                 _drag(zone, zones, market, rng, now_h)
             return
@@ -210,7 +210,7 @@ def _happens(hazard_per_h: float, market: MarketParameters, rng: random.Random) 
     return rng.random() < 1 - math.exp(-hazard_per_h * market.gap_s / 3600)
 
 
-def _lose(zone: _Zone, market: MarketParameters, rng: random.Random, now_h: float) -> None:
+def _preempt(zone: _Zone, market: MarketParameters, rng: random.Random, now_h: float) -> None:
     some_stay = rng.random() < market.partial
     zone.capacity = int(rng.random() * zone.capacity) if some_stay else 0
     zone.since_h = zone.lost_at_h = now_h

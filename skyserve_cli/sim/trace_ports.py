@@ -91,9 +91,9 @@ class ReplayInstancePoller:
         pass
 
     def drain(self) -> list[InstanceListing]:
-        if not self._market.news:
+        if not self._market.has_changes:
             return []
-        self._market.news = False
+        self._market.has_changes = False
         asked_at = self._market.clock.now() - self._market.trace.tick_s
         return [InstanceListing(CLOUD, asked_at, tuple(self._market.instances(self._owner)))]
 

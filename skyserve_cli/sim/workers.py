@@ -30,7 +30,7 @@ class PieceProgress(NamedTuple, Generic[_R]):
 
 
 class WorkerDied(Exception):
-    """A worker ended without a result; what it said is on stderr. `piece` is what it was at."""
+    """A worker exited without a result; what it said is on stderr. `piece` is what it was at."""
 
     def __init__(self, piece: int, exitcode: int | None) -> None:
         super().__init__(f"ended without a result (exit code {exitcode})")

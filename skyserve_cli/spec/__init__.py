@@ -1,6 +1,6 @@
 """The spec: a YAML file in, one frozen `ServiceSpec` (or every reason why not) out.
 
-Law of this room. The file is the user's word: nothing in it is dropped in silence, every mistake is reported at
+Nothing in the file is dropped in silence, every mistake is reported at
 once and by its path in the file, and nothing but `SpecError` comes out of wrong text. Nothing here knows a clock, a
 cloud, a database or the process's own environment; what a file may refer to is passed in. The rest of the product
 sees `model` and never YAML, pydantic or a default. Secrets are in the spec by name; their values stay beside it.

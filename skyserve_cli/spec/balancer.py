@@ -147,6 +147,8 @@ class ApiKeySection(Section):
     """Requests under way at a time, waiting ones included; more get 429. Default: no limit."""
     weight: Annotated[float, _NUMBER, Field(ge=0.001, le=1000, allow_inf_nan=False)] = 1.0
     """Its share of a full queue, relative to others."""
+    residency: Text | None = None
+    """A zone of service.residency, in which its requests are served. Default: anywhere."""
 
 
 class MetricsSection(Section):

@@ -19,6 +19,7 @@ from skyserve_cli.spec.model import (
 )
 from skyserve_cli.spec.placement import placement_of
 from skyserve_cli.spec.regional import regional_agents
+from skyserve_cli.spec.residency import residency_zones
 from skyserve_cli.spec.schema import (
     ProbeSection,
     ReplicaPolicySection,
@@ -55,6 +56,7 @@ def build(
         load_balancing_policy=service.load_balancing_policy,
         load_balancer=load_balancer(service.load_balancer, keys),
         regional=regional_agents(service.load_balancers),
+        residency=residency_zones(service.residency),
         update=UpdateSpec(service.update.mode, service.update.max_surge, service.update.max_unavailable),
         drain_timeout_s=service.drain_timeout_seconds,
         notice_drain_s=service.notice_drain_seconds,

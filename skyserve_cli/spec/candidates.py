@@ -50,7 +50,7 @@ class ParsedAlternatives:
 def expand(resources: ResourcesSection, spot_knob: str | None) -> ParsedAlternatives:
     """`spot_knob` names a key of the replica policy that makes sense with spot replicas only, if one is used."""
     found = ParsedAlternatives()
-    found.problems.extend(_twice_said(resources))
+    found.problems.extend(_duplicates(resources))
     merged = list(_merged(resources, spot_knob, found))
     menu_ordered = any(menu.ordered for _, menu, _ in merged)
     found.ordered = bool(resources.ordered) or menu_ordered
@@ -70,7 +70,7 @@ def expand(resources: ResourcesSection, spot_knob: str | None) -> ParsedAlternat
     return found
 
 
-def _twice_said(resources: ResourcesSection) -> Iterator[Problem]:
+def _duplicates(resources: ResourcesSection) -> Iterator[Problem]:
     for path, section in _sections(resources):
         if section.infra and (section.cloud or section.region or section.zone):
             yield Problem(f"{path}.infra", "says what cloud, region and zone say; use one of the two forms")

@@ -95,7 +95,7 @@ def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _sentences(error: ValidationError) -> Iterator[str]:
-    """Yield what is wrong, by the paths of the JSON; no value, for it may be a secret's."""
+    """Yield the problems, by the paths of the JSON; no value, for it may be a secret's."""
     names = {key: name for name, key in LIMITS.items()}
     for each in error.errors(include_url=False, include_input=False):
         loc = each["loc"]

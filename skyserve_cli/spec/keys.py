@@ -59,6 +59,7 @@ def digests(
                 tokens_per_minute=entry.tokens_per_minute or 0.0,
                 weight=entry.weight,
                 max_concurrent=entry.max_concurrent or 0,
+                residency=entry.residency or "",
             )
         )
     return found

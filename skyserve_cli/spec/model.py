@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from lb.config.cors import Cors
 from lb.config.options import Access, Breaker, Continuation, Limits, MetricsOptions, Pushing, Retries, Session
 from policies.goals import PlacementGoal, ScalingGoal
+from policies.regions.registry import DEFAULT_REGION_POLICY
+from policies.regions.residency import ResidencyZone
 from policies.routing.registry import SERVICE_POLICY
 from skyserve_cli.spec.infra import is_cloud
 from skyserve_cli.spec.references import substitute
@@ -135,7 +137,8 @@ class RegionalAgents:
     """Load balancer agents on machines of their own, `count` in each of `places`.
 
     Without places there is one, beside the controller. `instance_types` are by cloud, "*" standing for all. `port` None:
-    one of the machine's choice.
+    one of the machine's choice. `spill` is a policy of `policies.regions.registry`. `usd_per_second` is what a second of a user's
+    waiting is worth; None: what traffic between regions costs does not count.
     """
 
     places: tuple[AgentPlace, ...] = ()
@@ -143,6 +146,8 @@ class RegionalAgents:
     instance_types: Pairs = ()
     port: int | None = None
     dns: DnsName | None = None
+    spill: str = DEFAULT_REGION_POLICY
+    usd_per_second: float | None = None
 
     def instance_type(self, cloud: str) -> str | None:
         types = dict(self.instance_types)
@@ -250,6 +255,7 @@ class ServiceSpec:
     load_balancing_policy: str = SERVICE_POLICY
     load_balancer: LoadBalancerSpec = LoadBalancerSpec()
     regional: RegionalAgents = RegionalAgents()
+    residency: tuple[ResidencyZone, ...] = ()
     update: UpdateSpec = UpdateSpec()
     drain_timeout_s: float = 120.0
     notice_drain_s: float = 30.0

@@ -19,7 +19,7 @@ def _given(value: object) -> bool:
 class NotYet:
     """`path` is dotted, without the indices of any_of and ordered, and with * for a path on the replica.
 
-    `meanwhile` says what happens instead. With `clouds` it is so on these only.
+    `meanwhile` is what happens instead. With `clouds` it is so on these only.
     """
 
     path: str
@@ -61,6 +61,7 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("resources.cpus", "machines are taken as they are", clouds=_OWN),
     NotYet("resources.memory", "machines are taken as they are", clouds=_OWN),
     NotYet("resources.disk_size", "the machine's own disk is used", clouds=_OWN),
+    NotYet("resources.disk_size", "a Pod uses the disk of its node", clouds=("kubernetes",)),
     NotYet("resources.disk_tier", "the cloud's default disk is used"),
     NotYet("resources.network_tier", "the cloud's default network is used"),
     NotYet("resources.local_disk", "offers are not filtered by it"),

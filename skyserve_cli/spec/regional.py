@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from skyserve_cli.spec.fields import Port, not_bool, refuse
-from skyserve_cli.spec.infra import cloud_refusal, known_clouds
+from policies.regions.registry import DEFAULT_REGION_POLICY, REGION_POLICIES
+from skyserve_cli.spec.fields import Money, Port, not_bool, one_of, refuse
+from skyserve_cli.spec.infra import KUBERNETES, cloud_of, cloud_refusal, known_clouds
 from skyserve_cli.spec.model import AgentPlace, DnsName, Pairs, RegionalAgents
 from skyserve_cli.spec.section import Section
 
@@ -34,6 +35,12 @@ def _place(value: object, index: int) -> AgentPlace:
     if cloud == "local":
         message = "is this machine; without load_balancers the load balancer stands here"
         raise refuse(message, value, at=(index,))
+    if cloud_of(cloud) == KUBERNETES:
+        if not region or "/" in region or _ANY_CLOUD in region:
+            raise refuse(
+                "must be kubernetes/CONTEXT, a name of clouds.kubernetes.contexts", value, at=(index,)
+            )
+        return AgentPlace(KUBERNETES, region)
     if not slash or not region or "/" in region or _ANY_CLOUD in region:
         raise refuse("must be cloud/region", value, at=(index,))
     refusal = cloud_refusal(cloud, cloud, "")
@@ -79,6 +86,8 @@ InstanceTypes = Annotated[
 ]
 Domain = Annotated[str, PlainValidator(_domain), WithJsonSchema({"type": "string"})]
 Name = Annotated[str, PlainValidator(_name), WithJsonSchema({"type": "string"})]
+_SPILLS = tuple(sorted(REGION_POLICIES))
+Spill = Annotated[str, PlainValidator(one_of(*_SPILLS)), WithJsonSchema({"enum": list(_SPILLS)})]
 AgentCount = Annotated[int, BeforeValidator(not_bool), Field(ge=1, le=16)]
 
 
@@ -98,6 +107,10 @@ class LoadBalancersSection(Section):
     """Machines they stand on, by cloud if there are several. Default: a small one."""
     port: Port | None = None
     """Port they listen on. Default: 8000, or a free one on a host that is shared."""
+    spill: Spill = DEFAULT_REGION_POLICY
+    """When a request is forwarded to another region: one_cost, skywalker, gorgo or local (never)."""
+    usd_per_second: Money | None = None
+    """What a second of waiting is worth: one_cost counts the price of traffic between regions against it. Default: it does not."""
     dns: DnsSection | None = None
     """One name for all of them; clients are led to the nearest region."""
 
@@ -106,7 +119,10 @@ def regional_agents(section: LoadBalancersSection | None) -> RegionalAgents:
     if section is None:
         return RegionalAgents()
     dns = None if section.dns is None else DnsName(section.dns.zone, section.dns.name)
-    return RegionalAgents(section.regions, section.count, section.instance_type or (), section.port, dns)
+    types = section.instance_type or ()
+    return RegionalAgents(
+        section.regions, section.count, types, section.port, dns, section.spill, section.usd_per_second
+    )
 
 
 def is_ambiguous(section: LoadBalancersSection) -> bool:

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 from lb.config.options import CookieMode
 from lb.config.schema import WireError
 from policies.goals import AcceleratorQps
+from skyserve_cli.spec import residency
 from skyserve_cli.spec.candidates import ParsedAlternatives
 from skyserve_cli.spec.check import Sound
 from skyserve_cli.spec.front_door import cors
+from skyserve_cli.spec.infra import KUBERNETES
 from skyserve_cli.spec.model import EVERYWHERE, ResourceChoice, ServiceSpec
 from skyserve_cli.spec.problems import Problem, SpecWarning, shown
 from skyserve_cli.spec.regional import AT, is_ambiguous
@@ -49,6 +51,7 @@ def problems(file: ServiceFile, candidates: ParsedAlternatives, sound: Sound) ->
     yield from _pushing(file.service, sound)
     yield from _cors(file.service, sound)
     yield from _regional(file.service, sound)
+    yield from _residency(file.service, candidates, sound)
     yield from _update(file.service, sound)
     if sound.everywhere("ports"):
         yield from _ports(file.service.ports, candidates)
@@ -104,7 +107,7 @@ def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
 
 
 def _slo(policy: ReplicaPolicySection, sound: Sound) -> Iterator[Problem]:
-    """An SLO says what a target would only guess."""
+    """An SLO fixes what a target would only guess."""
     at = ("service", "replica_policy")
     if not sound(*at, "slo"):
         return
@@ -205,6 +208,16 @@ def _regional(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
         yield Problem(
             f"{AT}.instance_type", f"must be by cloud: regions are on {' and '.join(clouds)}", hint=hint
         )
+
+    if section.dns is not None and any(place.cloud == KUBERNETES for place in section.regions):
+        hint = "leave dns out, and lead a name to the address of the Service that `serve status` shows"
+        yield Problem(f"{AT}.dns", "cannot lead to load balancers in a cluster", hint=hint)
+
+
+def _residency(service: ServiceSection, candidates: ParsedAlternatives, sound: Sound) -> Iterator[Problem]:
+    if sound("service", "residency") and sound("service", "load_balancer", "api_keys"):
+        keys = [key.residency for key in service.load_balancer.api_keys or ()]
+        yield from residency.problems(service.residency, keys, candidates.choices)
 
 
 def _update(service: ServiceSection, sound: Sound) -> Iterator[Problem]:

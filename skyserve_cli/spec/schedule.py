@@ -16,7 +16,7 @@ _MINUTE_S = 60.0
 _STEP = timedelta(minutes=1)
 
 
-class Limits(NamedTuple):
+class SizeLimits(NamedTuple):
     """The size from now on, until `until`."""
 
     least: int
@@ -24,7 +24,7 @@ class Limits(NamedTuple):
     until: float
 
 
-def limits_at(spec: ServiceSpec, now: float) -> Limits:
+def limits_at(spec: ServiceSpec, now: float) -> SizeLimits:
     """Return the limits at `now`. Of entries that overlap the later one in the file counts, key by key."""
     least, most, until = spec.scaling.min_replicas, spec.scaling.max_replicas, math.inf
     for entry in spec.schedule:
@@ -33,7 +33,7 @@ def limits_at(spec: ServiceSpec, now: float) -> Limits:
         if is_active:
             least = least if entry.min_replicas is None else entry.min_replicas
             most = most if entry.max_replicas is None else entry.max_replicas
-    return Limits(least, max(least, most), until)
+    return SizeLimits(least, max(least, most), until)
 
 
 @lru_cache(maxsize=1024)

@@ -1,6 +1,6 @@
 """The sections of a service file. The JSON Schema for editors comes from these classes and nothing else.
 
-A section says which keys exist, of which kind, within which bounds, and their defaults. What several keys mean
+A section defines which keys exist, of which kind, within which bounds, and their defaults. What several keys mean
 together is in `rules` and `candidates`. The text under each key is its description in the JSON Schema; the long
 form, with examples, is `reference.yaml`.
 """
@@ -49,6 +49,7 @@ from skyserve_cli.spec.fields import (
     WindowSeconds,
 )
 from skyserve_cli.spec.regional import LoadBalancersSection
+from skyserve_cli.spec.residency import ResidencySection, ZoneName
 from skyserve_cli.spec.section import Section, Shorthand, Words, word_as
 
 
@@ -190,6 +191,8 @@ class ServiceSection(Section):
     """What the endpoint does with requests, and where it listens."""
     load_balancers: LoadBalancersSection | None = None
     """Load balancers on machines of their own. Default: one, beside the controller."""
+    residency: dict[ZoneName, ResidencySection] = Field(default_factory=dict)
+    """Zones by name: requests of a zone are served in its regions and nowhere else."""
     ports: Port | None = None
     """The main port, when resources.ports opens several."""
     tls: TlsSection | None = None
@@ -213,9 +216,9 @@ class AlternativeSection(Section):
     }
 
     infra: Text | None = None
-    """cloud[/region[/zone]], with * for any. Use this or cloud, region and zone."""
+    """cloud[/region[/zone]], or kubernetes[/context[/namespace[/zone]]], with * for any. Use this or cloud, region and zone."""
     cloud: Text | None = None
-    """local, ssh, aws, gcp or azure."""
+    """local, ssh, aws, gcp, azure or kubernetes."""
     region: Text | None = None
     """Name of a region, as the cloud writes it."""
     zone: Text | None = None

@@ -18,7 +18,7 @@ _NAME = "state-*.db"
 
 
 class NoRoomError(Exception):
-    """The disk is too full for a copy; the text says how full."""
+    """The disk is too full for a copy; the text has how full."""
 
 
 def copies(folder: Path) -> Sequence[Path]:

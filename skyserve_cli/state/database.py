@@ -38,12 +38,12 @@ class Database:
         migrate: bool = True,
         draw: Callable[[int], str] = random_source.token_hex,
         database_clock: Callable[[], float] | None = None,
-        beside: Database | None = None,
+        shared_with: Database | None = None,
     ) -> None:
         """Raise DatabaseUnusableError.
 
         `migrate` False makes the tables as they are now, without Alembic. `draw` returns unique names: a number
-        of random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in virtual time. `beside` is
+        of random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in virtual time. `shared_with` is
         another store, whose database in memory this one is to share.
         """
         self._draw = draw
@@ -53,10 +53,12 @@ class Database:
         if file is not None and migrate:
             check_file(file)
         in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
-        self._engine: sa.Engine = connected(url, in_memory=in_memory) if beside is None else beside._engine
-        self._is_exclusive = in_memory and beside is None  # no other process can write to it
-        if beside is not None:
-            beside._is_exclusive = False
+        self._engine: sa.Engine = (
+            connected(url, in_memory=in_memory) if shared_with is None else shared_with._engine
+        )
+        self._is_exclusive = in_memory and shared_with is None  # no other process can write to it
+        if shared_with is not None:
+            shared_with._is_exclusive = False
         self._leases = LeaseTable(url.get_backend_name(), database_clock)
         one_photograph = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         self._reader = self._engine.execution_options(**one_photograph)

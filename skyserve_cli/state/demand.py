@@ -47,7 +47,7 @@ def names(c: Connection) -> list[str]:
 
 
 def fold(c: Connection, name: str, now_minute: int) -> int:
-    """Fold the oldest minutes that are due, at most STEP_MINUTES of them, and forget what is too old.
+    """Fold the oldest minutes that are due, at most STEP_MINUTES of them, and delete older ones.
 
     Returns how many rows were removed.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,21 +29,24 @@ def event_rows(service: str, now: float, records: Iterable[EventRecord]) -> list
             "kind": line.kind,
             "state": line.state,
             "message": line.message,
+            "author": line.author,
         }
         for line in records
     ]
 
 
 def read_events(
-    c: Connection, service: str | None, *, after: int, limit: int, newest: bool
+    c: Connection, service: str | Collection[str] | None, *, after: int, limit: int, newest: bool
 ) -> list[StoredEvent]:
     """See `Store.events`."""
     query = sa.select(t.events).where(t.events.c.seq > after)
-    if service is not None:
+    if isinstance(service, str):
         query = query.where(t.events.c.service == service)
+    elif service is not None:
+        query = query.where(t.events.c.service.in_(sorted(service)))
     order = t.events.c.seq.desc() if newest else t.events.c.seq
     rows = c.execute(query.order_by(order).limit(limit)).all()
     return [
-        StoredEvent(r.seq, r.at, r.service, EventRecord(r.kind, r.message, r.replica_id, r.state))
+        StoredEvent(r.seq, r.at, r.service, EventRecord(r.kind, r.message, r.replica_id, r.state, r.author))
         for r in (reversed(rows) if newest else rows)
     ]

@@ -43,6 +43,7 @@ def put_service(
     mode: UpdateMode | None,
     now: float,
     draw: Callable[[int], str],
+    author: str = "",
 ) -> int:
     """See `Store.put_service`. `draw` returns unique names: a number of random bytes, as hexadecimal digits."""
     row = c.execute(sa.select(t.services).where(t.services.c.name == name).with_for_update()).first()
@@ -86,20 +87,21 @@ def put_service(
         )
     )
     verb = "up" if mode is None else f"{mode.value} update"
-    append_events(c, name, now, [EventRecord("goal", f"{verb}: version {version}")])
+    append_events(c, name, now, [EventRecord("goal", f"{verb}: version {version}", author=author)])
     return version
 
 
-def set_down(c: Connection, name: str, *, purge: bool, now: float) -> None:
+def set_down(c: Connection, name: str, *, purge: bool, now: float, author: str = "") -> None:
     """Raise NoSuchServiceError."""
     where = t.services.c.name == name
     if c.execute(sa.select(t.services.c.name).where(where)).first() is None:
         raise NoSuchServiceError(name)
     c.execute(t.services.update().where(where).values(down=True, purge=purge))
-    append_events(c, name, now, [EventRecord("goal", "down, without drain" if purge else "down")])
+    what = "down, without drain" if purge else "down"
+    append_events(c, name, now, [EventRecord("goal", what, author=author)])
 
 
-def kill_replica(c: Connection, name: str, replica_id: int, *, now: float) -> None:
+def kill_replica(c: Connection, name: str, replica_id: int, *, now: float, author: str = "") -> None:
     """Raise NoSuchServiceError, or KeyError if the replica is not alive."""
     live = {replica.id for replica in live_replicas(c, name)}
     named = sa.select(t.services.c.name).where(t.services.c.name == name)
@@ -108,4 +110,4 @@ def kill_replica(c: Connection, name: str, replica_id: int, *, now: float) -> No
     if replica_id not in live:
         raise KeyError(replica_id)
     c.execute(q.UPSERT[t.kills.name, c.dialect.name], [{"service": name, "replica_id": replica_id}])
-    append_events(c, name, now, [EventRecord("goal", "end this replica", replica_id)])
+    append_events(c, name, now, [EventRecord("goal", "end this replica", replica_id, author=author)])

@@ -1,4 +1,4 @@
-"""The lease: a row that says which controller may write, and until when.
+"""The lease: a row that names the controller that may write, and until when.
 
 A term begins with a new `epoch`, which never falls; it is at least the time, so that a database that is new, or was restored
 from a copy, is not behind what its controllers have pushed to load balancers before. Every transaction of a controller first reads the row and goes on only

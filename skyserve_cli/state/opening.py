@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL, Connection
 
 
 class DatabaseUnusableError(Exception):
-    """The database is damaged, or of another release; the text says which of the two, and what was found."""
+    """The database is damaged, or of another release; the text names the case, and what was found."""
 
 
 class DamagedDatabaseError(DatabaseUnusableError):

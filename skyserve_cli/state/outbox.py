@@ -32,7 +32,7 @@ class Alarm(NamedTuple):
     announced: bool
 
 
-#: (service, kind); the service is empty for what is about the controller.
+#: (service, kind); the service is empty for messages about the controller.
 Key = tuple[str, str]
 
 

@@ -19,7 +19,7 @@ class ReadCache:
     def follow(self, count: int, commits: Sequence[Commit]) -> None:
         """Take in what was committed as the change number `count`.
 
-        If another process wrote in between, the photograph stays as it is, and is found out of date.
+        If another process wrote in between, the cache stays as it is, and is found out of date.
         """
         if count != self.count + 1 or any(commit.name not in self.rows for commit in commits):
             return

@@ -60,7 +60,7 @@ def added(samples: Iterable[Sample]) -> Sample:
     return Sample._make((*map(sum, numbers), _added_buckets([each for each in ttft if each])))
 
 
-def beside(samples: Iterable[Sample]) -> Sample:
+def combined(samples: Iterable[Sample]) -> Sample:
     """Return the sample of several agents of one service over the same span: their means of `in_flight` add up."""
     found = [_mean(each) for each in samples if each.polls]
     return added(found)._replace(polls=1) if found else Sample()

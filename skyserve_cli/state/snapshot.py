@@ -1,4 +1,4 @@
-"""What is read of services and their replicas. Every function runs in a transaction of its caller."""
+"""Reads of services and their replicas. Every function runs in a transaction of its caller."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from skyserve_cli.state.codec import replica_from_row
 from skyserve_cli.state.history import read_history
 from skyserve_cli.state.lease import ControllerLease
 from skyserve_cli.state.opening import sqlite_file
-from skyserve_cli.state.outbox import OutboxDatabase
 from skyserve_cli.state.read_cache import ReadCache
 from skyserve_cli.state.samples import Slot
+from skyserve_cli.state.team import TeamDatabase
 from skyserve_cli.state.ticks import PreparedCommits
 from skyserve_cli.state.values import (
     Commit,
@@ -45,7 +45,7 @@ from skyserve_cli.state.values import (
 _LEAST_FREE_BYTES = 256 << 10
 
 
-class Store(OutboxDatabase):
+class Store(TeamDatabase):
     """The verbs over a database: one method is one transaction."""
 
     def __init__(
@@ -55,10 +55,12 @@ class Store(OutboxDatabase):
         migrate: bool = True,
         draw: Callable[[int], str] = random_source.token_hex,
         database_clock: Callable[[], float] | None = None,
-        beside: Store | None = None,
+        shared_with: Store | None = None,
     ) -> None:
         """See `Database`."""
-        super().__init__(url, migrate=migrate, draw=draw, database_clock=database_clock, beside=beside)
+        super().__init__(
+            url, migrate=migrate, draw=draw, database_clock=database_clock, shared_with=shared_with
+        )
         self._read_cache: ReadCache | None = None
         self._lock = threading.Lock()
         self._moving = threading.RLock()
@@ -85,10 +87,11 @@ class Store(OutboxDatabase):
         target: int,
         mode: UpdateMode | None,
         now: float,
+        author: str = "",
     ) -> int:
         """Create the service, or add a version to it; returns the version.
 
-        `target` is how many replicas a new service begins with.
+        `target` is how many replicas a new service begins with, `author` who wants it, for the event log.
 
         `mode` None means "must be new": raises ServiceExistsError if the service is up. A name that is down
         is revived: versions and replica ids go on, so no id is ever used twice; StillGoingDownError as long
@@ -97,31 +100,31 @@ class Store(OutboxDatabase):
         new = goals.NewVersion(spec, replica_hash, sealed_secrets, lb_port, target)
         with self._writing() as c:
             self._bump_revision(c)
-            version = goals.put_service(c, name, new, mode, now, self._draw)
+            version = goals.put_service(c, name, new, mode, now, self._draw, author)
         self.forget()
         return version
 
-    def set_down(self, name: str, *, purge: bool, now: float) -> None:
+    def set_down(self, name: str, *, purge: bool, now: float, author: str = "") -> None:
         """Take the service down; `purge`: without waiting for requests to finish."""
         with self._writing() as c:
             self._bump_revision(c)
-            goals.set_down(c, name, purge=purge, now=now)
+            goals.set_down(c, name, purge=purge, now=now, author=author)
         self.forget()
 
-    def kill_replica(self, name: str, replica_id: int, *, now: float) -> None:
+    def kill_replica(self, name: str, replica_id: int, *, now: float, author: str = "") -> None:
         """End one replica; another will take its place.
 
         Raises NoSuchServiceError, or KeyError if it is not alive.
         """
         with self._writing() as c:
             self._bump_revision(c)
-            goals.kill_replica(c, name, replica_id, now=now)
+            goals.kill_replica(c, name, replica_id, now=now, author=author)
         self.forget()
 
     # --- the reconciler's ---------------------------------------------------------------------------------
 
     def services(self, *, down: bool = False) -> list[ServiceRow]:
-        """Return the photograph: every service that is up or of which something is left (`down`: also the others)."""
+        """Return a snapshot: every service that is up or of which something is left (`down`: also the others)."""
         if self._is_exclusive and self._read_cache is not None and not down:
             return list(self._read_cache.rows.values())
         with self._reader.connect() as c, self._lock:
@@ -215,7 +218,7 @@ class Store(OutboxDatabase):
     def archive_replicas(
         self, *, before: float, keep: int = 200, pause: Callable[[], None] = lambda: None
     ) -> int:
-        """Drop GONE replicas that ended before `before`, but the newest `keep` of each service.
+        """Drop GONE replicas that terminated before `before`, but the newest `keep` of each service.
 
         Their cost is added to the service, so no total changes. Returns how many were dropped. Other writers are served
         while `pause` runs, which is called after each step.
@@ -270,7 +273,7 @@ class Store(OutboxDatabase):
     # --- what load balancers have counted -----------------------------------------------------------------
 
     def put_series(self, at: int, slots: Mapping[str, Slot]) -> None:
-        """Store ten seconds from `at` on (UNIX seconds) for each of these services, and fold what is over."""
+        """Store ten seconds from `at` on (UNIX seconds) for each of these services, and fold finished slots."""
         with self._writing() as c:
             series.write(c, series.RINGS[0].span_s, at, slots)
         for name in slots if at % series.RINGS[1].span_s == 0 else ():
@@ -282,7 +285,7 @@ class Store(OutboxDatabase):
             return series.read(c, name, span_s, since, until)
 
     def fold_series(self, now: float, *, pause: Callable[[], None] = lambda: None) -> None:
-        """Fold what is over, and forget what is too old, of every service. `pause`: as for `fold`."""
+        """Fold finished slots, and delete old ones, of every service. `pause`: as for `fold`."""
         with self._reader.connect() as c:
             known = series.names(c)
         for name in known:
@@ -308,7 +311,7 @@ class Store(OutboxDatabase):
             return snapshot.newest_replicas(c, name, limit)
 
     def recently_ended(self, names: Collection[str], since: float) -> dict[str, list[Replica]]:
-        """Return the replicas of these services that ended after `since`, oldest first, of each service's newest RECENT_REPLICAS.
+        """Return the replicas of these services that terminated after `since`, oldest first, of each service's newest RECENT_REPLICAS.
 
         One query, however many services there are.
         """
@@ -326,7 +329,12 @@ class Store(OutboxDatabase):
             return costs.read_spent(c, now)
 
     def events(
-        self, name: str | None, *, after: int = 0, limit: int = 1000, newest: bool = False
+        self,
+        name: str | Collection[str] | None,
+        *,
+        after: int = 0,
+        limit: int = 1000,
+        newest: bool = False,
     ) -> list[StoredEvent]:
         """Return the event log after `seq` = `after`, oldest first; `newest`: the last `limit` lines instead of the first."""
         with self._reader.connect() as c:
@@ -335,7 +343,7 @@ class Store(OutboxDatabase):
     def history(self, name: str, *, since: float, most: int) -> ServiceHistory:
         """Return the stored past of a service since then.
 
-        Of more than `most` replicas, or ten times as many changes, those are left out that ended, or came, first.
+        Of more than `most` replicas, or ten times as many changes, those are left out that terminated, or came, first.
         """
         with self._reader.connect() as c:
             return read_history(c, name, since, most)

@@ -163,10 +163,28 @@ events = sa.Table(
     sa.Column("kind", sa.String(32), nullable=False),
     sa.Column("state", sa.String(16)),
     sa.Column("message", sa.Text, nullable=False),
+    # Who set the goal (kind "goal"): the name of a token, or "owner".
+    sa.Column("author", sa.String(63), nullable=False, server_default=""),
     sa.Index("ix_events_service_seq", "service", "seq"),
 )
 
-#: Notifications that a destination has not received yet, in order. `message` is what is sent (`controller.notify.message`); no
+#: Who may call the controller's API beside its owner (`state.team`).
+tokens = sa.Table(
+    "tokens",
+    metadata,
+    sa.Column("name", sa.String(63), primary_key=True),
+    # SHA-256 of the token, as hexadecimal digits.
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("role", sa.String(16), nullable=False),
+    # The names of services that it covers; NULL: all.
+    sa.Column("services", sa.JSON(none_as_null=True)),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("created_by", sa.String(63), nullable=False),
+    sa.Column("revoked_at", sa.Float),
+    sa.Index("ix_tokens_digest", "digest", unique=True),
+)
+
+#: Notifications that a destination has not received yet, in order. `message` is the sent message (`controller.notify.message`); no
 #: address and no secret is stored.
 outbox = sa.Table(
     "outbox",

@@ -59,13 +59,14 @@ class EventRecord:
     """One line of the event log.
 
     `replica_id` None: about the service. `state`: the state from now on, the state of the replica or (kind "scale") how
-    many replicas the service wants.
+    many replicas the service wants. `author`: who set the goal (kind "goal").
     """
 
     kind: str
     message: str
     replica_id: int | None = None
     state: str | None = None
+    author: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class ServiceHistory:
 class DemandRow(NamedTuple):
     """What a service was asked for in `minute` (counted since 1970), and what became of it; of ten minutes: their means.
 
-    Tokens and `late` are of requests that ended in the minute. `ready` are the replicas that were.
+    Tokens and `late` are of requests that finished in the minute. `ready` are the replicas that were.
     """
 
     minute: int

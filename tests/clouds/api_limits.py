@@ -1,5 +1,5 @@
-"""How often a cloud lets itself be called, how long its answers take, and how many it is asked for at once: the same for
-every make-believe cloud. Nothing is limited, and nobody waits, unless somebody says so."""
+"""How often a cloud lets itself be called, how long its responses take, and how many it is asked for at once: the same for
+every make-believe cloud. Nothing is limited, and no one waits, unless a test sets a limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 @dataclass
 class Limits:
     """`rates` are token buckets (burst, per second) by groups of calls, of each scope (a region, say) its own. `answer_s`:
-    real seconds, drawn anew for each call."""
+    real seconds, drawn again for each call."""
 
     now: Callable[[], float]
     rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Limits:
 
     @contextmanager
     def call(self, group: str, scope: str = "") -> Iterator[bool]:
-        """Around the answer to a call: whether it is to be answered, or refused for the number of calls."""
+        """Around the response to a call: whether the call is served, or refused for the number of calls."""
         with self._lock:
             self.under_way += 1
             self.most_under_way = max(self.most_under_way, self.under_way)

@@ -51,7 +51,7 @@ class ControllerLife(World):
         self.restart()
 
     def restart(self) -> None:
-        """The controller dies; another begins with the rows alone."""
+        """The controller crashes; another begins with the rows alone."""
         self.events.clear()
         self.listings.clear()
         self.book = OperationsInFlight()
@@ -112,7 +112,7 @@ class ControllerLife(World):
 
 def live_through(subject: RentedSubject, seed: int) -> ControllerLife:
     """A schedule of refusals by seed: one region refuses launches for good, each region may be silent or full for a while,
-    and the controller dies now and then."""
+    and the controller crashes now and then."""
     rng = Random(seed)
     life = ControllerLife(subject, use_spot=rng.random() < 0.5)
     zones = sorted({offer.zone for offer in subject.cloud.offers(requirements_of(life.spec))})

@@ -124,7 +124,7 @@ class MemoryMachines:
         self.after("admit", owner)
 
     def open(self, token: str) -> frozenset[Opening]:
-        """What is open on a machine."""
+        """The open ports of a machine."""
         with self.lock:
             order = self.kept[token].order
             access = self.access.get(order.owner, FirewallAccess(frozenset(order.sources)))
@@ -201,7 +201,7 @@ def order_of(order: LaunchOrder, rank: int) -> MachineOrder:
 
 
 class Trouble:
-    """Raises what it was told to, at the call of that number (from 0), and is quiet after."""
+    """Raises the error it is configured with, at the call of that number (from 0), and is quiet after."""
 
     def __init__(self, at: int, error: Callable[[], BaseException]) -> None:
         self.at = at

@@ -1,4 +1,4 @@
-"""What a fake cloud bills, in virtual time. A rate is a function that tells what is billed per hour now."""
+"""What a fake cloud bills, in virtual time. A rate is a function that returns what is billed per hour now."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The price APIs of the three clouds on loopback: their shapes as documented, a world of prices that a test sets.
 
-Every request is checked; one that the real API would refuse is answered as it would be. `trouble` is what the next
-answers are instead: (HTTP status, headers), in order.
+Every request is checked; one that the real API would refuse is refused here, too. `trouble` is what the next
+responses are instead: (HTTP status, headers), in order.
 """
 
 from __future__ import annotations

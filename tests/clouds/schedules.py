@@ -1,6 +1,6 @@
 """How much trouble each cloud is put through: SKYSERVE_SCHEDULES random schedules, or few enough for every run of the
 tests: of crashes (`test_*_crashes`) and of refusals (`test_refusal_schedules`). With 200 or more of them, a controller that
-cleans up dies at each of its calls, else at every third, and what takes long (`only_long`) runs, too."""
+cleans up crashes at each of its calls, else at every third, and what takes long (`only_long`) runs, too."""
 
 import os
 

@@ -10,6 +10,7 @@ import pytest
 
 from provisioners.contract.subject import Subject
 from tests.clouds.vms import vm_world
+from tests.contract.contract_kubernetes import KubernetesSubject
 from tests.contract.contract_lambda import LambdaSubject
 from tests.contract.contract_rented import AwsSubject, AzureSubject, GcpSubject
 from tests.contract.contract_ssh import Rack, SshSubject, rack_of
@@ -23,6 +24,7 @@ SUBJECTS: dict[str, Callable[[Path], Subject]] = {
     "fake": FakeSubject,
     "fleet": FleetSubject,
     "gcp": GcpSubject,
+    "kubernetes": KubernetesSubject,
     "lambda": LambdaSubject,
     "local": LocalSubject,
 }

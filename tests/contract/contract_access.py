@@ -1,4 +1,4 @@
-"""Clouds whose machines have firewalls: how to order a machine, what is really open on it, and how to die at any call."""
+"""Clouds whose machines have firewalls: how to order a machine, its open ports, and how to crash at any call."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Walled(ABC):
 
     @abstractmethod
     def dies(self, at: int, after: bool, act: Callable[[Machines], object]) -> bool:
-        """Do it with a controller that dies at its call of that number (from 0). Returns False if there was no such call."""
+        """Do it with a controller that crashes at its call of that number (from 0). Returns False if there was no such call."""
 
     @abstractmethod
     def pass_time(self) -> None: ...

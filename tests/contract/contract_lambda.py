@@ -45,7 +45,7 @@ class LambdaSubject(PluginSubject):
     def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
         self.world.room[zone.region, "gpu_1x_h100_sxm5"] = count
 
-    def lose_node(self, token: str, rank: int) -> None:
+    def preempt_node(self, token: str, rank: int) -> None:
         name = machine_token(token, rank)
         (lost,) = [one["id"] for one in self.world.living() if one["name"].startswith(f"{name}.")]
         self.world.set_state(lost, "preempted")

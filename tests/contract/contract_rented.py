@@ -54,7 +54,7 @@ class RentedSubject(MachinesSubject):
     def listed_types(self) -> Catalog:
         return self.catalog.read()
 
-    #: What the cloud says of launches that it refuses in a region: (HTTP status, code, message).
+    #: The responses of the cloud to launches that it refuses in a region: (HTTP status, code, message).
     refusals: ClassVar[tuple[tuple[int, str, str], ...]]
 
     @abstractmethod
@@ -89,7 +89,7 @@ class AwsSubject(RentedSubject):
         instance_type = self.offer(Candidate(use_spot=capacity_type is CapacityType.SPOT)).instance_type
         self.world.room[zone.name, instance_type, market] = max(0, count - taken)
 
-    def lose_node(self, token: str, rank: int) -> None:
+    def preempt_node(self, token: str, rank: int) -> None:
         (instance,) = self.world.live(skyserve_token=machine_token(token, rank))
         self.world.preempt(instance)
 
@@ -170,7 +170,7 @@ class GcpSubject(RentedSubject):
     def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
         self.world.room[zone.name, capacity_type is CapacityType.SPOT] = count
 
-    def lose_node(self, token: str, rank: int) -> None:
+    def preempt_node(self, token: str, rank: int) -> None:
         name = machine_token(token, rank)
         (zone,) = [zone for zone, found in self.world.instances if found == name]
         self.world.preempt(zone, name)
@@ -258,7 +258,7 @@ class AzureSubject(RentedSubject):
         ]
         self.world.room[zone.name, size, is_spot] = max(0, count - len(living))
 
-    def lose_node(self, token: str, rank: int) -> None:
+    def preempt_node(self, token: str, rank: int) -> None:
         self.world.preempt(machine_token(token, rank))
 
     def cut_answers(self) -> None:

@@ -112,14 +112,14 @@ class SshSubject(Subject):
             )
         )
 
-    def lose_node(self, token: str, rank: int) -> None:
-        """Somebody ends the claim by hand."""
+    def preempt_node(self, token: str, rank: int) -> None:
+        """Someone ends the claim by hand."""
         machines = SshMachines(load_pools(self.rack.pools))
         name = machine_token(token, rank)
         (lost,) = [one for one in machines.machines("owner-1") if one.token == name]
         machines.destroy(lost)
 
-    def lose_answer(self, order: LaunchOrder) -> None:
+    def lose_response(self, order: LaunchOrder) -> None:
         self.cutting = True
         with pytest.raises(TransientError):
             self.cloud.launch(order)
@@ -167,7 +167,7 @@ class _Pool(SshProvisioner):
 
 
 class _Line(Shell):
-    """A connection that can break when a claim has been made and its answer is on the way."""
+    """A connection that can break when a claim has been made and its response is on the way."""
 
     def __init__(self, shell: Shell, login: Login, subject: SshSubject) -> None:
         super().__init__(shell._client, login)

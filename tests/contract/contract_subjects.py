@@ -1,4 +1,4 @@
-"""The clouds under the contract: how to make each, how to empty a zone, how to lose an answer.
+"""The clouds under the contract: how to make each, how to empty a zone, how to lose a response.
 
 Here are those that are in memory or on this machine; `contract_rented` has those behind an official SDK, `contract_ssh`
 real hosts.
@@ -37,8 +37,8 @@ class FakeSubject(Subject):
     def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
         self.cloud.set_capacity(zone.name, count, capacity_type)
 
-    def lose_node(self, token: str, rank: int) -> None:
-        self.cloud.lose_node(token, rank)
+    def preempt_node(self, token: str, rank: int) -> None:
+        self.cloud.preempt_node(token, rank)
 
     def warn_node(self, token: str, rank: int) -> None:
         self.cloud.preempt(token, notice_s=1e6)  # its nodes are warned together
@@ -46,7 +46,7 @@ class FakeSubject(Subject):
     def report_notice(self, token: str, rank: int) -> None:
         self.warn_node(token, rank)
 
-    def lose_answer(self, order: LaunchOrder) -> None:
+    def lose_response(self, order: LaunchOrder) -> None:
         self.cloud.fail_next_launch(TransientError("lost", cloud="fake"), after_creation=True)
         with pytest.raises(TransientError):
             self.cloud.launch(order)
@@ -77,14 +77,14 @@ class LocalSubject(Subject):
     def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
         local_controls.set_capacity(self.home, zone.name, count, capacity_type)
 
-    def lose_node(self, token: str, rank: int) -> None:
+    def preempt_node(self, token: str, rank: int) -> None:
         local_controls.preempt(self.home, token, node=rank)
 
     def warn_node(self, token: str, rank: int) -> None:
         local_controls.preempt(self.home, token, notice_s=1e6, node=rank)
 
-    def lose_answer(self, order: LaunchOrder) -> None:
-        """A launcher that dies with the answer in its hands."""
+    def lose_response(self, order: LaunchOrder) -> None:
+        """A launcher that crashes with the response in its hands."""
         launcher = os.fork()
         if launcher == 0:
             try:
@@ -135,7 +135,7 @@ class FleetSubject(Subject):
     def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
         self.machines.room[zone.name, capacity_type] = count
 
-    def lose_node(self, token: str, rank: int) -> None:
+    def preempt_node(self, token: str, rank: int) -> None:
         self.machines.take(machine_token(token, rank))
 
     def warn_node(self, token: str, rank: int) -> None:
@@ -143,9 +143,9 @@ class FleetSubject(Subject):
 
     def report_notice(self, token: str, rank: int) -> None:
         report = HostReport(InstanceState.RUNNING, 8000, preempt_at=self.time + 1e6)
-        self.hosts.tell(machine_token(token, rank), report)
+        self.hosts.set_report(machine_token(token, rank), report)
 
-    def lose_answer(self, order: LaunchOrder) -> None:
+    def lose_response(self, order: LaunchOrder) -> None:
         self.machines.after = Trouble(0, lost)
         with pytest.raises(TransientError):
             self.cloud.launch(order)

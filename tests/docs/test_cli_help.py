@@ -1,4 +1,4 @@
-"""The help tells the truth about itself, and costs nothing."""
+"""The help is true, and costs nothing."""
 
 from __future__ import annotations
 

@@ -13,6 +13,9 @@ from scripts.reference.__main__ import FOLDER, pages
 from scripts.reference.operations import ADMIN, CONTROLLER, Operation
 from skyserve_cli.controller.api.http import Api
 from skyserve_cli.controller.api.service import ControllerService
+from skyserve_cli.controller.api.team import Team
+from skyserve_cli.controller.reconcile.clock import SteadyClock
+from skyserve_cli.state.team import TeamDatabase
 
 PAGES = pages()
 
@@ -43,7 +46,8 @@ class _Service:
 
 
 def test_every_route_of_the_controller_is_described() -> None:
-    api = Api(cast("ControllerService", _Service()), "token", Path("log"), lambda: None)
+    team = Team(cast("TeamDatabase", None), SteadyClock())
+    api = Api(cast("ControllerService", _Service()), "token", Path("log"), lambda: None, team=team)
     assert routes(api.app()) == listed(CONTROLLER)
 
 

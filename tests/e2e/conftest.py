@@ -18,6 +18,7 @@ import pytest
 
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.home import Home
+from tests.integration.sshd import Sshd, serve_script
 
 ROOT = Path(__file__).parents[2]
 COMMAND_PATIENCE_S = 90
@@ -27,7 +28,7 @@ POLLS = 1000
 
 @dataclass(frozen=True)
 class Said:
-    """What a command answered."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -70,7 +71,7 @@ class Serve:
         return said
 
     def view(self, name: str, *flags: str) -> dict[str, Any]:
-        """What `status -o json` says of the service. Without flags that is the controller's own answer: to ask for it here
+        """The service in `status -o json`. Without flags that is the controller's own response: to ask for it here
         costs a hundredth of a command, and this is asked again and again."""
         if not flags:
             with suppress(ControllerDownError):
@@ -108,6 +109,25 @@ class Serve:
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
     yield from living_in(tmp_path)
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[Sshd]:
+    """Another host, which is this one by another way."""
+    host = Sshd(tmp_path / "sshd")
+    host.start()
+    yield host
+    host.stop()
+
+
+def elsewhere(sshd: Sshd, home: Path, program: Path) -> list[str]:
+    """Arguments of `serve controller deploy` and `move` for a home behind that sshd; `program` runs this checkout there."""
+    return [
+        f"ssh/{sshd.url.removeprefix('ssh://')}",
+        *("--home", str(home), "--serve", str(serve_script(program, ROOT))),
+        *("--identity", str(sshd.identity), "--known-hosts", str(sshd.known_hosts)),
+        *("--context", "prod"),
+    ]
 
 
 def living_in(folder: Path) -> Iterator[Serve]:

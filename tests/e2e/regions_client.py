@@ -1,4 +1,4 @@
-"""Somebody who asks all the while."""
+"""A client that sends requests all the time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import urllib.request
 
 
 class Client:
-    """`failed` are the answers that were none, or did not begin as they should."""
+    """`failed` are the requests that failed or whose response did not begin as it should."""
 
     def __init__(self, url: str, expected: bytes) -> None:
         self.url = url
@@ -19,7 +19,7 @@ class Client:
 
     @staticmethod
     def asks(url: str) -> bytes:
-        """One answer; empty if there is none."""
+        """One response; empty if there is none."""
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
                 body: bytes = answer.read()

@@ -19,7 +19,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 @dataclass
 class Answer:
-    """What a client has read. `ids` are those of the stream's chunks; a whole stream has one, and says [DONE]."""
+    """What a client has read. `ids` are those of the stream's chunks; a whole stream has one, and ends with [DONE]."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -41,7 +41,7 @@ class Answer:
 
 
 def ask(url: str, path: str, body: dict[str, Any], answer: Answer) -> None:
-    """Read one stream to its end into `answer`, which others may look at meanwhile."""
+    """Read one stream to its end into `response`, which others may look at meanwhile."""
     place = urlsplit(url)
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=PATIENCE_S)
     try:
@@ -76,7 +76,7 @@ def _read(event: bytes, answer: Answer) -> None:
 
 
 def questions(count: int, tokens: int, tag: str = "") -> list[tuple[str, dict[str, Any]]]:
-    """Half of them chats, half of them completions, each with an answer of its own."""
+    """Half of them chats, half of them completions, each with a response of its own."""
     plain: dict[str, Any] = {
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -95,7 +95,7 @@ def questions(count: int, tokens: int, tag: str = "") -> list[tuple[str, dict[st
 
 @contextmanager
 def streams(url: str, asked: Sequence[tuple[str, dict[str, Any]]], begun: int = 5) -> Iterator[list[Answer]]:
-    """Ask all at once; the block begins when each stream has said `begun` chunks, and is left when all have ended."""
+    """Send all at once; the block begins when each stream has sent `begun` chunks, and is left when all have ended."""
     answers = [Answer() for _ in asked]
     threads = [
         threading.Thread(target=ask, args=(url, path, body, answer), daemon=True)
@@ -111,7 +111,7 @@ def streams(url: str, asked: Sequence[tuple[str, dict[str, Any]]], begun: int = 
 
 
 def round_of(url: str, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[object, ...]]:
-    """What is said when nobody disturbs."""
+    """The undisturbed output."""
     with streams(url, asked) as answers:
         pass
     return [answer.said for answer in answers]

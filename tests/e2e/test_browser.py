@@ -176,7 +176,7 @@ def site() -> Iterator[Site]:
         one.server.server_close()
 
 
-# What is called: each starts an endpoint that serves MODEL to pages of `origin` and accepts KEY.
+# The functions under test: each starts an endpoint that serves MODEL to pages of `origin` and accepts KEY.
 
 
 @contextmanager

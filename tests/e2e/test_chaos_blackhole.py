@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.chaos.blackhole import FAULTS, NAME, measure
-from benchmarks.chaos.harness import Stack, service_yaml
+from benchmarks.chaos.harness import Stack
+from benchmarks.chaos.service_files import service_yaml
 from benchmarks.chaos.traffic import tally
 
 pytestmark = pytest.mark.long

@@ -1,4 +1,4 @@
-"""A controller that is cut off or gets no CPU harms nobody. The long version: benchmarks/chaos/cut_off.py."""
+"""A controller that is cut off or gets no CPU harms no one. The long version: benchmarks/chaos/cut_off.py."""
 
 import pytest
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.chaos import kill_balancer
-from benchmarks.chaos.harness import Stack, service_yaml
+from benchmarks.chaos.harness import Stack
 from benchmarks.chaos.kill_controller import Script, audit, run
+from benchmarks.chaos.service_files import service_yaml
 from benchmarks.chaos.traffic import tally
 
 pytestmark = pytest.mark.long

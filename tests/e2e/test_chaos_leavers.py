@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.chaos.harness import Stack, service_yaml, until
+from benchmarks.chaos.harness import Stack, until
 from benchmarks.chaos.leavers import NAME, WAYS, leave
+from benchmarks.chaos.service_files import service_yaml
 
 pytestmark = pytest.mark.long
 

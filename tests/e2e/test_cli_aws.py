@@ -83,7 +83,7 @@ def cloud(serve: Serve) -> Iterator[Cloud]:
 
 
 class Client:
-    """Asks all the while; `failed` are the answers that were none."""
+    """Sends requests all the time; `failed` are the failed requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -158,7 +158,7 @@ def test_spot_instances_from_up_over_preemptions_and_a_dead_controller_to_down(
     serve.ok("gc", "-y")
     assert cloud.left() == []
 
-    # And all that was removed is made anew, even by one who does not wait.
+    # And all that was removed is made again, even by one who does not wait.
     serve.ok("up", file, "-y", "--name", "web")
     serve.eventually(lambda: len(ready()) == 2)
     serve.ok("down", "--all", "-y")

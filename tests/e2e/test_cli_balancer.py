@@ -40,7 +40,7 @@ def models(url: str, key: str | None = None, policy: str | None = None) -> int:
 
 
 def options(serve: Any) -> dict[str, Any]:
-    """What the load balancer has been told, as it stored it."""
+    """What the load balancer has received, as it stored it."""
     table = json.loads((serve.home / "lb" / "guarded" / "table.json").read_text())
     assert isinstance(table, dict)
     return table

@@ -1,4 +1,4 @@
-"""`serve` on a host whose sshd lets in nobody but by way of a bastion."""
+"""`serve` on a host whose sshd lets in no one but by way of a bastion."""
 
 from __future__ import annotations
 

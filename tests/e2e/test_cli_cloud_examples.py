@@ -151,6 +151,7 @@ def test_it_serves(serve: Any, tmp_path: Path, example: str) -> None:
         data = json.loads(post(f"{url}/v1/embeddings", {"model": "m", "input": ["a", "bc"]}))["data"]
         assert [one["embedding"] for one in data] == [[1.0], [2.0]]
     elif example == "17-web-app-with-cookies":
+        serve.eventually(lambda: is_settled(serve, url))
         seen = [visits(url, 3) for _ in range(12)]
         homes = [texts[0].split()[-1] for texts in seen]
         for home, texts in zip(homes, seen, strict=True):
@@ -167,6 +168,15 @@ def test_it_serves(serve: Any, tmp_path: Path, example: str) -> None:
             "messages": [{"role": "user", "content": "hi"}],
         }
         assert b"data: [DONE]" in post(f"{url}/v1/chat/completions", body)
+
+
+def is_settled(serve: Any, url: str) -> bool:
+    """Return whether the fleet is as it stays: a replica that joins takes a share of the sessions, one that leaves gives its own up."""
+    replicas = serve.view("counter")["replicas"]
+    if [(one["state"], one["capacity_type"]) for one in replicas] != [("READY", "spot")] * 3:
+        return False
+    homes = {visits(url, 1)[0].split()[-1] for _ in range(12)}
+    return homes == {str(one["id"]) for one in replicas}
 
 
 def visits(url: str, times: int) -> list[str]:

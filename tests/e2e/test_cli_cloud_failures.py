@@ -1,4 +1,4 @@
-"""What `serve` says and does when AWS fails it: each failure has one sentence, and the controller the right next step.
+"""The messages and actions of `serve` when AWS fails it: each failure has one sentence, and the controller the right next step.
 
 One account, one home and one controller for all rows. Most rows need no machine that boots, and trouble us-east-1 alone;
 what takes longer comes up in us-east-2 meanwhile, which no row troubles: a quota that is used up closes its region for
@@ -162,7 +162,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 
 @pytest.fixture(scope="module")
 def slow(ground: Ground) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """What takes as long as machines take to boot three times, begun before anything else."""
+    """What takes as long as machines take to boot three times, started before anything else."""
     place = {"resources": only_in(CALM)}
     (ground.folder / "weights").mkdir()
     (ground.folder / "weights" / "model.bin").write_bytes(os.urandom(40 << 20))
@@ -326,7 +326,7 @@ def test_a_wrong_image_fails_the_version_at_once(world: Ground) -> None:
     assert (view["status"], view["failed_versions"]) == ("FAILED", [1])
     assert [one["end_reason"] for one in view["replicas"]] == ["REFUSED"]
     asked = [one for one in world.aws.asked("RunInstances")[before:] if one.region == EAST]
-    assert len(asked) == 2  # once more after looking for the image anew, and never again
+    assert len(asked) == 2  # once more after looking for the image again, and never again
 
 
 def test_a_failing_setup_leaves_its_last_lines(

@@ -57,7 +57,7 @@ def test_two_nodes_live_and_die_as_one(serve: Any) -> None:
     story = [json.loads(line) for line in serve.ok("events", "pair", "-o", "json").out.splitlines()]
     assert [line["kind"] for line in story if line["replica_id"] == 1][-2:] == ["NodeLost", "Terminated"]
 
-    # Somebody kills the process of one of the two.
+    # Someone kills the process of one of the two.
     for pid in processes(serve, 2)[1]:
         os.kill(pid, signal.SIGKILL)
     serve.eventually(lambda: ready(serve, 3))

@@ -27,14 +27,14 @@ PARTS = ["instance", "volume", "key-pair", "security-group"]
 
 @dataclass
 class Account:
-    """What is there, and the means to lose something."""
+    """The resources, and the means to lose something."""
 
     world: AwsWorld
     owner: str
     session: boto3.Session
 
     def lose_instance(self, owner: str | None = None) -> str:
-        """A machine that no row tells of."""
+        """A machine that no row knows."""
         machines = AwsMachines(AwsSettings(regions=REGIONS), session=self.session)
         owner = owner or self.owner
         return machines.create(replace(ORDER, owner=owner, token=f"{owner}-chat-7-0a1b2c3d4e")).id
@@ -53,7 +53,7 @@ class Account:
 
 @pytest.fixture
 def account(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    """A home that knows its owner, and an account in which somebody else has a machine and a disk, too."""
+    """A home that knows its owner, and an account in which someone else has a machine and a disk, too."""
     with AwsWorld(time.time).running() as world:
         environment = {
             "AWS_ENDPOINT_URL": world.url,

@@ -1,4 +1,4 @@
-"""What `serve` says and does when the user's own hosts fail it: the next host is asked, and the one at fault is named."""
+"""The messages and actions of `serve` when the user's own hosts fail it: the next host is asked, and the one at fault is named."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         vms["locked"].run("rm /home/me/.ssh/authorized_keys")
         vms["full"].run("cat /dev/zero >/fill 2>/dev/null || true")
         yield Rack(serve, vms, folder)
-        # Who was told to go away does: only then can the hosts at fault be seen again.
+        # A host that is released goes: only then can the hosts at fault be seen again.
         next(program, None)
         assert vms["fine"].run("pgrep -fa '[h]ttp.server' || true") == ""
 
 
 @pytest.fixture(scope="module")
 def told(rack: Rack) -> str:
-    """What `serve up` says on its way to the host that is in order."""
+    """The output of `serve up` on its way to the host that is in order."""
     said = rack.up("web")
     assert said.code == 0, said
     return said.err

@@ -159,7 +159,7 @@ def test_a_service_that_cannot_live_fails_with_its_reason_and_can_be_mended(
 
 
 def test_secrets_reach_the_replica_and_nothing_else(serve: Any, tmp_path: Path) -> None:
-    # By its digest, for `run` is no secret: the service lives only if the replica was given the right word.
+    # By its digest, for `run` is no secret: the service runs only if the replica was given the right word.
     digest = hashlib.sha256(b"swordfish").hexdigest()
     given = 'test "$(printf %s "$PASSWORD" | sha256sum | cut -d" " -f1)" = '
     file = write(tmp_path, f"'{given}{digest} && test $WORD = hello && {ENGINE}'")

@@ -1,4 +1,4 @@
-"""`controller.metrics_port`: what is scraped is what `serve status` shows, also after the controller was killed."""
+"""`controller.metrics_port`: the scraped values equal those of `serve status`, also after the controller was killed."""
 
 from __future__ import annotations
 

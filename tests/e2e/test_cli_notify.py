@@ -119,6 +119,9 @@ def test_no_notification_is_lost_when_receiver_and_controller_are_killed(
         (tmp_path / f"{name}.yaml").write_text(FAILING.format(name=name))
         assert serve("up", tmp_path / f"{name}.yaml", "-y").code == 1
         serve.eventually(lambda name=name: name in waiting(serve.home))
+    serve.eventually(
+        lambda: waiting(serve.home) == ["first", "second"]
+    )  # the commands have run, the receiver's wait
     kill_controller(serve)
     assert waiting(serve.home) == ["first", "second"]
     receiver.start()  # the supervisor starts the controller again

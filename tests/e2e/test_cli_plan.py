@@ -1,4 +1,4 @@
-"""`serve plan` over three clouds without credentials, and what is said where no cloud has what is asked for."""
+"""`serve plan` over three clouds without credentials, and its message where no cloud has an offer."""
 
 from __future__ import annotations
 

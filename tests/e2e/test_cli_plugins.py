@@ -47,7 +47,7 @@ BROKEN = {
 
 
 def install(folder: Path, package: str, entry_points: dict[str, str]) -> None:
-    """As an installer leaves it: what says which entry points there are."""
+    """As an installer leaves it: the file with the entry points."""
     info = folder / f"{package}-0.1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n")

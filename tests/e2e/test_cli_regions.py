@@ -176,7 +176,7 @@ def test_an_agent_in_another_region_from_up_over_every_loss_to_down(
     with Client(endpoint, b"I am use1-az") as client:
         serve.eventually(lambda: client.responded > 20)
 
-        # The controller dies: nobody notices.
+        # The controller crashes: no one notices.
         pid = serve.ok("controller", "status", "-o", "json").json()["pid"]
         os.kill(pid, signal.SIGKILL)
         before = client.responded
@@ -200,7 +200,7 @@ def test_an_agent_in_another_region_from_up_over_every_loss_to_down(
     assert client.failed == []
     assert cloud.agent() is vm
 
-    # The process dies: the keeper starts it again, on the same machine, at the same address.
+    # The process exits: the supervisor starts it again, on the same machine, at the same address.
     vm.run("pkill -9 -f '[-]m lb '")
     serve.eventually(lambda: the_agent(serve) and Client.asks(endpoint))
     assert cloud.agent() is vm

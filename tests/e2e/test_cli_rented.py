@@ -119,7 +119,7 @@ def microsoft(serve: Serve, folder: Path, stack: ExitStack) -> Cloud:
         "PATH": f"{folder / 'bin'}:{serve.environment['PATH']}",
         "AZURE_TOKEN_CREDENTIALS": "AzureCliCredential",
         "REQUESTS_CA_BUNDLE": str(folder / "cert.pem"),
-        "HTTPS_PROXY": "http://127.0.0.1:9",  # nobody: prices are the catalog's
+        "HTTPS_PROXY": "http://127.0.0.1:9",  # not used: prices are the catalog's
         "NO_PROXY": "127.0.0.1",
     }
     section = {"subscription_id": world.subscription, "arm_url": server.url, "regions": ["eastus"]}

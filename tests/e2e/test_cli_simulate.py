@@ -253,7 +253,7 @@ def test_ctrl_c_prints_what_is_finished_and_leaves_no_process(serve: Any) -> Non
 
 
 def _rest(controlling: int) -> str:
-    """What is still to be read from a terminal nobody writes to any more."""
+    """The rest of the output of a terminal no one writes to any more."""
     seen = ""
     try:
         while True:

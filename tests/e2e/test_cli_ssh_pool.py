@@ -100,7 +100,7 @@ def test_a_service_on_two_hosts_from_up_to_down(serve: Serve, rack: dict[str, Vm
     serve.ok("controller", "start")
     before = {one["id"] for one in serve.view("web")["replicas"]}
 
-    # Somebody attends them again: else nobody would notice that one ends.
+    # Someone attends them again: else no one would notice that one ends.
     rack["h1"].run("pkill -f '[h]ttp.server'")
     serve.eventually(
         lambda: {one["id"] for one in serve.view("web")["replicas"]} - before and len(zones()) == 2
@@ -212,7 +212,7 @@ def test_prompts_cross_only_inside_tls_whoever_is_killed(
         assert responds()
         serve.ok("controller", "start")
         serve.eventually(lambda: ready() == 2)
-        for vm in rack.values():  # what is not encrypted is heard
+        for vm in rack.values():  # plain text can be captured
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
                 plain.sendto(b"spoken in clear", (vm.address, 9))
         serve.eventually(lambda: all(b"spoken in clear" in heard for heard in (first, second)))

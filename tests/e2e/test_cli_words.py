@@ -1,4 +1,4 @@
-"""What is said, to whom, and with which exit code; most of it needs no service."""
+"""The messages of commands, where they are printed, and their exit codes; most of it needs no service."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Terminal:
 
     def decline(self) -> int:
         """Ctrl-C at a question, and the exit code. Once more where it does not act: what comes in the instant before
-        Python begins to read the answer is kept from it until there is one."""
+        Python begins to read the response is kept from it until there is one."""
         self.interrupt()
         for _ in range(10):
             try:

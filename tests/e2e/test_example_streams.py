@@ -1,4 +1,4 @@
-"""The lesson of example 9, as its README tells it: every replica is taken away, and not a word is lost."""
+"""The lesson of example 9, as in its README: every replica is taken away, and not a word is lost."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ OLD, NEW = "first-model", "second-model"
 
 
 class Client(threading.Thread):
-    """Asks for one model, again and again, over one connection."""
+    """Requests one model, again and again, over one connection."""
 
     def __init__(self, url: str, model: str) -> None:
         super().__init__(daemon=True)

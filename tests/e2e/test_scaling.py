@@ -41,7 +41,7 @@ def get(url: str) -> int:
 
 @contextmanager
 def clients(url: str) -> Iterator[list[int]]:
-    """Requests without a pause, until the end; the answers they got."""
+    """Requests without a pause, until the end; the responses they got."""
     enough, codes = threading.Event(), []
 
     def ask() -> None:

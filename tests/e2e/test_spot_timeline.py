@@ -1,7 +1,7 @@
 """Hours of a spot market in half a minute: all zones have room, one loses it, all lose it, all have it again. The
 long version, on traces: benchmarks/chaos/spot_market.py.
 
-The next step of the timeline comes when the service has answered the last one, so that no machine is too slow.
+The next step of the timeline comes when the service has responded to the last one, so that no machine is too slow.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Timeline:
         play(self.stack, self._file)
 
     def waits_for(self, fits: Any, what: str) -> None:
-        """Until all that lives is ready, and so many of each kind."""
+        """Until every replica is ready, and that many of each kind."""
 
         def is_so() -> bool:
             spot, on_demand, others = fleet(self.stack)
@@ -85,7 +85,7 @@ class Timeline:
         )
 
     def is_well_told(self, traffic: Traffic) -> None:
-        """Nobody was refused, nothing was launched twice, and the report knows of both kinds."""
+        """No one was refused, nothing was launched twice, and the report knows of both kinds."""
         assert tally(traffic.outcomes) == {}
         assert audit(self.stack) == []
         told = json.loads(serve(self.stack, "report", NAME, "-o", "json"))
@@ -136,7 +136,7 @@ def test_a_controller_killed_while_it_falls_back_comes_to_the_same(tmp_path: Pat
 
 @only_long  # the simulator plays this in every run
 def test_risk_hedge_buys_on_demand_what_spot_no_longer_gives(tmp_path: Path) -> None:
-    """It asks lost zones again after two minutes at the earliest; that it goes back then is shown in virtual time
+    """It tries lost zones again after two minutes at the earliest; that it goes back then is shown in virtual time
     (tests/sim)."""
     with Stack() as stack:
         timeline = Timeline(stack, tmp_path, "risk_hedge")

@@ -26,7 +26,7 @@ from tests.integration.postgres_server import PostgresServer, postgres_server
 
 pytestmark = pytest.mark.long
 
-#: How long the state is away: short in a test, longer when somebody measures.
+#: How long the state is away: short in a test, longer when someone measures.
 AWAY_S = float(os.environ.get("SKYSERVE_TEST_AWAY_S", "3"))
 HOME_BYTES = 3 << 20
 
@@ -91,7 +91,7 @@ def insist_on_a_quiet_log(serve: Any) -> None:
 
 
 def insist_on_a_replacement(serve: Any) -> None:
-    """Printed for whoever measures: how long it took from the return of the state."""
+    """Printed for measurements: how long it took from the return of the state."""
     began = time.monotonic()
     serve.eventually(lambda: sorted(ids(serve).values()) == ["READY", "READY"] and max(ids(serve)) >= 3)
     print(f"a lost replica was replaced {time.monotonic() - began:.1f} s after the state was back")

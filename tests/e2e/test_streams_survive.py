@@ -1,4 +1,4 @@
-"""Streams that go on although their replica is taken away: word for word what an undisturbed round says."""
+"""Streams that go on although their replica is taken away: the same text as in an undisturbed round."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.chaos.harness import Stack, service_yaml
+from benchmarks.chaos.harness import Stack
+from benchmarks.chaos.service_files import service_yaml
 from policies.goals import UpdateMode
 from tests.e2e.survivors import questions, round_of, streams
 

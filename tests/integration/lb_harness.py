@@ -67,7 +67,7 @@ Behaviour = Callable[[Seen], Awaitable[None]]
 
 
 class ToyTarget:
-    """An HTTP/1.1 server that does to each request what `behave` says; the health path answers unless frozen."""
+    """An HTTP/1.1 server that handles each request with `behave`; the health path responds unless frozen."""
 
     def __init__(self, name: str, behave: Behaviour | None = None) -> None:
         self.name = name
@@ -116,7 +116,7 @@ class ToyTarget:
                     await self.list_models(seen)
                     continue
                 if polled and seen.path != "/health":
-                    await seen.answer(b"", "404 Not Found")  # the agent asks what engine this is
+                    await seen.answer(b"", "404 Not Found")  # the agent detects the engine
                     continue
                 if seen.path == "/health":
                     self.probes += 1
@@ -169,7 +169,7 @@ class RunningAgent:
     def admin(self) -> str:
         return f"http://127.0.0.1:{self.admin_port}"
 
-    async def ask(self, method: str, path: str, **kwargs: Any) -> Any:
+    async def request(self, method: str, path: str, **kwargs: Any) -> Any:
         """The JSON (or text) of an admin call that must succeed."""
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with self.http.request(method, self.admin + path, headers=headers, **kwargs) as response:
@@ -181,7 +181,7 @@ class RunningAgent:
         table = {"service": "default", "revision": revision, "targets": list(targets), **rest}
         for _ in range(100):
             try:
-                return await self.ask("PUT", "/-/targets", json=table)
+                return await self.request("PUT", "/-/targets", json=table)
             except AssertionError as error:
                 if '"retired"' not in str(error):
                     raise
@@ -189,7 +189,7 @@ class RunningAgent:
         raise AssertionError("no successor takes the table")
 
     async def stats(self) -> Any:
-        return await self.ask("GET", "/-/stats?window_s=60")
+        return await self.request("GET", "/-/stats?window_s=60")
 
     async def text(self, path: str = "/", **kwargs: Any) -> tuple[int, str]:
         """Send a request that may be sent again, unless `headers` say otherwise."""

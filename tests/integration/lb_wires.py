@@ -1,7 +1,7 @@
 """The data plane without sockets and without time: real connections, exchanges and pools, between wires.
 
-A `Wire` is a transport whose other end is the test. A `Target` reads what it is sent with h11 and answers in bytes of
-its own; a `Client` sends bytes and reads the answers with h11. So each end has a peer that shares no code with ours.
+A `Wire` is a transport whose other end is the test. A `Target` reads what it is sent with h11 and responds in bytes of
+its own; a `Client` sends bytes and reads the responses with h11. So each end has a peer that shares no code with ours.
 The clock is the loop's, and the loop is never idle: where it would wait it sets its clock forward instead.
 """
 
@@ -222,7 +222,7 @@ Behaviour = Callable[[Seen], Answer]
 
 
 def plainly(body: bytes, *lines: bytes, status: bytes = b"200 OK") -> bytes:
-    """An answer in one piece."""
+    """A response in one piece."""
     head = b"".join(line + b"\r\n" for line in lines)
     return b"HTTP/1.1 %b\r\nContent-Length: %d\r\n%b\r\n%b" % (status, len(body), head, body)
 
@@ -306,7 +306,7 @@ class _WirePools(Pools):
 
 @dataclass
 class Got:
-    """An answer as h11 read it at the client."""
+    """A response as h11 read it at the client."""
 
     status: int
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -337,7 +337,7 @@ class Client:
             await settle()
 
     def answers(self, *methods: bytes) -> list[Got]:
-        """What was sent to the client, read as the answers to these requests, in order; nothing else may be there."""
+        """What was sent to the client, read as the responses to these requests, in order; nothing else may be there."""
         data = self.wire.take()
         got: list[Got] = []
         for method in methods:
@@ -371,14 +371,14 @@ class Client:
                     break
                 else:
                     assert one is None, (one, event)
-                    return got  # no answer (yet)
+                    return got  # no response (yet)
             data = bytes(http.trailing_data[0])
         assert not data, data
         return got
 
 
 class Bench:
-    """A proxy before targets that all do what `behave` says. `peers` are the connections to them, in order."""
+    """A proxy before targets that all handle requests with `behave`. `peers` are the connections to them, in order."""
 
     def __init__(
         self,
@@ -419,7 +419,7 @@ class Bench:
         return Client(self, takes)
 
     def watch(self) -> None:
-        """From now on what is due by the clock happens."""
+        """From now on due operations happen."""
         self._patrol = asyncio.get_running_loop().create_task(Sweep(self.proxy).run())
 
     def check(self) -> None:

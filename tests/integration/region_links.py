@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import load_der_x509_certificate
 
 from lb.config.regions import PeerAgent
-from lb.core.beats import Beat
+from lb.core.beats import Beat, encode
 from lb.core.link_state import LinkState
 from lb.core.peers import RegionReport
 from lb.regions.beat_sender import BeatSender
@@ -42,12 +42,13 @@ class Node:
         self.report = report
         self.peers: dict[str, PeerAgent] = {}
         self.states: dict[str, LinkState] = {}
-        self.heard: list[tuple[str, Beat]] = []
+        self.received: list[tuple[str, Beat]] = []
         self._identity = known
         self.port = PeerPort(known.server(), lambda: self.peers, self._hears, self.requests)
         self.number = 0
         self.forwarded: list[bytes] = []
         self.senders: list[BeatSender] = []
+        self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         self.number = await self.port.open("127.0.0.1", 0)
@@ -58,13 +59,23 @@ class Node:
         self.peers[other] = peer
         state = self.states[other] = LinkState(hash(self.name) % 2**40 + 1)
 
-        def beat(of: LinkState) -> Beat:
-            return of.next_beat(self.report, 0.25, 0, loop.time())
-
-        sender = BeatSender(peer, self._identity.client(BEATS), state, beat, loop.time)
+        sender = BeatSender(peer, self._identity.client(BEATS), state, loop.time, self._beat)
         sender.start()
         self.senders.append(sender)
+        if self._beating is None:
+            self._beating = loop.create_task(self._beats())
         return sender
+
+    def _beat(self, sender: BeatSender) -> None:
+        now = asyncio.get_running_loop().time()
+        sender.send(encode(sender.state.next_beat(self.report, 0.25, 0, now)), now)
+
+    async def _beats(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            for sender in self.senders:
+                if sender.is_open:
+                    self._beat(sender)
 
     def requests(self, peer: PeerAgent) -> asyncio.Protocol:
         node = self
@@ -79,11 +90,13 @@ class Node:
         return Keeps()
 
     def _hears(self, peer: PeerAgent, beat: Beat) -> None:
-        self.states[peer.id].heard(beat, asyncio.get_running_loop().time())
-        self.heard.append((peer.id, beat))
+        self.states[peer.id].receive(beat, asyncio.get_running_loop().time())
+        self.received.append((peer.id, beat))
 
     async def close(self) -> None:
         await self.port.close()
+        if self._beating is not None:
+            self._beating.cancel()
         for sender in self.senders:
             sender.close()
             await sender.closed()

@@ -1,5 +1,5 @@
-"""A controller that dies at any call to AWS, and one that has any trouble in any order: one machine in the end, and none
-that nobody knows."""
+"""A controller that crashes at any call to AWS, and one that has any trouble in any order: one machine in the end, and none
+that no one knows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_killed_at_any_call_of_an_end(bench: AwsBench, after: bool) -> None:
 
 @by_decades
 def test_any_trouble_in_any_order(bench: AwsBench, seeds: range) -> None:
-    """Random schedules, by seed: what EC2 does wrong, when the controller dies, and what it does next."""
+    """Random schedules, by seed: what EC2 does wrong, when the controller crashes, and what it does next."""
     bystander = bench.fresh().create(replace(ORDER, owner="other", token="other-chat-1"))
     for seed in seeds:
         _Schedule(bench, seed).play()
@@ -180,7 +180,7 @@ def _take_down(machines: AwsMachines, owner: str) -> None:
 
 
 def test_a_definite_refusal_after_a_lost_answer_does_not_hide_the_machine(bench: AwsBench) -> None:
-    """The zone fills up between a launch and its lost answer: EC2 knows the token, and that is what counts."""
+    """The zone fills up between a launch and its lost response: EC2 knows the token, and that is what counts."""
     bench.world.room[EAST.name, ORDER.instance_type, "spot"] = 1
     bench.world.cut("RunInstances", after=True)
     machine = bench.fresh().create(ORDER)

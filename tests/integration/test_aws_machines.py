@@ -27,7 +27,7 @@ def on_demand(**changes: Any) -> Any:
     return replace(ORDER, capacity_type=CapacityType.ON_DEMAND, **changes)
 
 
-# What is asked of EC2.
+# The requests to EC2.
 
 
 def test_a_spot_machine_is_one_time_tagged_and_ends_with_all_it_came_with(bench: AwsBench) -> None:

@@ -251,7 +251,7 @@ def test_a_throttling_storm_is_weathered(bench: AwsBench) -> None:
     assert len(refused) < 40  # fewer than one refusal a launch, at half of the rate we were promised
 
 
-# Prices, what is left over, what is shared, and the check-up.
+# Prices, orphaned resources, what is shared, and the check-up.
 
 
 def test_spot_prices_are_the_newest_by_zone_id(bench: AwsBench) -> None:

@@ -1,4 +1,4 @@
-"""The controller dies before and after every call to Azure. In the end there is one machine, or nothing at all."""
+"""The controller crashes before and after every call to Azure. In the end there is one machine, or nothing at all."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def killed_everywhere(
 
 
 def persistently(cloud: AzureMachines, what: MachineOrder, world: World) -> Machine:
-    """As a controller repeats an order: the same one, after the time that it is told, and not for ever."""
+    """As a controller repeats an order: the same one, after the delay that it receives, and not for ever."""
     for _ in range(20):
         try:
             return cloud.create(what)
@@ -162,7 +162,7 @@ FAULTS = [
 
 
 class Story:
-    """A controller that keeps two lists, of what it wants and of what it has given up, and dies now and then."""
+    """A controller that keeps two lists, of what it wants and of what it has given up, and crashes now and then."""
 
     def __init__(self, server: AzureServer, seed: int) -> None:
         self.server, self.world = server, server.world

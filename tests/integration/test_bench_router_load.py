@@ -67,7 +67,7 @@ async def load(cell: Cell, port: int, folder: Path) -> dict[str, Any]:
 
 @asynccontextmanager
 async def relay(port: int, damage: Damage) -> AsyncIterator[int]:
-    """A proxy of bytes that does something to the bytes of every answer. Its port."""
+    """A proxy of bytes that does something to the bytes of every response. Its port."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Damage) -> None:
         try:

@@ -9,7 +9,13 @@ import pytest
 
 from policies.model import CapacityType, Zone
 from provisioners.offers.catalog import Catalog, packaged
-from provisioners.offers.catalog.discovered import Discovery, Offering, reasons, shapes_of, with_discovered
+from provisioners.offers.catalog.discovered import (
+    Discovery,
+    RegionalType,
+    reasons,
+    shapes_of,
+    with_discovered,
+)
 from provisioners.port.errors import ProvisionError
 from tests.clouds.aws.aws_bench import AwsBench, aws_bench
 from tests.clouds.azure.azure_harness import azure
@@ -45,7 +51,7 @@ def quiet(done: int, of: int, what: str) -> None:
     pass
 
 
-def by_place(found: Discovery) -> dict[tuple[str, str], Offering]:
+def by_place(found: Discovery) -> dict[tuple[str, str], RegionalType]:
     return {(one.shape.name, one.region): one for one in found.offerings}
 
 

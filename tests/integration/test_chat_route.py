@@ -1,4 +1,4 @@
-"""The chat of the page: it streams what the endpoint responds, and says in a sentence why it cannot."""
+"""The chat of the page: it streams what the endpoint responds, or reports the reason in a sentence."""
 
 from __future__ import annotations
 

@@ -21,11 +21,12 @@ from policies.model import Memory, Offer, Replica, ReplicaState
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.port.base import Candidate, Requirements
 from skyserve_cli.clouds import Clouds
-from skyserve_cli.config import Config, LoadBalancerConfig
+from skyserve_cli.config import Config, LoadBalancerConfig, load_config
 from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.controller.api.http import Api
 from skyserve_cli.controller.api.service import ControllerService
+from skyserve_cli.controller.api.team import Team
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
@@ -65,7 +66,7 @@ ROUTES = [
 class Controller:
     """The API with everything behind it but the reconciler."""
 
-    def __init__(self, home: Home, fleet: LocalFleet, ports: range) -> None:
+    def __init__(self, home: Home, fleet: LocalFleet, ports: range, config: Path | None = None) -> None:
         self.time = 1000.0
         self.home = home
         self.store = Store(home.database_url)
@@ -75,7 +76,8 @@ class Controller:
         seal = SecretBox(home.sealing_key())
         settings = LoadBalancerConfig(first_port=ports.start, last_port=ports.stop - 1)
         self.specs = SpecCache(self.store, seal)
-        clouds = Clouds(home, Config(load_balancer=settings))
+        chosen = Config() if config is None else load_config(config)
+        clouds = Clouds(home, chosen.model_copy(update={"load_balancer": settings}))
         loop = asyncio.get_running_loop()
         self.controller_service = ControllerService(
             store=self.store,
@@ -98,7 +100,8 @@ class Controller:
         self.session = aiohttp.ClientSession()
 
     def api(self) -> Api:
-        return Api(self.controller_service, TOKEN, self.home.controller_log, self._stop)
+        team = Team(self.store, self)
+        return Api(self.controller_service, TOKEN, self.home.controller_log, self._stop, team=team)
 
     def now(self) -> float:
         return self.time
@@ -156,7 +159,7 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
 
 
 def free_port() -> int:
-    """A port that nobody has now, low enough that twenty more exist."""
+    """A port that no one has now, low enough that twenty more exist."""
     for _ in range(50):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -495,7 +498,7 @@ async def test_events(controller: Controller, query: str, seqs: list[int]) -> No
     assert status == 200
     assert [event["seq"] for event in answer["events"]] == seqs
     for event in answer["events"]:
-        assert event.keys() == {"seq", "at", "service", "replica_id", "kind", "state", "message"}
+        assert event.keys() == {"seq", "at", "service", "replica_id", "kind", "state", "message", "author"}
 
 
 @pytest.mark.parametrize("query", ["after=x", "limit=1.5", "limit="])
@@ -533,7 +536,10 @@ async def test_logs_that_are_not_there(controller: Controller) -> None:
     controller.has(
         a_replica(controller), replace(a_replica(controller, 2), state=ReplicaState.GONE, ended_at=2.0)
     )
-    assert (await controller.raw("GET", "/v1/logs/replica/chat/1"))[:2] == (200, b"")  # not yet: it lives
+    assert (await controller.raw("GET", "/v1/logs/replica/chat/1"))[:2] == (
+        200,
+        b"",
+    )  # not yet: it still runs
     status, answer = await controller.call("GET", "/v1/logs/replica/chat/2")
     assert (status, "no log" in answer["error"]) == (404, True)
 

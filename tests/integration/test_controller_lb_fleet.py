@@ -80,7 +80,7 @@ class World:
         raise AssertionError(f"port {port} never had the status {status}")
 
     async def get(self, port: int, path: str = "/") -> int:
-        """The status of a request, 0 where nobody listens."""
+        """The status of a request, 0 where no one listens."""
         try:
             async with (
                 aiohttp.ClientSession(timeout=WAIT) as session,

@@ -1,4 +1,4 @@
-"""The controller's metrics: the table is what is exposed, over a real socket, with a token of their own."""
+"""The controller's metrics: the documented metrics are exposed, over a real socket, with a token of their own."""
 
 from __future__ import annotations
 
@@ -169,8 +169,9 @@ async def world() -> AsyncIterator[World]:
     await world.endpoint.close()
 
 
-async def test_only_the_token_of_metrics_reads_them(world: World) -> None:
-    world.endpoint.start(world.port)
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_only_the_token_of_metrics_reads_them(world: World, host: str) -> None:
+    world.endpoint.start(world.port, host)
     for given in ("", "Bearer", "Bearer wrong", TOKEN, f"bearer {TOKEN}", f"Bearer {TOKEN}x"):
         status, body = await world.get(authorization=given)
         assert (status, b"skyserve_" in body) == (401, False), given

@@ -1,4 +1,4 @@
-"""Readiness probes against a real server: what is sent, what counts as ready, and what the tick is told."""
+"""Readiness probes against a real server: requests, readiness, and the events for the tick."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = Probe("/health", timeout_s=5.0, interval_s=0.01)
 
 @dataclass
 class Replica:
-    """A server that answers as it is told and remembers what it was asked."""
+    """A server that responds as it is configured and remembers its requests."""
 
     status: int = 200
     silent: bool = False
@@ -123,7 +123,7 @@ async def test_a_slash_too_many_is_one_slash(probing: Probing) -> None:
 async def test_only_200_is_ready(probing: Probing, status: int) -> None:
     probing.replica.status = status
     event = await probing.first_event(probing.order(passing=True))
-    assert event == ProbeFailed(1, f"probe answered {status}")
+    assert event == ProbeFailed(1, f"probe returned {status}")
     assert {path for _, path, _, _ in probing.replica.seen} == {"/health"}
 
 
@@ -175,7 +175,7 @@ async def test_failing_on_is_not_news(probing: Probing, passing: bool | None) ->
 
 
 async def test_news_is_repeated_until_the_tick_has_taken_it(probing: Probing) -> None:
-    """An answer that was lost with a tick that failed comes again by itself."""
+    """A response that was lost with a tick that failed comes again by itself."""
     probing.prober.watch([probing.order(passing=None)])
     await probing.eventually(lambda: len(probing.events) >= 3)
     assert set(probing.events) == {ProbePassed(1)}
@@ -190,7 +190,7 @@ async def test_a_change_is_noticed(probing: Probing) -> None:
     probing.prober.watch([probing.order(passing=True)])
     await probing.asked(2)
     probing.replica.status = 500
-    await probing.eventually(lambda: ProbeFailed(1, "probe answered 500") in probing.events)
+    await probing.eventually(lambda: ProbeFailed(1, "probe returned 500") in probing.events)
 
 
 async def test_every_replica_is_probed_by_itself(probing: Probing) -> None:
@@ -232,7 +232,7 @@ async def test_a_probe_that_failed_while_this_process_had_no_cpu_says_nothing(pr
         await probing.asked(5)
         assert prober.drain() == []
         assert prober.failed("chat") == {}
-        probing.replica.status = 200  # one that passes is worth something whoever was late
+        probing.replica.status = 200  # one that passes is worth something regardless of delays
         prober.watch([probing.order(passing=None)])
         await probing.asked(2)
         assert ("chat", ProbePassed(1)) in prober.drain()

@@ -1,4 +1,4 @@
-"""An engine process is killed in the midst of an answer, and another one goes on: exactly, by ids and by text."""
+"""An engine process is killed in the middle of a response, and another one goes on: exactly, by ids and by text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Engine:
         self.process.wait()
 
     def stream(self, path: bytes, body: bytes) -> Iterator[bytes]:
-        """The answer as it comes; ends without a word when the engine is gone."""
+        """The response as it comes; ends without a word when the engine is gone."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             connection.request("POST", path.decode(), body, {"Content-Type": "application/json"})
@@ -97,7 +97,7 @@ def survivor() -> Iterator[Engine]:
 def broken_off(
     path: bytes, request: dict[str, Any], mode: Continue, events: int
 ) -> tuple[bytes, StreamProgress]:
-    """What a client has got from an engine that was killed after a number of events, and what is known of it."""
+    """What a client has got from an engine that was killed after a number of events, and its progress."""
     ready = prepare(path, request, KIND, mode)
     strip, gate, journal, got = (
         stripper(ready.strip),

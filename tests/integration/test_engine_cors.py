@@ -1,4 +1,4 @@
-"""Web pages and the engine: what a browser is told, also where the engine rejects the request."""
+"""Web pages and the engine: what a browser receives, also where the engine rejects the request."""
 
 from __future__ import annotations
 

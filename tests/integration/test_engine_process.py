@@ -57,7 +57,7 @@ def test_it_answers_and_says_the_same_again_after_a_restart() -> None:
 
 
 def catches(pid: int, signum: signal.Signals) -> bool:
-    """Whether the process has a handler for the signal (Linux says so in SigCgt)."""
+    """Whether the process has a handler for the signal (SigCgt on Linux)."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     caught = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
     return bool(int(caught, 16) >> (signum - 1) & 1)

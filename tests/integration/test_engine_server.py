@@ -24,7 +24,7 @@ async def engine() -> AsyncIterator[Engine]:
 
 
 async def eventually(true: Callable[[], Awaitable[bool]], turns: int = 500) -> None:
-    """Poll with a bound: the test says what must become true, not when."""
+    """Poll with a bound: the test defines the condition, not the time."""
     for _ in range(turns):
         if await true():
             return

@@ -151,7 +151,7 @@ def test_the_host_key_of_user_data_is_replaced_and_never_accepted_again(
     until(lambda: shown(vm) == key(KEYS.host("two-keys-1").public))
     until(lambda: prepared(lasting(vm), machine))  # a home that has forgotten finds out again
 
-    # Whoever has read the user data can pose as the machine that was. Nobody believes it any more.
+    # An attacker who has read the user data can pose as the machine that was. It is not trusted any longer.
     back = KEYS.boot_host("two-keys-1")
     vm.run(host_key_script(back))
     until(lambda: shown(vm) == key(back.public))
@@ -162,7 +162,7 @@ def test_the_host_key_of_user_data_is_replaced_and_never_accepted_again(
 @needs_sudo
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_change_of_keys_that_is_cut_short_is_made_again(world: VmWorld, tmp_path: Path, nth: int) -> None:
-    """The controller dies at each of its connections: the usual one, the first one, the one that verifies."""
+    """The controller crashes at each of its connections: the usual one, the first one, the one that verifies."""
     name = f"cut-short-{nth}"
     vm = booted(world, name)
     machine = machine_of(vm, launch_order(name))

@@ -131,7 +131,7 @@ def test_a_controller_that_dies_in_a_shared_vpc_leaves_one_machine_and_its_rules
     assert steps > 8
 
 
-# --- what the check says ----------------------------------------------------------------------------------------------
+# --- findings of the check ----------------------------------------------------------------------------------------------
 
 
 def test_the_two_roles_are_enough_in_a_shared_vpc(gcp: Controller) -> None:

@@ -1,5 +1,5 @@
-"""A controller that dies before or after any call to Compute Engine, starts anew and knows nothing: one machine per order
-in the end, and nothing that nobody remembers."""
+"""A controller that crashes before or after any call to Compute Engine, starts again and knows nothing: one machine per order
+in the end, and nothing that no one remembers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEFORE_OR_AFTER = pytest.mark.parametrize("after", [False, True], ids=["before",
 
 
 def crashing(gcp: Controller, call: int, after: bool, act: Callable[[], object]) -> bool:
-    """Do it with a controller that dies at that call. Whether it came to that; afterwards a new one is there."""
+    """Do it with a controller that crashes at that call. Whether it came to that; afterwards a new one is there."""
     gcp.world.crash = call, after
     try:
         act()
@@ -192,7 +192,7 @@ def destroy_listed(gcp: Controller, tokens: set[str]) -> None:
 
 
 def attempt(act: Callable[[], object]) -> None:
-    with suppress(TransientError, CapacityError):  # told, and tried again by a later step
+    with suppress(TransientError, CapacityError):  # reported, and tried again by a later step
         act()
 
 

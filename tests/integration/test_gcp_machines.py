@@ -162,7 +162,7 @@ def test_what_is_destroyed_while_it_is_made_does_not_stay(gcp: Controller) -> No
     gcp.world.hidden_s, gcp.world.operation_s = 20.0, 20.0
     gcp.world.faults.append(Fault("compute.zoneOperations.wait", 401, "authError", "Invalid Credentials"))
     gcp.machines._network.ensure(ORDER)
-    machine = gcp.machines.create(ORDER)  # accepted, and nobody can see it yet
+    machine = gcp.machines.create(ORDER)  # accepted, and no one can see it yet
     assert machine.address is None
     gcp.insist(lambda: gcp.machines.destroy(machine))
     gcp.world.advance(60.0)

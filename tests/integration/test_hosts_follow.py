@@ -265,7 +265,7 @@ def test_a_machine_that_falls_silent_is_connected_to_again(follow: Follow) -> No
 
 
 def test_a_machine_that_cannot_be_visited_says_since_when_and_why(follow: Follow) -> None:
-    """Its state stays what it was, and nobody would know that its lease runs out."""
+    """Its state stays what it was, and no one would know that its lease runs out."""
     one = follow("leased", lease_s=60)
     lease = until(lambda: one.report().lease, "the lease")
     assert (lease.lease_s, lease.visited_at, lease.why) == (60.0, None, "")

@@ -1,4 +1,4 @@
-"""Real sshd, real processes: machines are brought up over SSH and run what they are told, whoever dies meanwhile."""
+"""Real sshd, real processes: machines are brought up over SSH and run what they are ordered, whatever fails meanwhile."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_machine_that_boots_late_is_waited_for(world: VmWorld) -> None:
     vm = boot(world, "late", boot_s=1.0)
     seen: list[Progress] = []
     order = launch_order("late", run="echo it runs; exec sleep 1000")
-    host = bring_up(vm, order, tell=seen.append)
+    host = bring_up(vm, order, on_progress=seen.append)
     until(lambda: host.read_log(0, 1000) == b"it runs\n", "the log")
     assert [str(one) for one in seen] == [
         "waiting for ssh (1/3)",
@@ -504,7 +504,9 @@ def test_maintenance_of_the_host_is_heard(world: VmWorld, cloud: str) -> None:
     vm.metadata.maintain(at)
     host = bring_up(vm, launch_order(name, cloud=cloud))
     heard = until(lambda: host.status().retire_at, "the maintenance")
-    assert heard == at if cloud != "gcp" else at - 7200.0 < heard < at  # which only says: within an hour
+    assert (
+        heard == at if cloud != "gcp" else at - 7200.0 < heard < at
+    )  # whose metadata has only: within an hour
     assert host.status().preempt_at is None
 
 
@@ -571,7 +573,7 @@ def test_a_machine_that_is_silent_keeps_its_last_report(world: VmWorld) -> None:
     until(lambda: _lets_in(vm), "the login")
     hosts.supervise(machine, order, [vm.address])
     until(lambda: (r := hosts.report(machine)) and r.state is InstanceState.RUNNING)
-    vm.run("touch /run/no-sshd; pkill -x sshd")  # all of them, for good: nobody is let in any more
+    vm.run("touch /run/no-sshd; pkill -x sshd")  # all of them, for good: no one is let in any more
     until(lambda: len(dialled) > 6, "to be given up more than once")
     report = hosts.report(machine)
     assert report is not None

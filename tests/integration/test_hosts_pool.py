@@ -256,7 +256,7 @@ chmod 755 $p
 
 
 def test_a_host_that_was_never_met_keeps_nobody_from_going(rack: Rack) -> None:
-    """There can be nothing of ours on it; of one that was met nobody knows."""
+    """There can be nothing of ours on it; one that was met may have something."""
     seen = SeenClaims(rack.home / "seen")
     rack.vms["h1"].kill()
     machines = rack.machines(

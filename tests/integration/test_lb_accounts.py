@@ -1,4 +1,4 @@
-"""Tokens of API keys: what is charged is what was generated for the client, however its requests end."""
+"""Tokens of API keys: the charge is the number of tokens generated for the client, however its requests end."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ import psutil
 import pytest
 
 from lb.config.schema import Stats, Table
-from tests.integration.lb_harness import ROOT, TOKEN, Seen, World, until, world
+from tests.integration.lb_harness import ROOT, TOKEN, RunningAgent, Seen, World, until, world
+
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ async def test_every_admin_path_needs_the_token(w: World, authorization: str | N
         async with agent.http.request(method, agent.admin + path, headers=headers) as response:
             assert response.status == 401, path
             assert "Bearer" in response.headers["WWW-Authenticate"]
-    assert (await agent.ask("GET", "/-/targets"))["targets"] == []
+    assert (await agent.request("GET", "/-/targets"))["targets"] == []
 
 
 async def test_a_push_is_idempotent_and_can_be_read_back(w: World) -> None:
@@ -49,7 +51,7 @@ async def test_a_push_is_idempotent_and_can_be_read_back(w: World) -> None:
     target = await w.target("a")
     assert await agent.push(target.json, revision="7") == {"revision": "7"}
     assert await agent.push(target.json, revision="7") == {"revision": "7"}
-    table = Table.from_json(await agent.ask("GET", "/-/targets"))
+    table = Table.from_json(await agent.request("GET", "/-/targets"))
     assert (table.revision, [one.id for one in table.targets]) == ("7", ["a"])
     assert await agent.text() == (200, "a")
 
@@ -65,7 +67,7 @@ async def test_a_table_of_an_earlier_epoch_is_refused(w: World) -> None:
     assert await agent.text() == (200, "a")
     assert await agent.push(revision="2.y", epoch=2) == {"revision": "2.y"}
     assert await agent.push(target.json, revision="3.x", epoch=3) == {"revision": "3.x"}
-    assert Table.from_json(await agent.ask("GET", "/-/targets")).epoch == 3
+    assert Table.from_json(await agent.request("GET", "/-/targets")).epoch == 3
 
 
 WRONG_TABLES = {
@@ -93,7 +95,7 @@ async def test_a_wrong_table_is_refused_and_changes_nothing(w: World, case: str)
     async with agent.http.put(agent.admin + "/-/targets", data=data, headers=headers) as response:
         assert response.status == status
         assert words in (await response.json())["error"]["message"]
-    assert (await agent.ask("GET", "/-/targets"))["revision"] == "r1"
+    assert (await agent.request("GET", "/-/targets"))["revision"] == "r1"
 
 
 async def test_stats_count_demand_and_name_targets(w: World) -> None:
@@ -101,7 +103,7 @@ async def test_stats_count_demand_and_name_targets(w: World) -> None:
     await agent.push((await w.target("a")).json)
     for _ in range(3):
         await agent.text()
-    stats = Stats.from_json(await agent.ask("GET", "/-/stats?window_s=60"))
+    stats = Stats.from_json(await agent.request("GET", "/-/stats?window_s=60"))
     assert (stats.service, stats.region, stats.revision, stats.requests) == ("default", "eu-1", "r1", 3)
     assert [(one.id, one.requests, one.errors, one.in_flight) for one in stats.targets] == [("a", 3, 0, 0)]
     assert stats.targets[0].served_s is not None
@@ -117,7 +119,7 @@ async def test_stats_tell_how_many_were_ongoing_at_a_time(w: World) -> None:
     waiting = [asyncio.create_task(agent.text()) for _ in range(2)]
 
     async def ongoing_is(number: float) -> bool:
-        stats = Stats.from_json(await agent.ask("GET", "/-/stats?window_s=1"))
+        stats = Stats.from_json(await agent.request("GET", "/-/stats?window_s=1"))
         assert 0.0 <= stats.ongoing < 2.01
         return abs(stats.ongoing - number) < 0.01
 
@@ -132,9 +134,9 @@ async def test_ready_means_a_target_is_there(w: World) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with agent.http.get(agent.admin + "/-/ready", headers=headers) as response:
         assert response.status == 503
-    assert await agent.ask("GET", "/-/live") == {"live": True}
+    assert await agent.request("GET", "/-/live") == {"live": True}
     await agent.push((await w.target("a")).json)
-    assert await agent.ask("GET", "/-/ready") == {"ready": True}
+    assert await agent.request("GET", "/-/ready") == {"ready": True}
 
 
 async def test_metrics_have_the_promised_names_and_labels_only(w: World) -> None:
@@ -142,7 +144,7 @@ async def test_metrics_have_the_promised_names_and_labels_only(w: World) -> None
     target = await w.target("a")
     await agent.push({**target.json, "region": "eu-2", "zone": "eu-2a", "capacity_type": "spot"})
     await agent.text(headers={"X-Request-Id": "secret-id"})
-    text = await agent.ask("GET", "/-/metrics")
+    text = await agent.request("GET", "/-/metrics")
     assert 'skyserve_lb_requests_total{policy="least_load",region="eu-1",service="default"} 1.0' in text
     assert 'skyserve_lb_responses_2xx_total{policy="least_load",region="eu-1",service="default"} 1.0' in text
     target_labels = '{capacity_type="spot",policy="least_load",region="eu-2",service="default",zone="eu-2a"}'
@@ -179,12 +181,12 @@ async def test_metrics_tell_targets_apart_if_the_table_says_so(w: World) -> None
     await agent.push(*tables, policy="round_robin", metrics={"target_label": True})
     for _ in range(4):
         await agent.text()
-    text = await agent.ask("GET", "/-/metrics")
+    text = await agent.request("GET", "/-/metrics")
     labels = 'capacity_type="",policy="round_robin",region="",service="default"'
     for target in targets:
         assert f'skyserve_lb_attempts_total{{{labels},target="{target.json["id"]}",zone=""}} 2.0' in text
     await agent.push(*tables, policy="round_robin", revision="r2")
-    assert 'target="' not in await agent.ask("GET", "/-/metrics")
+    assert 'target="' not in await agent.request("GET", "/-/metrics")
 
 
 async def test_metrics_of_keys_tell_requests_tokens_and_refusals_and_never_the_key(w: World) -> None:
@@ -207,7 +209,7 @@ async def test_metrics_of_keys_tell_requests_tokens_and_refusals_and_never_the_k
     await agent.push(access=access, limits=limits, revision="r2")
     assert (await agent.text("/v1/chat/completions", **chat))[0] == 503
     assert (await agent.text("/v1/chat/completions", **chat))[0] == 429
-    text = await agent.ask("GET", "/-/metrics")
+    text = await agent.request("GET", "/-/metrics")
     labels = 'key="alice",region="",service="default"'
     for line in (
         f"key_requests_total{{{labels}}} 2.0",
@@ -229,7 +231,7 @@ async def test_explain_tells_candidates_terms_and_the_retry(w: World) -> None:
     dying, well = await w.target("dying", die), await w.target("well")
     await agent.push(dying.json, well.json)
     await agent.text("/v1/chat?key=hush", headers={"X-Request-Id": "why", "Idempotency-Key": "1"})
-    story = await agent.ask("GET", "/-/explain/why")
+    story = await agent.request("GET", "/-/explain/why")
     assert (story["method"], story["path"]) == ("POST", "/v1/chat")
     assert [(step["event"], step["target"]) for step in story["steps"]] == [
         ("chose", "dying"), ("failed", "dying"), ("chose", "well"), ("answered", "well"),
@@ -243,11 +245,11 @@ async def test_explain_tells_candidates_terms_and_the_retry(w: World) -> None:
 async def test_workers_can_be_added_and_removed_as_with_sglang(w: World) -> None:
     agent = await w.agent()
     target = await w.target("a")
-    assert "Successfully added" in await agent.ask("POST", f"/add_worker?url={target.url}")
-    assert await agent.ask("GET", "/list_workers") == {"urls": [target.url]}
+    assert "Successfully added" in await agent.request("POST", f"/add_worker?url={target.url}")
+    assert await agent.request("GET", "/list_workers") == {"urls": [target.url]}
     assert await agent.text() == (200, "a")
-    assert "Successfully removed" in await agent.ask("POST", f"/remove_worker?url={target.url}")
-    assert await agent.ask("GET", "/list_workers") == {"urls": []}
+    assert "Successfully removed" in await agent.request("POST", f"/remove_worker?url={target.url}")
+    assert await agent.request("GET", "/list_workers") == {"urls": []}
 
 
 async def test_a_worker_of_the_rest_api_serves_at_once_and_leaves_at_once(w: World) -> None:
@@ -259,49 +261,49 @@ async def test_a_worker_of_the_rest_api_serves_at_once_and_leaves_at_once(w: Wor
         assert response.status == 202
         location = (await response.json())["location"]
     assert await agent.text() == (200, "a")
-    assert (await agent.ask("GET", location))["is_healthy"]
+    assert (await agent.request("GET", location))["is_healthy"]
     async with agent.http.delete(
         agent.admin + location, headers={"Authorization": f"Bearer {TOKEN}"}
     ) as response:
         assert response.status == 202
-    assert await agent.ask("GET", "/list_workers") == {"urls": []}
+    assert await agent.request("GET", "/list_workers") == {"urls": []}
 
 
 async def test_options_are_reloaded_without_a_restart_and_outlive_one(w: World, tmp_path: Path) -> None:
     file = tmp_path / "table.json"
     first = await w.agent("--table-file", str(file), clean_exit=False)
     await first.push((await w.target("a")).json)
-    changed = await first.ask(
+    changed = await first.request(
         "PATCH", "/-/options", json={"policy": "round_robin", "limits": {"max_body_bytes": 3}}
     )
     assert (changed["policy"], changed["limits"]["max_body_bytes"]) == ("round_robin", 3)
     assert (await first.text("/v1/completions", data=b"four"))[0] == 413
     assert await first.text("/v1/completions", data=b"two") == (200, "a")
-    assert 'policy="round_robin"' in await first.ask("GET", "/-/metrics")
+    assert 'policy="round_robin"' in await first.request("GET", "/-/metrics")
     first.process.send_signal(signal.SIGKILL)
     await first.process.wait()
     again = await w.agent("--table-file", str(file))
-    assert (await again.ask("GET", "/-/options"))["limits"]["max_body_bytes"] == 3
+    assert (await again.request("GET", "/-/options"))["limits"]["max_body_bytes"] == 3
 
 
 async def test_a_target_is_drained_and_comes_back(w: World) -> None:
     agent = await w.agent()
     await agent.push((await w.target("a")).json, (await w.target("b")).json)
-    await agent.ask("POST", "/-/drain?target=a&deadline_s=600")
+    await agent.request("POST", "/-/drain?target=a&deadline_s=600")
     assert {(await agent.text())[1] for _ in range(6)} == {"b"}
-    await agent.ask("POST", "/-/undrain?target=a")
+    await agent.request("POST", "/-/undrain?target=a")
     assert {(await agent.text())[1] for _ in range(6)} == {"a", "b"}
 
 
 async def test_a_draining_agent_is_not_ready_and_goes_on_serving(w: World) -> None:
     agent = await w.agent()
     await agent.push((await w.target("a")).json)
-    await agent.ask("POST", "/-/drain")
+    await agent.request("POST", "/-/drain")
     async with agent.http.get(
         agent.admin + "/-/ready", headers={"Authorization": f"Bearer {TOKEN}"}
     ) as response:
         assert response.status == 503
-    assert await agent.ask("GET", "/-/live") == {"live": True}
+    assert await agent.request("GET", "/-/live") == {"live": True}
     assert await agent.text() == (200, "a")
 
 
@@ -330,11 +332,11 @@ async def test_with_keys_only_their_owners_are_served_as_often_as_they_may(w: Wo
         assert await agent.text(headers=bob) == (200, "a")
     assert len(target.seen) == 4
     assert all(seen.header("Authorization") is None for seen in target.seen), "keys end here"
-    text = await agent.ask("GET", "/-/metrics")
+    text = await agent.request("GET", "/-/metrics")
     labels = '{policy="least_load",region="",service="default"}'
     assert f"skyserve_lb_unauthorized_requests_total{labels} 2.0" in text
     assert f"skyserve_lb_limited_requests_total{labels} 1.0" in text
-    usage = {one["tenant"]: one for one in (await agent.ask("GET", "/-/keys"))["keys"]}
+    usage = {one["tenant"]: one for one in (await agent.request("GET", "/-/keys"))["keys"]}
     assert (usage["alice"]["admitted"], usage["alice"]["limited"], usage["bob"]["admitted"]) == (1, 1, 3)
 
 
@@ -351,7 +353,7 @@ async def test_the_latest_stories_can_be_listed(w: World) -> None:
     await agent.push((await w.target("a")).json)
     for name in ("first", "second"):
         await agent.text(headers={"X-Request-Id": name})
-    latest = (await agent.ask("GET", "/-/explain?limit=1"))["requests"]
+    latest = (await agent.request("GET", "/-/explain?limit=1"))["requests"]
     assert [story["request_id"] for story in latest] == ["second"]
 
 
@@ -382,7 +384,7 @@ async def test_killed_and_started_again_it_has_its_table(w: World, tmp_path: Pat
     await first.process.wait()
     again = await w.agent("--table-file", str(file), "--port", str(first.port))
     assert again.port == first.port
-    table = await again.ask("GET", "/-/targets")
+    table = await again.request("GET", "/-/targets")
     assert (table["revision"], table["policy"]) == ("42", "round_robin")
     assert await again.text() == (200, "a")
 
@@ -394,7 +396,7 @@ async def test_an_unusable_table_file_does_not_stop_it(w: World, tmp_path: Path,
     file = tmp_path / "table.json"
     file.write_text(content)
     agent = await w.agent("--table-file", str(file))
-    assert (await agent.ask("GET", "/-/targets"))["targets"] == []
+    assert (await agent.request("GET", "/-/targets"))["targets"] == []
     assert "ignore table_file" in agent.log.read_text()
 
 
@@ -454,7 +456,7 @@ async def test_the_token_can_come_from_a_file_and_never_shows_in_the_arguments(
     file.write_text(TOKEN + "\n")
     file.chmod(stat.S_IRUSR)
     agent = await w.agent("--admin-token-file", str(file), token=None)
-    assert await agent.ask("GET", "/-/live") == {"live": True}
+    assert await agent.request("GET", "/-/live") == {"live": True}
     assert TOKEN not in " ".join(psutil.Process(agent.pid).cmdline())
 
 
@@ -500,3 +502,69 @@ async def test_a_taken_port_is_one_sentence_and_exit_code_1(w: World) -> None:
     _, stderr = await process.communicate()
     assert process.returncode == 1
     assert f"cannot listen on 127.0.0.1:{agent.port}" in stderr.decode().splitlines()[-1]
+
+
+async def test_open_probes_need_no_token_and_everything_else_does(w: World) -> None:
+    agent = await w.agent("--open-probes")
+    for method, path, status in [
+        ("GET", "/-/live", 200), ("GET", "/-/ready", 503), ("GET", "/-/ready?table=1", 503), ("POST", "/-/ready", 401),
+        ("GET", "/-/targets", 401), ("GET", "/-/live/", 401), ("POST", "/-/drain", 401),
+    ]:  # fmt: skip
+        async with agent.http.request(method, agent.admin + path) as response:
+            assert response.status == status, path
+
+
+async def test_a_table_makes_an_agent_ready_for_its_service_before_there_is_a_target(w: World) -> None:
+    agent = await w.agent("--open-probes")
+
+    async def ready(path: str = "/-/ready?table=1") -> int:
+        async with agent.http.get(agent.admin + path) as response:
+            return response.status
+
+    assert await ready() == 503
+    await agent.push(revision="1")
+    assert (await ready(), await ready("/-/ready")) == (200, 503)
+    await agent.request("POST", "/-/drain")
+    assert await ready() == 503
+    await agent.request("POST", "/-/undrain")
+    assert await ready() == 200
+
+
+async def farewell_of(agent: RunningAgent, folder: Path, *more: str) -> asyncio.subprocess.Process:
+    token = folder / "token"
+    token.write_text(TOKEN)
+    words = ["--port", str(agent.admin_port), "--token-file", str(token), *more]
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "lb.agent.farewell", *words, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+
+
+async def test_a_farewell_waits_until_those_who_are_held_have_a_target(w: World, tmp_path: Path) -> None:
+    agent = await w.agent()
+    await agent.push(revision="1")
+    held = asyncio.create_task(agent.text())
+
+    async def is_queued() -> bool:
+        return bool((await agent.stats())["queued"] == 1)
+
+    await until(is_queued)
+    farewell = await farewell_of(agent, tmp_path, "--least", "0.1", "--most", "60")
+
+    async def is_drained() -> bool:
+        async with agent.http.get(agent.admin + "/-/ready?table=1", headers=AUTHORIZED) as response:
+            return response.status == 503
+
+    await until(is_drained)
+    assert farewell.returncode is None
+    target = await w.target("a")
+    await agent.push(target.json, revision="2")
+    assert await held == (200, "a")
+    assert await farewell.wait() == 0
+
+
+async def test_a_farewell_of_an_agent_that_does_not_respond_ends(w: World, tmp_path: Path) -> None:
+    agent = await w.agent(clean_exit=False)
+    agent.process.kill()
+    await agent.process.wait()
+    farewell = await farewell_of(agent, tmp_path, "--least", "0")
+    assert await farewell.wait() == 0

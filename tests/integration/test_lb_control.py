@@ -18,7 +18,7 @@ from lb.config.options import ApiKey
 from lb.config.schema import Readiness, Stats, Table, Target
 from lb.core.api_keys import Admission, ApiKeyStore, Usage
 from lb.core.targets import Health, TargetTable
-from lb.observe.explain import Explanations
+from lb.observe.explain import Explanation, Explanations
 from lb.observe.metrics import Metrics
 from policies.routing.base import RequestView
 from policies.routing.registry import make_policy
@@ -66,6 +66,9 @@ class Desk:
     def exposition(self) -> bytes:
         return self.metrics.expose(self.targets, 0, self.clock())
 
+    async def explained(self, explanation: Explanation) -> dict[str, Any]:
+        return explanation.to_json()
+
     def usage(self) -> Iterable[Usage]:
         return self.keyring.usage(self.clock())
 
@@ -78,10 +81,10 @@ class Admin:
         self._url = url
         self._http = http
 
-    async def ask(
+    async def request(
         self, method: str, path: str, body: object = None, status: int = 200, token: str | None = TOKEN
     ) -> Any:
-        """The answer's JSON or text; fails unless it has the status."""
+        """The response's JSON or text; fails unless it has the status."""
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
         url = URL(self._url + path, encoded=True)
@@ -91,7 +94,7 @@ class Admin:
             return json.loads(text) if response.content_type == "application/json" else text
 
     async def send(self, method: str, path: str, data: AsyncIterator[bytes]) -> int:
-        """The status of an answer to a body that comes in pieces."""
+        """The status of a response to a body that comes in pieces."""
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with self._http.request(method, self._url + path, data=data, headers=headers) as response:
             return response.status
@@ -99,7 +102,7 @@ class Admin:
     async def refusal(self, method: str, path: str, body: object, status: int) -> str:
         """The message of a refusal; fails unless the table stays what it was."""
         before = self.desk.table
-        answer = await self.ask(method, path, body, status)
+        answer = await self.request(method, path, body, status)
         assert set(answer["error"]) == {"message", "type", "param", "code"}
         assert self.desk.table is before
         return str(answer["error"]["message"])
@@ -149,7 +152,7 @@ def test_every_route_is_among_the_paths_that_are_tested_for_the_token() -> None:
 async def test_every_path_needs_the_token(admin: Admin, method: str, path: str) -> None:
     before = admin.desk.table
     for token in (None, "", "wrong", TOKEN + "é", TOKEN[:-1]):
-        answer = await admin.ask(method, path, b"{}", 401, token)
+        answer = await admin.request(method, path, b"{}", 401, token)
         assert answer["error"]["code"] == "unauthorized"
     assert admin.desk.table is before
 
@@ -158,25 +161,25 @@ async def test_every_path_needs_the_token(admin: Admin, method: str, path: str) 
 
 
 async def test_a_worker_is_added_seen_changed_and_removed(admin: Admin) -> None:
-    added = await admin.ask("POST", "/workers", {"url": "http://127.0.0.1:9", "zone": "z"}, 202)
+    added = await admin.request("POST", "/workers", {"url": "http://127.0.0.1:9", "zone": "z"}, 202)
     worker_id = added["worker_id"]
     assert (added["status"], added["url"]) == ("accepted", "http://127.0.0.1:9")
-    seen = await admin.ask("GET", added["location"])
+    seen = await admin.request("GET", added["location"])
     assert (seen["id"], seen["zone"], seen["is_healthy"], seen["load"]) == (worker_id, "z", True, 0)
-    await admin.ask("PATCH", added["location"], {"capacity": 2.0}, 202)
-    seen = await admin.ask("GET", added["location"])
+    await admin.request("PATCH", added["location"], {"capacity": 2.0}, 202)
+    seen = await admin.request("GET", added["location"])
     assert (seen["capacity"], seen["zone"]) == (2.0, "z")
-    await admin.ask("PUT", added["location"], {"url": "http://127.0.0.1:9"}, 202)
-    seen = await admin.ask("GET", added["location"])
+    await admin.request("PUT", added["location"], {"url": "http://127.0.0.1:9"}, 202)
+    seen = await admin.request("GET", added["location"])
     assert (seen["capacity"], seen["zone"]) == (1.0, "")
-    await admin.ask("DELETE", added["location"], status=202)
-    await admin.ask("GET", added["location"], status=404)
+    await admin.request("DELETE", added["location"], status=202)
+    await admin.request("GET", added["location"], status=404)
     assert [target.id for target in admin.desk.table.targets] == ["a", "b"]
 
 
 async def test_the_list_tells_load_and_health(admin: Admin) -> None:
     booking = admin.desk.targets.book(REQUEST, "a", admin.desk.clock())
-    listed = await admin.ask("GET", "/workers")
+    listed = await admin.request("GET", "/workers")
     assert [(one["id"], one["load"], one["is_healthy"]) for one in listed["workers"]] == [
         ("a", 1, True),
         ("b", 0, False),
@@ -187,26 +190,26 @@ async def test_the_list_tells_load_and_health(admin: Admin) -> None:
 
 
 async def test_an_id_that_is_a_url_can_be_named_in_a_path(admin: Admin) -> None:
-    await admin.ask("POST", "/add_worker?url=http://127.0.0.1:9/base")
-    await admin.ask("DELETE", "/workers/http%3A%2F%2F127.0.0.1%3A9%2Fbase", status=202)
-    assert (await admin.ask("GET", "/list_workers"))["urls"] == [A.url, LATER.url]
+    await admin.request("POST", "/add_worker?url=http://127.0.0.1:9/base")
+    await admin.request("DELETE", "/workers/http%3A%2F%2F127.0.0.1%3A9%2Fbase", status=202)
+    assert (await admin.request("GET", "/list_workers"))["urls"] == [A.url, LATER.url]
 
 
 async def test_the_older_worker_api_answers_texts(admin: Admin) -> None:
-    assert "Successfully added" in await admin.ask("POST", "/add_worker?url=http://127.0.0.1:9")
-    assert "already exists" in await admin.ask("POST", "/add_worker?url=http://127.0.0.1:9", status=400)
-    assert "must start" in await admin.ask("POST", "/add_worker?url=localhost", status=400)
-    assert "must start" in await admin.ask("POST", "/add_worker", status=400)
-    assert "Successfully removed" in await admin.ask("POST", "/remove_worker?url=http://127.0.0.1:9")
-    assert "not found" in await admin.ask("POST", "/remove_worker?url=http://127.0.0.1:9", status=404)
+    assert "Successfully added" in await admin.request("POST", "/add_worker?url=http://127.0.0.1:9")
+    assert "already exists" in await admin.request("POST", "/add_worker?url=http://127.0.0.1:9", status=400)
+    assert "must start" in await admin.request("POST", "/add_worker?url=localhost", status=400)
+    assert "must start" in await admin.request("POST", "/add_worker", status=400)
+    assert "Successfully removed" in await admin.request("POST", "/remove_worker?url=http://127.0.0.1:9")
+    assert "not found" in await admin.request("POST", "/remove_worker?url=http://127.0.0.1:9", status=404)
 
 
 # --- options, drains
 
 
 async def test_options_change_at_once_and_only_those_given(admin: Admin) -> None:
-    before = await admin.ask("GET", "/-/options")
-    after = await admin.ask("PATCH", "/-/options", {"policy": "round_robin", "limits": {"hold_s": 3}})
+    before = await admin.request("GET", "/-/options")
+    after = await admin.request("PATCH", "/-/options", {"policy": "round_robin", "limits": {"hold_s": 3}})
     assert after == {**before, "policy": "round_robin", "limits": {**before["limits"], "hold_s": 3.0}}
     assert admin.desk.table.policy == "round_robin"
     assert admin.desk.table.targets[0] == A
@@ -233,17 +236,17 @@ async def test_an_edit_whose_body_comes_slowly_does_not_undo_another(
         yield data[3:]
 
     slow = asyncio.create_task(admin.send(method, path, slowly()))
-    await admin.ask("GET", "/-/live")  # its head has arrived by now, or does not matter
-    await admin.ask("PATCH", "/-/options", {"policy": "round_robin"})
+    await admin.request("GET", "/-/live")  # its head has arrived by now, or does not matter
+    await admin.request("PATCH", "/-/options", {"policy": "round_robin"})
     more.set()
     assert await slow in (200, 202)
     assert admin.desk.table.policy == "round_robin"
 
 
 async def test_an_edit_does_not_put_off_the_deadline_of_a_drain(admin: Admin) -> None:
-    await admin.ask("PATCH", "/-/options", {"policy": "round_robin"})
+    await admin.request("PATCH", "/-/options", {"policy": "round_robin"})
     first = admin.desk.table.targets[1].drain_deadline_s
-    await admin.ask("PATCH", "/-/options", {"policy": "least_load"})
+    await admin.request("PATCH", "/-/options", {"policy": "least_load"})
     second = admin.desk.table.targets[1].drain_deadline_s
     assert first is not None
     assert second is not None
@@ -251,24 +254,24 @@ async def test_an_edit_does_not_put_off_the_deadline_of_a_drain(admin: Admin) ->
 
 
 async def test_a_drained_target_takes_nothing_new_until_it_is_back(admin: Admin) -> None:
-    await admin.ask("POST", "/-/drain?target=a&deadline_s=30")
+    await admin.request("POST", "/-/drain?target=a&deadline_s=30")
     assert admin.desk.targets.choose(REQUEST, admin.desk.clock()) is None
     assert admin.desk.table.targets[0].drain_deadline_s == 30.0
-    await admin.ask("GET", "/-/ready", status=503)
-    await admin.ask("POST", "/-/undrain?target=a")
+    await admin.request("GET", "/-/ready", status=503)
+    await admin.request("POST", "/-/undrain?target=a")
     choice = admin.desk.targets.choose(REQUEST, admin.desk.clock())
     assert choice is not None
     assert choice.target_id == "a"
-    assert await admin.ask("GET", "/-/ready") == {"ready": True}
+    assert await admin.request("GET", "/-/ready") == {"ready": True}
 
 
 async def test_a_draining_agent_is_alive_and_not_ready(admin: Admin) -> None:
     before = admin.desk.table
-    await admin.ask("POST", "/-/drain")
-    assert await admin.ask("GET", "/-/ready", status=503) == {"ready": False}
-    assert await admin.ask("GET", "/-/live") == {"live": True}
-    await admin.ask("POST", "/-/undrain")
-    assert await admin.ask("GET", "/-/ready") == {"ready": True}
+    await admin.request("POST", "/-/drain")
+    assert await admin.request("GET", "/-/ready", status=503) == {"ready": False}
+    assert await admin.request("GET", "/-/live") == {"live": True}
+    await admin.request("POST", "/-/undrain")
+    assert await admin.request("GET", "/-/ready") == {"ready": True}
     assert admin.desk.table is before
 
 
@@ -278,12 +281,12 @@ async def test_a_draining_agent_is_alive_and_not_ready(admin: Admin) -> None:
 async def test_keys_tell_what_was_used_and_never_the_key(admin: Admin) -> None:
     digest = hashlib.sha256(b"sk-alice").hexdigest()
     key = ApiKey("alice", digest, tokens_per_minute=100).to_json()
-    await admin.ask("PATCH", "/-/options", {"access": {"keys": [key]}})
+    await admin.request("PATCH", "/-/options", {"access": {"keys": [key]}})
     keys, now = admin.desk.keyring, admin.desk.clock()
     admission = keys.admit_head([(b"x-api-key", b"sk-alice")], now)
     assert isinstance(admission, Admission)
     keys.settle(admission, 30, now)
-    (alice,) = (await admin.ask("GET", "/-/keys"))["keys"]
+    (alice,) = (await admin.request("GET", "/-/keys"))["keys"]
     assert (alice["tenant"], alice["tokens"], alice["requests_left"]) == ("alice", 30, None)
     assert 70.0 <= alice["tokens_left"] <= 100.0
     assert (alice["reserved"], alice["in_flight"]) == (0, 0)
@@ -292,34 +295,34 @@ async def test_keys_tell_what_was_used_and_never_the_key(admin: Admin) -> None:
 
 async def test_keys_tell_what_is_reserved_and_in_flight(admin: Admin) -> None:
     key = ApiKey("alice", hashlib.sha256(b"sk-alice").hexdigest(), tokens_per_minute=6).to_json()
-    await admin.ask("PATCH", "/-/options", {"access": {"keys": [key]}})
+    await admin.request("PATCH", "/-/options", {"access": {"keys": [key]}})
     keys, now = admin.desk.keyring, admin.desk.clock()
     admission = keys.admit_head([(b"x-api-key", b"sk-alice")], now)
     assert isinstance(admission, Admission)
     keys.reserve(admission, 1000, 20, now)
-    (alice,) = (await admin.ask("GET", "/-/keys"))["keys"]
+    (alice,) = (await admin.request("GET", "/-/keys"))["keys"]
     assert (alice["reserved"], alice["in_flight"], alice["tokens"]) == (1020, 1, 0)
     assert alice["tokens_left"] < 0
     keys.settle(admission, 1003, now)
-    (alice,) = (await admin.ask("GET", "/-/keys"))["keys"]
+    (alice,) = (await admin.request("GET", "/-/keys"))["keys"]
     assert (alice["reserved"], alice["in_flight"], alice["tokens"]) == (0, 0, 1003)
 
 
 async def test_the_latest_stories_are_listed(admin: Admin) -> None:
     for number in range(30):
         admin.desk.explanations.begin(f"r{number}", "GET", "/", 0.0)
-    latest = (await admin.ask("GET", "/-/explain"))["requests"]
+    latest = (await admin.request("GET", "/-/explain"))["requests"]
     assert [one["request_id"] for one in latest][:2] == ["r29", "r28"]
     assert len(latest) == 20
-    assert len((await admin.ask("GET", "/-/explain?limit=3"))["requests"]) == 3
-    assert (await admin.ask("GET", "/-/explain/r7"))["request_id"] == "r7"
-    await admin.ask("GET", "/-/explain/r99", status=404)
+    assert len((await admin.request("GET", "/-/explain?limit=3"))["requests"]) == 3
+    assert (await admin.request("GET", "/-/explain/r7"))["request_id"] == "r7"
+    await admin.request("GET", "/-/explain/r99", status=404)
 
 
 async def test_metrics_are_prometheus_text(admin: Admin) -> None:
     assert (
         'skyserve_lb_requests_total{policy="least_load",region="eu-1",service="chat"} 0.0'
-        in await admin.ask("GET", "/-/metrics")
+        in await admin.request("GET", "/-/metrics")
     )
 
 

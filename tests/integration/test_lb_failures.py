@@ -21,7 +21,7 @@ async def w(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def refusing_url() -> str:
-    """A port nobody listens on."""
+    """A port no one listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -94,7 +94,7 @@ async def test_a_target_that_dies_before_its_head_is_not_tried_again(w: World, m
 
     dying, well = await w.target("dying", die), await w.target("well")
     agent = await w.agent(*flags([dying, well]))
-    for _ in range(4):  # whichever is first, the answer is the living one's
+    for _ in range(4):  # whichever is first, the response is that of the live one
         assert await agent.text(method=method) == (200, "well")
     per_request = Counter(seen.header("X-Request-Id") for seen in dying.seen)
     assert per_request
@@ -137,7 +137,7 @@ async def test_a_stream_cut_in_its_midst_is_an_error_to_the_client_not_a_clean_e
         assert await response.content.readexactly(9) == b"data: 1\n\n"
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.content.read()
-    assert "skyserve_lb_cut_streams_total{" in await agent.ask("GET", "/-/metrics")
+    assert "skyserve_lb_cut_streams_total{" in await agent.request("GET", "/-/metrics")
 
 
 async def test_a_malformed_chunk_is_the_end_of_a_stream_at_once(w: World) -> None:
@@ -216,7 +216,7 @@ async def test_a_request_on_which_two_targets_died_is_not_given_a_third(w: World
     status, text = await agent.text(data=b"x")
     assert (status, "request_kills_engines" in text) == (502, True)
     assert sum(len(target.seen) for target in dying) == 2
-    stats = await agent.ask("GET", "/-/stats")
+    stats = await agent.request("GET", "/-/stats")
     assert sum(target["ejected"] for target in stats["targets"]) == 1, "the second one is not to blame"
 
 
@@ -322,7 +322,7 @@ async def test_time_to_first_byte_ends_in_504_and_ejects_who_was_silent(w: World
         assert response.headers["Retry-After"]
     (stats,) = (await agent.stats())["targets"]
     assert stats["errors"] == 1
-    assert "skyserve_lb_ejections_total{" in await agent.ask("GET", "/-/metrics")
+    assert "skyserve_lb_ejections_total{" in await agent.request("GET", "/-/metrics")
 
 
 async def test_draining_takes_nothing_new_and_lets_the_stream_end(w: World) -> None:
@@ -400,7 +400,7 @@ async def test_a_client_that_leaves_in_its_body_is_counted_and_is_no_error(w: Wo
     writer.transport.abort()
 
     async def counted() -> bool:
-        lines = (await agent.ask("GET", "/-/metrics")).splitlines()
+        lines = (await agent.request("GET", "/-/metrics")).splitlines()
         (gone,) = (line for line in lines if line.startswith("skyserve_lb_client_gone_requests_total{"))
         return gone.endswith(" 1.0")
 
@@ -467,7 +467,7 @@ async def test_a_quick_probe_does_not_leave_the_held_waiting_for_a_target_that_i
 
 
 async def ejected_twice(agent: RunningAgent) -> bool:
-    lines = (await agent.ask("GET", "/-/metrics")).splitlines()
+    lines = (await agent.request("GET", "/-/metrics")).splitlines()
     return (
         sum(float(line.split()[-1]) for line in lines if line.startswith("skyserve_lb_ejections_total")) >= 2
     )
@@ -591,5 +591,5 @@ async def only_staying(agent: RunningAgent) -> bool:
 
 
 async def counted(agent: RunningAgent, name: str, value: float) -> bool:
-    lines = (await agent.ask("GET", "/-/metrics")).splitlines()
+    lines = (await agent.request("GET", "/-/metrics")).splitlines()
     return any(line.startswith(name + "{") and float(line.rsplit(" ", 1)[1]) == value for line in lines)

@@ -317,7 +317,7 @@ def test_a_proxy_is_known_by_its_address_in_any_form() -> None:
     async def story() -> None:
         gate = Bench(table=a_table(trusted_proxies=("10.0.0.0/8", "fe80::/10"))).proxy.gate
         peers = ["10.1.2.3", "::ffff:10.1.2.3", "fe80::1%eth0", "11.0.0.1", "::1", "unknown"]
-        assert [gate.trusts(peer) for peer in peers] == [True, True, True, False, False, False]
+        assert [gate.is_trusted_proxy(peer) for peer in peers] == [True, True, True, False, False, False]
 
     run(story())
 

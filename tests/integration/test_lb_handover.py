@@ -1,4 +1,4 @@
-"""A successor takes the ports over: nobody is refused, and what has begun is finished."""
+"""A successor takes the ports over: no one is refused, and started requests are finished."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_no_connection_is_refused_and_no_stream_cut_while_agents_follow_ea
 
     target = await w.target("target", behave)
     socket = str(tmp_path / "handover")
-    # A stream may take longer than what an agent that is told to stop gives it.
+    # A stream may take longer than what an agent that receives a stop gives it.
     flags = ("--target", target.url, "--handover-socket", socket, "--shutdown-grace", "0")
     first = await w.agent(*flags)
     over = asyncio.Event()
@@ -99,7 +99,7 @@ async def test_connections_without_a_request_under_way_may_send_one_to_the_prede
     for _, writer in (fresh, used):
         writer.write(request)
     for reader, writer in (fresh, used):
-        # Who is answered before the predecessor has heard of its successor may send one more, and is hung up on later.
+        # A client that is served before the predecessor knows of its successor may send one more, and is hung up on later.
         answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
         assert answer.startswith(b"HTTP/1.1 200 ")
         writer.close()

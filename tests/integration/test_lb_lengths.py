@@ -25,7 +25,7 @@ async def w(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def write(seen: Seen) -> None:
-    """An engine of an unknown kind: as many tokens as `LENGTHS` says of the model, in a stream without any usage, or in one
+    """An engine of an unknown kind: as many tokens as `LENGTHS` has for the model, in a stream without any usage, or in one
     piece with it."""
     asked = json.loads(seen.body)
     count = min(LENGTHS[asked["model"]], asked.get("max_tokens") or 10_000)
@@ -62,7 +62,7 @@ class Asker:
             return bool((await self.agent.stats())["in_flight"] == 0)
 
         await until(ended)
-        story = await self.agent.ask("GET", f"/-/explain/r{self._count}")
+        story = await self.agent.request("GET", f"/-/explain/r{self._count}")
         (candidates,) = [step["candidates"] for step in story["steps"] if step["candidates"]]
         return dict(candidates[0]["terms"])
 
@@ -101,8 +101,8 @@ async def test_lengths_are_learned_by_model_and_by_tenant(asker: Asker, stream: 
 @pytest.mark.parametrize("keys", [True, False], ids=["with keys", "without keys"])
 async def test_max_tokens_bounds_the_guess(w: World, stream: bool, keys: bool, asker: Asker) -> None:
     if not keys:
-        table = await asker.agent.ask("GET", "/-/targets")
-        await asker.agent.ask("PUT", "/-/targets", json={**table, "access": {}, "revision": "open"})
+        table = await asker.agent.request("GET", "/-/targets")
+        await asker.agent.request("PUT", "/-/targets", json={**table, "access": {}, "revision": "open"})
     asked = body(max_tokens=10, **({"stream": True} if stream else {}))
     assert await asker.guess(asked, "alice" if keys else "") == 10
 
@@ -152,7 +152,7 @@ class TestTwelveStreams:
 
     @staticmethod
     async def write(seen: Seen) -> None:
-        """As many tokens as the prompt says, one per event, and never a word about usage."""
+        """As many tokens as the prompt requests, one per event, and never a word about usage."""
         asked = json.loads(seen.body)
         assert asked["stream"]
         await seen.begin_stream()

@@ -272,7 +272,7 @@ async def test_agents_that_share_a_port_share_the_limits(w: World, tmp_path: Pat
     admitted = await statuses(first, 20)
     assert admitted == [200] * 5 + [429] * 15
     for agent in (first, second):
-        (usage,) = (await agent.ask("GET", "/-/keys"))["keys"]
+        (usage,) = (await agent.request("GET", "/-/keys"))["keys"]
         assert usage["requests_left"] < 1
 
 

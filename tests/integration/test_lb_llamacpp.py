@@ -32,7 +32,7 @@ async def test_streams_go_on_from_their_text(mode: str) -> None:
 
 @needs_llama_server
 async def test_a_server_that_drops_connections_it_promised_to_keep_fails_nobody(tmp_path: Path) -> None:
-    """llama.cpp closes after every stream, though its answer says keep-alive."""
+    """llama.cpp closes after every stream, though its response has keep-alive."""
     body = {"prompt": "The sea", "max_tokens": 8, "temperature": 0, "stream": True}
     async with (
         Fleet(llama_engine(tmp_path, slots=2), 1) as fleet,

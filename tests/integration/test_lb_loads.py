@@ -1,4 +1,4 @@
-"""The prober over real sockets: servers that answer as the engines do, and our engine as a process."""
+"""The prober over real sockets: servers that respond as the engines do, and our engine as a process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NO_METRICS = b'{"error":{"code":501,"message":"This server does not support metr
 
 
 class Engine:
-    """An HTTP/1.1 server with a few pages; it may fall silent: take requests and never answer."""
+    """An HTTP/1.1 server with a few pages; it may fall silent: take requests and never respond."""
 
     def __init__(self, pages: dict[str, bytes | tuple[int, bytes]]) -> None:
         self.pages = pages
@@ -118,17 +118,17 @@ async def fetch(target: Target, path: str, timeout_s: float) -> Fetched:
 
 
 class NotedTable(TargetTable):
-    """A table that remembers what it was last told."""
+    """A table that remembers what it last received."""
 
     def __init__(self, table: Table, now: float) -> None:
         super().__init__(table, now)
         self.told: dict[str, EngineLoad | None] = {}
 
     def loaded(
-        self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
+        self, key: Key, load: EngineLoad | None, polled_at: float, now: float, every_s: float = 0.0
     ) -> bool:
         self.told[key.id] = load
-        return super().loaded(key, load, asked_at, now, every_s)
+        return super().loaded(key, load, polled_at, now, every_s)
 
 
 class Balancer:
@@ -251,7 +251,7 @@ async def test_each_engine_is_known_and_its_load_is_read(
 
 
 async def test_triton_with_its_metrics_on_a_port_of_their_own(engine: StartEngine) -> None:
-    host = "127.0.82.2"  # all of 127/8 is loopback: nobody else has port 8002 here
+    host = "127.0.82.2"  # all of 127/8 is loopback: no one else has port 8002 here
     server = await engine({"/v2": b'{"name":"triton"}'}, host)
     await engine({"/metrics": triton_page(6)}, host, 8002)
     async with balancer(a=f"http://{host}:{server.port}") as it:
@@ -293,9 +293,7 @@ async def test_a_silent_a_dead_and_a_strange_server_do_not_hold_up_the_others(en
             await until(lambda: len(good.asked) > 20 and bool(silent.asked) and "/slots" in strange.asked)
             assert it.kind("good") is EngineKind.SGLANG
             assert {it.kind(name) for name in ("strange", "dead")} == {EngineKind.UNKNOWN}
-            assert (
-                it.kind("silent") is EngineKind.SGLANG
-            )  # taken for what the others are, until it can be told
+            assert it.kind("silent") is EngineKind.SGLANG  # taken for what the others are, until it is known
             assert len(silent.asked) <= 2
             for booking in bookings:
                 it.table.release(booking, time.monotonic())

@@ -169,7 +169,7 @@ async def test_where_all_serve_the_same_the_engine_decides(w: World) -> None:
     await agent.push(one.target.json, other.target.json)
     await until(listing(agent, "a"))
     status, body = await ask(agent, "nope")
-    assert (status, body["error"]["code"]) == (404, 404)  # as the engine says it
+    assert (status, body["error"]["code"]) == (404, 404)  # as the engine sends it
     assert one.asked["nope"] + other.asked["nope"] == 1
 
 

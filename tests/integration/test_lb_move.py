@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 async def status_at(port: int, host: str = "127.0.0.1") -> int:
-    """The status of a request on a new connection. Raises ConnectionRefusedError where nobody listens."""
+    """The status of a request on a new connection. Raises ConnectionRefusedError where no one listens."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(REQUEST)
@@ -78,7 +78,7 @@ async def test_no_request_is_lost_while_the_port_changes(w: World, keep: bool) -
     await old.many()
     port = free_port()
     assert await put(agent, {"host": "127.0.0.1", "port": port}, target.json) == (200, {"revision": "r2"})
-    new = Callers(port, keep=keep)  # it is open once the push is answered
+    new = Callers(port, keep=keep)  # it is open once the push has its response
     old.moved = True
     await old.over()
     assert await refused(agent.port)
@@ -111,7 +111,7 @@ async def test_an_address_that_cannot_be_had_leaves_the_old_one_serving(
     here = f"127.0.0.1:{agent.port}"
     assert body["error"]["message"] == f"cannot listen on {host}:{port}: {why}; still listening on {here}"
     assert file.read_text() == stored
-    assert (await agent.ask("GET", "/-/targets"))["revision"] == "r1"
+    assert (await agent.request("GET", "/-/targets"))["revision"] == "r1"
     await callers.many()
     await callers.stop()
     assert (callers.refused_early, set(callers.statuses)) == (0, {200})

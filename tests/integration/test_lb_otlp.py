@@ -1,4 +1,4 @@
-"""Traces leave the process over OTLP, in the background, to where the environment says."""
+"""Traces leave the process over OTLP, in the background, to the endpoint in the environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """Takes what is exported and keeps it."""
+    """Stores the exports."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []

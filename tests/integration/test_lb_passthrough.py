@@ -24,7 +24,7 @@ async def w(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def mirror(seen: Seen) -> None:
-    """Answers with what was seen."""
+    """Responds with what was seen."""
     facts = {
         "method": seen.method,
         "path": seen.path,

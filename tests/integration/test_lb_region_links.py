@@ -37,8 +37,8 @@ async def test_beats_go_both_ways_and_measure_the_round_trip(nodes: tuple[Node, 
     us.link("eu", eu.number)
     eu.link("us", us.number)
     await until(lambda: us.states["eu"].rtt_s is not None and eu.states["us"].rtt_s is not None)
-    assert eu.heard[0][0] == "us"
-    assert eu.heard[0][1].report == REPORT
+    assert eu.received[0][0] == "us"
+    assert eu.received[0][1].report == REPORT
     assert (us.states["eu"].rtt_s or 9.0) < 1.0
 
 
@@ -94,7 +94,7 @@ async def test_who_is_no_peer_is_refused_and_counted(
         writer.close()
     await until(lambda: eu.port.refused)
     assert dict(eu.port.refused) == {counted: 1}
-    assert eu.heard == []
+    assert eu.received == []
 
 
 async def test_an_agent_that_is_not_the_one_of_the_table_gets_no_beat(nodes: tuple[Node, Node]) -> None:
@@ -112,7 +112,7 @@ async def test_a_certificate_serves_twenty_days_without_a_controller(tmp_path: P
     await eu.open()
     us.link("eu", eu.number)
     eu.link("us", us.number)
-    await until(lambda: us.heard and eu.heard)
+    await until(lambda: us.received and eu.received)
     await us.close()
     await eu.close()
 
@@ -146,8 +146,8 @@ async def test_a_connection_on_which_nothing_arrives_any_longer_is_made_again(
     await until(lambda: us.states["eu"].rtt_s is not None)
     lost.set()
     await until(lambda: sender.connections == 2)
-    before = len(eu.heard)
-    await until(lambda: len(eu.heard) > before + 2)
+    before = len(eu.received)
+    await until(lambda: len(eu.received) > before + 2)
     server.close()
     for writer in writers:
         writer.transport.abort()

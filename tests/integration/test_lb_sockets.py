@@ -47,7 +47,7 @@ def resident(agent: RunningAgent) -> int:
 
 @asynccontextmanager
 async def digester(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """A target that reads bodies of any length with h11, and tells their size, digest and a few headers; its URL."""
+    """A target that reads bodies of any length with h11, and returns their size, digest and a few headers; its URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         http = h11.Connection(h11.SERVER)
@@ -200,7 +200,7 @@ async def test_a_slow_target_slows_its_client_and_not_the_agents_memory(w: World
 
 
 async def test_bodies_in_tiny_chunks_do_not_multiply_in_memory(w: World) -> None:
-    """Three bytes a chunk: what is kept of them is the bytes, not an object for each."""
+    """Three bytes a chunk: the bytes are kept, not an object for each."""
     async with digester() as url:
         agent = await w.agent()
         await agent.push({"id": "t", "url": url, "health_path": None}, limits={"buffer_bytes": 8 * MIB})

@@ -55,7 +55,7 @@ class Engine:
 
 @pytest.fixture
 async def engines() -> AsyncIterator[list[Engine]]:
-    # Equal seeds: what one says, all would say. Slow enough to be killed in the midst of an answer.
+    # Equal seeds: all engines send the same text. Slow enough to be killed in the middle of a response.
     started = [await Engine.start("--speed", "1") for _ in range(3)]
     try:
         yield started
@@ -65,7 +65,7 @@ async def engines() -> AsyncIterator[list[Engine]]:
 
 
 class Told:
-    """What a client has been told by one stream."""
+    """What a client has received in one stream."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -171,7 +171,7 @@ async def test_a_stream_goes_on_when_its_engine_is_killed_twice(
     assert one.errors == []
     exact = "text" not in options
     # Text does not tell how many tokens it was: what came together in one event counts as one, so the limit of the
-    # answer may be met a little late.
+    # response may be met a little late.
     assert (one.text if exact else one.text[: len(undisturbed.text)]) == undisturbed.text
     assert len(one.ids) == len(one.created) == one.done == 1
     assert one.roles == undisturbed.roles
@@ -181,7 +181,7 @@ async def test_a_stream_goes_on_when_its_engine_is_killed_twice(
     if exact:
         assert usage["completion_tokens"] == expected["completion_tokens"] == 120
         assert usage["prompt_tokens"] == expected["prompt_tokens"]
-    metrics = await agent.ask("GET", "/-/metrics")
+    metrics = await agent.request("GET", "/-/metrics")
     assert re.search(r"skyserve_lb_continuations_total\{.*\} 2\.0", metrics)
     assert (await agent.stats())["in_flight"] == 0
 
@@ -206,7 +206,7 @@ async def test_a_stream_that_is_not_resumed_passes_as_it_comes_and_is_counted(
         1,
     )
     (usage,) = passed.usage
-    metrics = await agent.ask("GET", "/-/metrics")
+    metrics = await agent.request("GET", "/-/metrics")
     assert re.search(rf"skyserve_lb_output_tokens_total\{{.*\}} {usage['completion_tokens']}\.0", metrics)
 
 
@@ -234,7 +234,7 @@ async def test_a_draining_target_hands_its_stream_over_before_its_deadline(
 
     one = await told(agent.http, agent.url, path, after=10, then=drain)
     assert (one.text, one.finish, one.done, one.errors) == (undisturbed.text, undisturbed.finish, 1, [])
-    assert re.search(r"skyserve_lb_handovers_total\{.*\} 1\.0", await agent.ask("GET", "/-/metrics"))
+    assert re.search(r"skyserve_lb_handovers_total\{.*\} 1\.0", await agent.request("GET", "/-/metrics"))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,9 @@ async def test_a_stream_is_continued_when_its_machine_vanishes_without_a_word(w:
         await agent.push(*left, revision="r2", limits=limits)
     one = await asyncio.wait_for(telling, 20)
     assert (one.text, one.finish, one.done, one.errors) == ("one two", ["stop"], 1, [])
-    assert re.search(r"skyserve_lb_stalled_streams_total\{.*\} 0\.0", await agent.ask("GET", "/-/metrics"))
+    assert re.search(
+        r"skyserve_lb_stalled_streams_total\{.*\} 0\.0", await agent.request("GET", "/-/metrics")
+    )
 
 
 async def test_half_an_answer_waits_longer_for_a_target_than_a_request_that_has_none(w: World) -> None:
@@ -398,4 +400,6 @@ async def test_a_stream_that_stalls_is_continued_although_comments_keep_coming(w
     one = await told(agent.http, agent.url, PATHS[1], stream_options=None)
     assert (one.text, one.finish, one.done, one.errors) == ("one two", ["stop"], 1, [])
     assert one.ids == {"c1"}
-    assert re.search(r"skyserve_lb_stalled_streams_total\{.*\} 1\.0", await agent.ask("GET", "/-/metrics"))
+    assert re.search(
+        r"skyserve_lb_stalled_streams_total\{.*\} 1\.0", await agent.request("GET", "/-/metrics")
+    )

@@ -1,6 +1,6 @@
 """Messages cut, joined, doubled and forged, against the whole data plane (see `lb_wires`).
 
-Whatever comes: bodies arrive as they were sent, each request gets one answer, in order, what reaches a target is what
+Whatever comes: bodies arrive as they were sent, each request gets one response, in order, what reaches a target is what
 was understood, and nothing is left behind.
 """
 
@@ -117,7 +117,7 @@ def test_a_long_body_cut_anywhere_is_passed_on_as_it_comes(data: bytes) -> None:
         run(story([data[:cut], data[cut:]]))
 
 
-# --- answers, cut anywhere
+# --- responses, cut anywhere
 
 ANSWERS: dict[str, tuple[bytes, bytes, bytes]] = {
     "a length": (b"GET", plainly(b"hello"), b"hello"),
@@ -146,7 +146,7 @@ ANSWERS: dict[str, tuple[bytes, bytes, bytes]] = {
 
 
 def pieces_of(data: bytes, cuts: list[int]) -> list[bytes]:
-    """The answer in pieces, with the end of the connection in one of its own."""
+    """The response in pieces, with the end of the connection in one of its own."""
     ends = data.endswith(ENDS)
     data = data.removesuffix(ENDS)
     edges = [0, *cuts, len(data)]
@@ -223,7 +223,7 @@ async def refused(data: bytes, **limits: int) -> tuple[int, str]:
     bench = Bench(**limits)
     client = bench.client()
     client.send(data)
-    client.send(GET)  # must not be answered
+    client.send(GET)  # must not be served
     await settle()
     (got,) = client.answers(b"GET")
     assert bench.peers == []
@@ -392,7 +392,7 @@ def test_each_request_waits_as_long_as_it_may_for_a_first_byte() -> None:
     run(story())
 
 
-# --- a body beyond what is kept
+# --- a body beyond the kept part
 
 
 @pytest.mark.parametrize("framing", ["length", "chunks"])
@@ -437,7 +437,7 @@ def test_a_body_that_is_not_kept_is_never_sent_with_a_hole(framing: str, fault: 
 
 @pytest.mark.parametrize("framing", ["length", "chunks"])
 def test_a_body_that_is_not_gone_yet_is_sent_whole_to_another(framing: str) -> None:
-    """The target dies before anything beyond the kept part has been passed on."""
+    """The target crashes before anything beyond the kept part has been passed on."""
 
     async def story() -> None:
         bench = Bench(targets=2, buffer_bytes=10)
@@ -597,7 +597,7 @@ def test_a_wrong_answer_of_the_only_target_is_a_502(answer: list[bytes]) -> None
     ids=["an answer", "a byte", "an end", "a reset"],
 )
 def test_a_target_that_speaks_or_leaves_before_it_is_asked(greeting: list[bytes]) -> None:
-    """The connection is open and gone again before the request is written: nobody else would say so."""
+    """The connection is open and gone again before the request is written: no one else would say so."""
 
     async def story() -> None:
         bench = Bench(targets=2, hold_s=0)
@@ -694,7 +694,7 @@ def test_who_does_not_read_gets_no_further_answers() -> None:
 
 
 def test_who_reads_slowly_gets_all_of_the_last_answer() -> None:
-    """The connection is to be closed, but not before its answer is read."""
+    """The connection is to be closed, but not before its response is read."""
 
     async def story() -> None:
         bench = Bench(lambda seen: [plainly(b"x" * 200_000)], head_timeout_s=5, idle_timeout_s=60)
@@ -715,7 +715,7 @@ def test_who_reads_slowly_gets_all_of_the_last_answer() -> None:
 
 
 def test_a_target_that_is_slow_to_take_a_body_does_not_make_its_client_deaf() -> None:
-    """It answers without having read all: the client's next request must be heard all the same."""
+    """It responds without having read all: the client's next request must be read nevertheless."""
 
     async def story() -> None:
         bench = Bench()
@@ -1048,7 +1048,7 @@ _FAULTS = st.sampled_from(["fine", "dies", "ends", "half", "garbage", "503", "em
 def test_made_faults_leave_nothing_behind(
     plan: list[tuple[tuple[bytes, Seen], list[str], bool]], targets: int
 ) -> None:
-    """Each client's request meets its faults, and some clients leave: each that stays is answered exactly once."""
+    """Each client's request meets its faults, and some clients leave: each that stays has exactly one response."""
 
     async def story() -> None:
         bench = Bench(targets=targets, hold_s=2, time_to_first_byte_s=3, head_timeout_s=1)

@@ -21,9 +21,9 @@ import yaml
 
 from policies.model import CapacityType
 from provisioners import permissions
-from provisioners.azure import termination as azure_ending
+from provisioners.azure import termination as azure_termination
 from provisioners.azure.translate import group_name
-from provisioners.gcp import termination as gcp_ending
+from provisioners.gcp import termination as gcp_termination
 from provisioners.port.lease import FIRST_S, LEASE_S, LeaseTerms
 from provisioners.port.vm import MachineOrder, MachineState
 from provisioners.remote.ssh_keys import Keys, user_data
@@ -55,7 +55,7 @@ TOKEN = "machine-token"
 
 @contextmanager
 def metadata_service(responses: Mapping[str, str], header: tuple[str, str]) -> Iterator[str]:
-    """What a machine is told by its cloud, by path; without the header nothing."""
+    """The metadata of a machine, by path; without the header nothing."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -130,7 +130,7 @@ def azure_machine(server: AzureServer, **options: Any) -> Iterator[tuple[Machine
         "/instance/compute/resourceId?api-version=2021-02-01&format=text": machine_id,
     }
     with metadata_service(responses, ("Metadata", "true")) as metadata_url:
-        program = azure_ending.ending(server.url, metadata_url)
+        program = azure_termination.terminate_script(server.url, metadata_url)
         order = with_switch(plain, program)
         cloud.create(order)
         world.pass_time(60)
@@ -175,7 +175,7 @@ def test_on_azure_the_role_of_a_machine_lets_it_do_nothing_else() -> None:
 
 
 def test_on_azure_a_machine_without_an_identity_is_billed_after_its_end() -> None:
-    """Which is why `serve check` says so."""
+    """So `serve check` reports it."""
     world = AzureWorld()
     with AzureServer(world).running() as server:
         order = with_switch(azure_order(capacity_type=CapacityType.ON_DEMAND))
@@ -202,7 +202,7 @@ def test_on_google_cloud_the_machine_deletes_itself_and_no_disk_is_billed(tmp_pa
             "/project/project-id": PROJECT,
         }
         with metadata_service(responses, ("Metadata-Flavor", "Google")) as metadata_url:
-            program = gcp_ending.ending(gcp.url, metadata_url)
+            program = gcp_termination.terminate_script(gcp.url, metadata_url)
             order = with_switch(plain, program)
             gcp.another(dead_man_account=ACCOUNT).create(order)
             world.advance(60)
@@ -234,7 +234,7 @@ def test_on_google_cloud_a_machine_that_only_stops_leaves_its_disk_billed() -> N
 def test_a_program_that_its_cloud_refuses_says_so(tmp_path: Path) -> None:
     """So that the switch tries again, and shuts the machine down in the end."""
     for program in (
-        azure_ending.ending("http://127.0.0.1:9", "http://127.0.0.1:9"),
-        gcp_ending.ending("http://127.0.0.1:9", "http://127.0.0.1:9"),
+        azure_termination.terminate_script("http://127.0.0.1:9", "http://127.0.0.1:9"),
+        gcp_termination.terminate_script("http://127.0.0.1:9", "http://127.0.0.1:9"),
     ):
         assert run(program) != 0

@@ -348,7 +348,7 @@ def answer(url: str) -> str:
         return ""
 
 
-# The same port on every node; node 1 asks node 0 and publishes what it was told.
+# The same port on every node; node 1 requests a word of node 0 and publishes what it received.
 TALK = """
 head=$(echo "$SKYPILOT_NODE_IPS" | head -n1)
 if [ $SKYPILOT_NODE_RANK = 0 ]; then echo "I am the head" > index.html; else

@@ -154,7 +154,7 @@ def test_a_script_that_ends_leaves_the_machine_standing_with_a_message(
 ) -> None:
     instance = lab.until(lab.cloud.launch(lab.order(setup=setup, run=run)), state)
     assert instance.message == message
-    assert lab.folder(instance).is_live()  # it is there, and paid for, until somebody ends it
+    assert lab.folder(instance).is_live()  # it is there, and paid for, until someone ends it
     lab.cloud.terminate(instance)
     assert lab.now(instance).state is InstanceState.TERMINATED
 
@@ -345,7 +345,7 @@ def test_a_host_killed_hard_takes_its_instance_along(lab: Lab, household: Instan
 
 
 def test_a_host_that_breaks_says_why(lab: Lab) -> None:
-    """An unreadable status file stands for any bug: the replica dies with its host, the story is kept."""
+    """An unreadable status file stands for any bug: the replica exits with its host, the story is kept."""
     instance = lab.until(lab.cloud.launch(lab.order(run="sleep 1000")), InstanceState.RUNNING)
     folder = lab.folder(instance)
     (folder.path / "preempt.json").write_text("{broken")
@@ -410,8 +410,8 @@ def test_an_instance_that_is_ended_before_its_host_spoke_is_remembered(lab: Lab)
     mute = LocalProvisioner(lab.home, spawn=hold_the_lock)
     mute.launch(kept)
     folder = LocalStore(lab.home).folder(kept.token)
-    folder.ask_to_stop()
-    folder.alive_path.unlink()  # what was held is another file now: nobody is alive
+    folder.request_stop()
+    folder.alive_path.unlink()  # what was held is another file now: no one is alive
     lab.cloud.launch(lab.order(replica_id=2))
     assert folder.record() is not None
     (ended,) = (one for one in lab.cloud.instances(OWNER) if one.token == kept.token)

@@ -63,7 +63,7 @@ def launch(cloud: LocalProvisioner, number: int, port: int, run: str | None = No
 
 
 def traces(instance: Instance) -> list[Path]:
-    """What is left of an instance's network: its namespace and its interface."""
+    """The remains of an instance's network: its namespace and its interface."""
     name = local_net.namespace_name(instance.id)
     return [path for path in (Path("/run/netns", name), Path("/sys/class/net", name)) if path.exists()]
 
@@ -125,7 +125,7 @@ def test_a_replica_that_takes_its_port_is_not_isolated(cloud: LocalProvisioner) 
 def test_where_it_is_not_permitted_the_second_is_told_what_to_do(
     cloud: LocalProvisioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the `ip` program no namespace can be made, whoever we are."""
+    """Without the `ip` program no namespace can be made, for root, too."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "bash").symlink_to(shutil.which("bash") or "/bin/sh")

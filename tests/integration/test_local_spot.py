@@ -209,6 +209,6 @@ def test_a_trace_is_the_whole_world_and_calm_ends_it(market: Market, tmp_path: P
     trace.mkdir()
     (trace / "us-east-1a.json").write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [2, 2, 1]}))
     local_controls.play_market(market.home, trace, speed=1000)
-    market.until("running", "preempted", "preempted")  # the trace says nothing of a second zone
+    market.until("running", "preempted", "preempted")  # the trace has no second zone
     local_controls.calm(market.home)
     assert [zone.spot_capacity for zone in local_controls.zones(market.home)] == [3, 3]

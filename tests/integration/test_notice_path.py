@@ -40,7 +40,7 @@ SPEC = ServiceSpec("chat", "exec run", resources=(ResourceChoice(use_spot=True),
 
 
 class Time:
-    """It passes when the test says so, so that nothing is polled."""
+    """It passes when the test moves it, so that nothing is polled."""
 
     def __init__(self) -> None:
         self.at = 1000.0
@@ -62,7 +62,7 @@ class MemoryFleet(VmProvisioner):
 
 
 @dataclass
-class Hands:
+class OrphanRemover:
     """The other hands: nothing is launched, probed or offered; tables are kept in order."""
 
     states: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
@@ -94,7 +94,7 @@ def awaited(states: queue.SimpleQueue[str], wanted: str) -> None:
 
 
 def test_a_notice_leaves_the_table_without_a_listing() -> None:
-    time, store, hands = Time(), Store("sqlite://"), Hands()
+    time, store, hands = Time(), Store("sqlite://"), OrphanRemover()
     machines, hosts = CountedMachines(time.now), MemoryHosts(time.now)
     fleet = MemoryFleet(machines, hosts, machine_order, lambda need: (), time.now)
     owner = store.owner()
@@ -150,7 +150,7 @@ def test_a_notice_leaves_the_table_without_a_listing() -> None:
         woken.set()
         while not instance_poller.last(CLOUD):  # the first listing wakes the tick
             awaited(hands.states, Readiness.READY.value)
-        hosts.tell(order.token, HostReport(InstanceState.RUNNING, 8000, preempt_at=time.at + 30.0))
+        hosts.set_report(order.token, HostReport(InstanceState.RUNNING, 8000, preempt_at=time.at + 30.0))
         awaited(hands.states, Readiness.DRAINING.value)
         assert machines.listings == 1
     finally:

@@ -64,7 +64,7 @@ def without(policy: Mapping[str, Any], action: str) -> dict[str, Any]:
 
 
 def live(bench: AwsBench) -> list[str]:
-    """A whole life in an account: launches, lists, prices, what is left over, the end. Sentences of what failed."""
+    """A whole life in an account: launches, lists, prices, orphaned resources, the end. Sentences of what failed."""
     machines = bench.fresh(regions=None)
     said: list[str] = []
 

@@ -49,7 +49,7 @@ def server() -> Iterator[AzureServer]:
 
 
 def live(server: AzureServer) -> list[str]:
-    """Launches, lists, what is left over, the end. Sentences of what failed."""
+    """Launches, lists, orphaned resources, the end. Sentences of what failed."""
     said: list[str] = []
 
     def attempt(step: Callable[[], Any]) -> Any:

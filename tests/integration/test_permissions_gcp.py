@@ -42,7 +42,7 @@ def gcp() -> Iterator[Controller]:
 
 
 def live(gcp: Controller) -> list[str]:
-    """Launches, lists, what is left over, the end. Sentences of what failed."""
+    """Launches, lists, orphaned resources, the end. Sentences of what failed."""
     said: list[str] = []
 
     def attempt(step: Callable[[], Any]) -> Any:

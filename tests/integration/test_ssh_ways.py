@@ -173,7 +173,7 @@ def test_a_program_brings_us_there_and_ends_with_the_connection(
     shell = dial(login)
     assert shell.run("id -un").out == b"me\n"
     shell.close()
-    # Bytes that nobody has read make the end of its input a reset, on which the relay's reader ends and the relay does not.
+    # Bytes that no one has read make the end of its input a reset, on which the relay's reader ends and the relay does not.
     until(lambda: subprocess.run(["pgrep", "-f", str(relay)], capture_output=True).returncode == 1)
     broken = ("sh", "-c", "echo one >&2; echo 'the tunnel is closed' >&2; exit 3")
     with pytest.raises(UnreachableError, match="cannot be reached: the tunnel is closed"):

@@ -215,7 +215,7 @@ async def test_a_wrong_certificate_is_never_spoken_to(
 
     async with engine(listen) as port, front_of(tmp_path, port) as front:
         pools = Pools()
-        pools.trust(base64.b64encode(authority.certificate).decode())
+        pools.set_authority(base64.b64encode(authority.certificate).decode())
         with pytest.raises(ssl.SSLCertVerificationError) as caught:
             await pools.of(front.target(name)).dial(20.0)
         assert described(caught.value).startswith("wrong certificate")
@@ -230,7 +230,7 @@ async def test_a_load_balancer_that_knows_no_authority_trusts_nobody(tmp_path: P
 
 async def test_the_load_balancers_own_requests_and_kept_connections(tmp_path: Path) -> None:
     pools = Pools()
-    pools.trust(base64.b64encode(AUTHORITY.certificate).decode())
+    pools.set_authority(base64.b64encode(AUTHORITY.certificate).decode())
     async with engine(http) as port, front_of(tmp_path, port) as front:
         getter = HttpGetter(pools, lambda: 0.0)
         for _ in range(3):
@@ -280,7 +280,7 @@ async def test_only_requests_of_clients_are_traffic(tmp_path: Path, monkeypatch:
         line.close()
         assert notes == ["served"]
         pools = Pools()
-        pools.trust(base64.b64encode(AUTHORITY.certificate).decode())
+        pools.set_authority(base64.b64encode(AUTHORITY.certificate).decode())
         getter = HttpGetter(pools, asyncio.get_running_loop().time)
         target = Target("1", url, tls_name=TOKEN, health_path="/health")
         await getter.fetch(target, "/metrics", 5.0)

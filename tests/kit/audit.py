@@ -1,18 +1,18 @@
 """The production reconciler, which also decides about every service that it would leave as it is, and compares.
 
-In simulated lives this finds a trigger that is missing from `controller.reconcile.tick_cache`.
+In simulations this finds a trigger that is missing from `controller.reconcile.tick_cache`.
 """
 
 from __future__ import annotations
 
-from skyserve_cli.controller.reconcile.kept_turns import Observed
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.tick_cache import Orders
+from skyserve_cli.controller.reconcile.turn_cache import Observed
 from skyserve_cli.state.values import ServiceRow
 
 
 class StaleError(BaseException):
-    """What is kept of a service is not what a new decision comes to. Past the net for one service's trouble."""
+    """The cached decision of a service differs from a new one. Past the net for one service's trouble."""
 
 
 class AuditedReconciler(Reconciler):

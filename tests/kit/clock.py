@@ -1,4 +1,4 @@
-"""Virtual time: a clock and the heap of what is to happen."""
+"""Virtual time: a clock and the heap of future events."""
 
 from __future__ import annotations
 

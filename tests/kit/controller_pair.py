@@ -60,9 +60,11 @@ class ProcessClock(SimClock):
 class SharedStore(SimStore):
     """One controller's view of the database. `cut` makes every query fail; `commits` of both are counted in one place."""
 
-    def __init__(self, rng: random.Random, database_clock: Callable[[], float], beside: SimStore) -> None:
-        super().__init__(rng, database_clock=database_clock, beside=beside)
-        self._counter = beside
+    def __init__(
+        self, rng: random.Random, database_clock: Callable[[], float], shared_with: SimStore
+    ) -> None:
+        super().__init__(rng, database_clock=database_clock, shared_with=shared_with)
+        self._counter = shared_with
         self.is_cut = False
         self.epochs: list[int] = []  # of commits, in order
 
@@ -172,7 +174,7 @@ class PairLife(Life):
         return self.clock.now() + self.offset_s
 
     def after_death(self, name: str, delay_s: float) -> None:
-        """A keeper starts the controller again."""
+        """A supervisor starts the controller again."""
 
         def start() -> None:
             self.pair[name] = Controller(self, name)

@@ -24,7 +24,7 @@ class Faults:
     """How hostile the cloud is. Probabilities are per call or per instance, times are means in seconds."""
 
     transient: float = 0.0  # the call fails and has done nothing
-    lost_answer: float = 0.0  # the call succeeds and its answer is lost
+    lost_answer: float = 0.0  # the call succeeds and its response is lost
     quota: float = 0.0
     auth: float = 0.0
     setup_failure: float = 0.0

@@ -1,10 +1,10 @@
 """The invariants: what must hold after every tick, whatever the world does.
 
-* no tagged instance without a live row, but for a short while after a crash or a lost answer;
+* no tagged instance without a live row, but for a short while after a crash or a lost response;
 * at most one instance was ever made for a replica;
 * GONE is final, and ids only grow;
 * no table names a target that is not a live, reachable replica;
-* what the store remembers of the database is what is in it;
+* the store's cache equals the database;
 * the cost in the store is the cloud's bill;
 * a world that is left in peace comes to what the goals say, and then to rest: ticks write nothing.
 """
@@ -53,7 +53,7 @@ class Invariants:
             self._targets_live(table.service, table, rows)
 
     def read_cache(self, kept: Sequence[ServiceRow], read: Sequence[ServiceRow]) -> None:
-        """What the store remembers is what is in the database."""
+        """The store's cache equals the database."""
         true = [row for row in read if row.attempts or not row.down]
         self._require(list(kept) == true, f"the store remembers {kept} and holds {true}")
 

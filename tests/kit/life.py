@@ -271,7 +271,7 @@ def _rest(life: Life, user: User) -> None:
 
 
 class User:
-    """Somebody who cannot leave a service alone."""
+    """A user who changes a service all the time."""
 
     NAMES = ("chat", "embed")
 
@@ -327,7 +327,7 @@ class User:
                 pass
 
     def weighs_risks(self) -> bool:
-        """Whether a service decides anew as time goes by, even in peace."""
+        """Whether a service decides again as time goes by, even in peace."""
         return any(spec.placement.placer == "risk_hedge" for spec in self._specs.values())
 
     def _up(self, name: str) -> None:

@@ -1,6 +1,6 @@
 """The controller's hands in virtual time. Each fills one port of `controller.ports`.
 
-A crash of the controller is the loss of these objects. What is beyond them stays: the cloud, a call that is
+A crash of the controller is the loss of these objects. Everything else stays: the cloud, a call that is
 already on the wire, and the load balancer agents with the tables they have.
 """
 
@@ -14,6 +14,7 @@ from lb.config.demand import Demand
 from lb.config.schema import Readiness, Table
 from policies.history import Load
 from policies.model import Event, Offer, ProbeFailed, ProbePassed
+from policies.regions.ownership import NO_DISTANCES, Distances
 from provisioners.port.base import Instance, LaunchOrder, Requirements
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.clouds.execute import Retry, perform
@@ -37,7 +38,7 @@ class Crash(BaseException):
 
 
 class SimOperationRunner:
-    """Calls reach the cloud after a while and answer after another."""
+    """Calls reach the cloud after a while and respond after another."""
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class SimAgents:
             self.regional[table.service, replica_id] = table
 
     def demand(self, service: str, replica_id: int | None = None) -> Demand:
-        """The minutes of an agent since it was first polled, with its share of the requests. A replica answers two requests per
+        """The minutes of an agent since it was first polled, with its share of the requests. A replica serves two requests per
         second in time. `replica_id` is of the agent's own machine."""
         own = service, replica_id
         table = self.tables[service] if replica_id is None else self.regional[service, replica_id]
@@ -216,7 +217,7 @@ class SimAgents:
         return known
 
     def load(self, table: Table, share: int = 1) -> Load:
-        """What an agent with that table tells; requests go to `share` agents alike."""
+        """What an agent with that table reports; requests go to `share` agents alike."""
         now = self.clock.now()
         draining = [t.id for t in table.targets if t.state is Readiness.DRAINING]
         empty = frozenset(int(name) for name in draining if self.busy_until[table.service, name] <= now)
@@ -292,6 +293,9 @@ class SimRegional:
             for order in self._orders
             if order.service == service
         ]
+
+    def distances(self, service: str) -> Distances:
+        return NO_DISTANCES
 
     def loads(self, service: str) -> list[Load]:
         tables = [table for (name, _), table in self._agents.regional.items() if name == service]

@@ -1,4 +1,4 @@
-"""Lives of services with an SLO: the size follows the demand that agents report, and the controller may die between storing a
+"""Simulations of services with an SLO: the size follows the demand that agents report, and the controller may die between storing a
 minute and deciding by it."""
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class SloUser(User):
                 rates[name] = 0.0
 
     def weighs_risks(self) -> bool:
-        """Its budget decides anew every minute."""
+        """Its budget decides again every minute."""
         return True
 
     def demanding(self) -> dict[str, tuple[float, ServiceSpec]]:
-        """What is asked of each service, in requests per second."""
+        """The requests to each service, in requests per second."""
         return {
             name: (self._life.agents.requests_per_s.get(name, 0.0), spec)
             for name, spec in self._specs.items()
@@ -84,7 +84,7 @@ class SloLife(Life):
         self.store.crash_after_demand = where == "after demand"
 
     def at_rest(self) -> None:
-        """Every service that is up carries what is asked of it, if it may."""
+        """Every service that is up carries its requests, if it may."""
         super().at_rest()
         for name, (qps, spec) in self.user.demanding().items():
             row = self.row(name)

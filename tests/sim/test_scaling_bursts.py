@@ -52,7 +52,7 @@ OFFERS = tuple(
 
 @dataclass
 class World:
-    """One service. Replicas are ready `START_S` after their launch and gone at once when told so."""
+    """One service. Replicas are ready `START_S` after their launch and gone at once on request."""
 
     arrivals: Arrivals
     goal: Goal
@@ -127,7 +127,7 @@ class World:
         return int(scaling["target"])
 
     def _measure(self, load: Load) -> None:
-        """A level is short while the load asks for it and fewer are ready."""
+        """A level is short while the load needs it and fewer are ready."""
         qps = self.goal.scaling.target_qps_per_replica
         assert qps is not None
         asked = min(-(-load.requests // round(qps * WINDOW_S)), self.goal.scaling.max_replicas)
@@ -220,7 +220,7 @@ PLACEMENTS = {
 @pytest.mark.parametrize("placer", sorted(PLACERS))
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS.keys())
 def test_every_placer_wakes_serves_and_sleeps(placer: str, placement: PlacementGoal) -> None:
-    """One request, long ago, held until its replica is ready; then nobody, and nothing is left."""
+    """One request, long ago, held until its replica is ready; then none, and nothing is left."""
     one = Arrivals("one", (0.0, 99.0, 100.0, 9000.0), (0.0, 0.0, 1.0, 1.0))
     world = World(one, Goal(1, GOAL, replace(placement, placer=placer)), tick_s=5.0)
     world.run(95.0)

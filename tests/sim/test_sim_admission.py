@@ -34,7 +34,7 @@ class Flight:
     booking: Booking | None = None
     responded: bool = False
     has_priority: bool = False
-    hold_left_s: float = 1e6
+    queue_left_s: float = 1e6
     tenant: str = ""
     weight: float = 1.0
     policy: str | None = None
@@ -67,7 +67,7 @@ class Seen:
 
 
 class World:
-    """Engines, one balancer and its prober. `tells` is what an engine says of itself when asked."""
+    """Engines, one balancer and its prober. `tells` is the load that an engine reports."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a tick keeps of services that did not change is what it would decide about them, in whole simulated lives."""
+"""What a tick keeps of services that did not change is what it would decide about them, in whole simulations."""
 
 from __future__ import annotations
 

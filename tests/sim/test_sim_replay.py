@@ -47,7 +47,7 @@ def test_a_cold_start_is_paid_for_and_serves_nobody() -> None:
 
 
 def test_one_loss_costs_its_cold_start_and_a_tick_to_notice() -> None:
-    """At tick 50 a zone dies; the loss is seen at 51, the new replica in the other zone starts then and is ready
+    """At tick 50 a zone is lost; the loss is seen at 51, the new replica in the other zone starts then and is ready
     at 57: 7 of 100 accounted ticks with one of two ready."""
     trace = market(106, r1a=[(0, 1), (50, 0)], r2a=[(0, 9)])
     run = simulate(Setting(trace, 2, 180.0), Job("spothedge", 0, seed=1))

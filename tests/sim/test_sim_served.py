@@ -79,7 +79,7 @@ def test_history_ends_where_the_market_begins() -> None:
     first = served.demand(0.0).first
     assert [row.minute for row in served.known] == list(range(served.known[0].minute, first))
     assert sum(row.requests for row in served.known) == pytest.approx(12 * DAY_S, rel=0.02)
-    served.serve(0, 8, 10, judged=True)
+    served.serve(0, 8, 10, counted=True)
     told = served.demand(240.0)
     assert (told.first, told.end) == (first, first + 4)
     assert sum(told.requests) <= served.asked
@@ -87,9 +87,9 @@ def test_history_ends_where_the_market_begins() -> None:
 
 def test_requests_that_nobody_can_serve_yet_are_not_judged() -> None:
     served = ServedRequests.draw(Traffic(a_day(), 2.0), 3600.0, 30.0, 0)
-    served.serve(0, 6, 0, judged=False)
+    served.serve(0, 6, 0, counted=False)
     assert served.attainment is None
-    served.serve(6, 8, 0, judged=True)
+    served.serve(6, 8, 0, counted=True)
     assert served.attainment == 0.0
     assert sum(served.demand(270.0).late) == served.asked
 

@@ -62,7 +62,7 @@ def test_losses_in_the_other_regions_are_seen_meanwhile() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_every_invariant_holds_while_regions_come_and_go(seed: int) -> None:
-    """The hostile cloud and the controller that dies, and on top of it a region that is silent for a while."""
+    """The hostile cloud and the controller that crashes, and on top of it a region that is silent for a while."""
     life = running(HOSTILE, seed)
     rng = Random(f"{seed} silence")
     for _ in range(8):

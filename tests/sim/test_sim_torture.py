@@ -115,7 +115,9 @@ class TestCrashes:
         life = Life(5, CALM)
         life.put(spec(replicas=2))
         life.tick()
-        life.clock.advance(life.clock.now() + 60.0)  # both calls reached the cloud, and answered nobody
+        life.clock.advance(
+            life.clock.now() + 60.0
+        )  # both calls reached the cloud, and their responses were lost
         life.runner.dead = life.instance_poller.dead = life.fleet.dead = True
         assert len(life.cloud.made) == 2
         life.start_controller()

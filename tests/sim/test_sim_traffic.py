@@ -60,10 +60,10 @@ class Listed:
         return ()
 
 
-def call(name: str, prompt_tokens: int = 40, answer_tokens: int = 10, like: int = 0) -> Call:
+def call(name: str, prompt_tokens: int = 40, response_tokens: int = 10, like: int = 0) -> Call:
     tokens = tuple([1000 + like] * prompt_tokens)
     return Call(
-        name, Passage(bytes([65 + like]) * (4 * prompt_tokens), tokens), (7,) * (answer_tokens - 1) + (EOS,)
+        name, Passage(bytes([65 + like]) * (4 * prompt_tokens), tokens), (7,) * (response_tokens - 1) + (EOS,)
     )
 
 
@@ -83,7 +83,7 @@ class TestBooks:
         for one in outcome.served:
             assert one.arrived_at <= one.pushed_at < one.first_at <= one.ended_at
             assert 0 <= one.cached_tokens < one.prompt_tokens == len(by_id[one.call_id].prompt.tokens)
-            assert one.answer_tokens == len(by_id[one.call_id].answer)
+            assert one.response_tokens == len(by_id[one.call_id].answer)
 
     def test_a_lone_call_takes_what_the_profile_says(self) -> None:
         one = run(Listed([(1.0, call("a", 512, 3))]), Setting(profiles=(L4_8B,), rtt_s=0.010)).served[0]
@@ -98,7 +98,7 @@ class TestBooks:
             pushing=Pushing(mode=PushMode.FIXED_CAP, cap=1),
             limits=Limits(hold_s=5.0, max_held=2),
         )
-        arrivals = [(0.1 * index, call(str(index), answer_tokens=100)) for index in range(5)]
+        arrivals = [(0.1 * index, call(str(index), response_tokens=100)) for index in range(5)]
         workload = Listed(arrivals)
         outcome = run(workload, setting)
         assert [one.call_id for one in outcome.served] == ["0"]  # it takes 100 iterations of 67 ms
@@ -247,7 +247,7 @@ def served(index: int, *, engine: int = 0, held_s: float = 0.0, cached: int = 0)
         ended_at=index + 2.0,
         prompt_tokens=100,
         cached_tokens=cached,
-        answer_tokens=20,
+        response_tokens=20,
         prompt_bytes=400,
         matched_bytes=4 * cached,
     )

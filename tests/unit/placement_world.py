@@ -1,6 +1,6 @@
 """A tiny market for tests of placement: the production plan over zones whose capacity is a function of the tick.
 
-Every tick checks what must hold of any placement, so a test only says what is special about its case.
+Every tick checks what must hold of any placement, so a test only checks what is special about its case.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def of_kind(replicas: Sequence[Replica], kind: CapacityType) -> list[Replica]:
 
 
 class World:
-    """`capacity` says how many spot instances a zone holds at a tick; on-demand ones can always be had."""
+    """`capacity` is how many spot instances a zone holds at a tick; on-demand ones are always available."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class World:
 
     @property
     def counted(self) -> list[Replica]:
-        """The replicas of the wanted version that live and are not being ended, nor replaced, nor about to be preempted."""
+        """The replicas of the wanted version that are live and are not being ended, nor replaced, nor about to be preempted."""
         new, _ = rollout.split(tuple(self.fleet.values()), self.goal, self.memory.rollout)
         return [replica for replica in new if not is_announced(replica) and replica.preempt_at is None]
 

@@ -1,7 +1,7 @@
 """Engines as pure functions from a request to the events of its stream, each in the shape its documentation gives.
 
 All speak with the same `Language`: the next token depends on the seed and all tokens before it, so a stream that was
-continued rightly says what an undisturbed one says.
+continued rightly has the text of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Said:
 
 
 def stream(kind: EngineKind, path: bytes, body: Mapping[str, Any], leg: int, burst: int = 1) -> list[bytes]:
-    """The events of the answer, `[DONE]` included, with `burst` tokens each: an engine that is behind with its events
-    puts more into one. Raises BadRequest as the engine would answer 400."""
+    """The events of the response, `[DONE]` included, with `burst` tokens each: an engine that is behind with its events
+    puts more into one. Raises BadRequest as the engine would respond with 400."""
     if kind is EngineKind.SKYSERVE:
         return list(_ours(path, body, leg, burst))
     prompt = _prompt(kind, path, body)
@@ -72,7 +72,7 @@ def _prompt(kind: EngineKind, path: bytes, body: Mapping[str, Any]) -> list[int]
 
 
 def _generate(kind: EngineKind, prompt: list[int], body: Mapping[str, Any], path: bytes) -> Iterator[Said]:
-    """Token by token. vLLM tells ids at once and holds back as much text as a stop string could need; llama.cpp holds
+    """Token by token. vLLM sends ids at once and holds back as much text as a stop string could need; llama.cpp holds
     back what looks like the beginning of one; TGI holds back nothing."""
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     if limit is None:

@@ -9,7 +9,7 @@ from provisioners.aws.error_codes import AT_BIRTH, TABLE
 from provisioners.aws.errors import (
     THROTTLES,
     AwsResponse,
-    Context,
+    ErrorContext,
     Quota,
     error_of,
     missing_action,
@@ -28,7 +28,9 @@ CAPACITY, QUOTA, AUTH, CONFIG, TRANSIENT, REFUSED = (
 )
 TYPE, ZONE, REGION, CLOUD_WIDE = Scope.TYPE, Scope.ZONE, Scope.REGION, Scope.CLOUD
 SCP = "User: u is not authorized to perform: ec2:X with an explicit deny in a service control policy"
-LAUNCH = Context("ec2:RunInstances", "us-east-1", Zone("aws", "us-east-1", "use1-az1"), "g6.xlarge", SPOT)
+LAUNCH = ErrorContext(
+    "ec2:RunInstances", "us-east-1", Zone("aws", "us-east-1", "use1-az1"), "g6.xlarge", SPOT
+)
 
 
 CASES = [
@@ -136,7 +138,7 @@ def test_every_row_has_a_source_and_a_case() -> None:
     ],
 )
 def test_a_listing_that_is_refused_for_good_closes_the_region(code: str, message: str) -> None:
-    listing = Context("ec2:DescribeInstances", "eu-west-3")
+    listing = ErrorContext("ec2:DescribeInstances", "eu-west-3")
     raised = error_of(AwsResponse(code, 403, message), listing, now=0.0)
     assert isinstance(raised, RegionClosedError)
     assert raised.region == "eu-west-3"
@@ -158,10 +160,10 @@ def test_throttling_asks_for_patience(code: str) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "kind"),
-    [(LAUNCH, REFUSED), (Context("ec2:DeleteVolume", "us-east-1"), CONFIG)],
+    [(LAUNCH, REFUSED), (ErrorContext("ec2:DeleteVolume", "us-east-1"), CONFIG)],
     ids=["a-launch-elsewhere", "anything-else-nowhere"],
 )
-def test_what_is_not_supported_depends_on_what_was_asked(asked: Context, kind: FailureKind) -> None:
+def test_what_is_not_supported_depends_on_what_was_asked(asked: ErrorContext, kind: FailureKind) -> None:
     assert error_of(AwsResponse("UnsupportedOperation", 400, ""), asked, now=0.0).kind is kind
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from policies import balancers
-from policies.balancers import FAREWELL_S, FIRST_PAUSE_S, AgentFleet, AgentRegion
+from policies.balancers import FAREWELL_S, FIRST_PAUSE_S, AgentFleetState, AgentRegion
 from policies.goals import Goal, ScalingGoal
 from policies.lifecycle import apply, request
 from policies.model import (
@@ -49,8 +49,8 @@ def agent(id: int, zone: str, state: ReplicaState = S.READY) -> Replica:
 
 def fleet(
     *agents: Replica, places: tuple[AgentRegion, ...] = (EAST,), count: int = 1, unfit: tuple[int, ...] = ()
-) -> AgentFleet:
-    return AgentFleet(places, count, agents, frozenset(one.id for one in agents) - frozenset(unfit))
+) -> AgentFleetState:
+    return AgentFleetState(places, count, agents, frozenset(one.id for one in agents) - frozenset(unfit))
 
 
 def told(actions: tuple[Action, ...]) -> str:
@@ -61,7 +61,7 @@ def told(actions: tuple[Action, ...]) -> str:
 
 
 def decide(
-    wanted: AgentFleet, goal: Goal = GOAL, memory: Json | None = None, now: float = NOW
+    wanted: AgentFleetState, goal: Goal = GOAL, memory: Json | None = None, now: float = NOW
 ) -> balancers.AgentDecision:
     return balancers.decide(wanted, OFFERS, goal, memory or {}, 70, now)
 
@@ -98,12 +98,12 @@ CASES = {
 
 
 @pytest.mark.parametrize(("wanted", "actions"), CASES.values(), ids=CASES.keys())
-def test_what_is_done(wanted: AgentFleet, actions: str) -> None:
+def test_what_is_done(wanted: AgentFleetState, actions: str) -> None:
     assert told(decide(wanted).actions) == actions
 
 
 @pytest.mark.parametrize("wanted", [case[0] for case in CASES.values()], ids=CASES.keys())
-def test_a_decision_on_its_own_outcome_decides_nothing(wanted: AgentFleet) -> None:
+def test_a_decision_on_its_own_outcome_decides_nothing(wanted: AgentFleetState) -> None:
     after = {one.id: one for one in wanted.agents}
     for action in decide(wanted).actions:
         if isinstance(action, Launch):

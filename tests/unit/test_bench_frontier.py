@@ -1,4 +1,4 @@
-"""The arithmetic of `benchmarks.frontier`: blocks add up to their run, mixtures cost what the frontier says,
+"""The arithmetic of `benchmarks.frontier`: blocks add up to their run, mixtures cost what the frontier has,
 intervals are of pairs."""
 
 from __future__ import annotations

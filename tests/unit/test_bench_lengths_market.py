@@ -54,7 +54,7 @@ class TestRoutingLengths:
             own = [call for call in calls if call.scope == tenant.name]
             assert len(own) / len(calls) == pytest.approx(tenant.share, abs=0.05)
             middle = sorted(len(call.answer) for call in own)[len(own) // 2]
-            assert middle == pytest.approx(tenant.answer_tokens.median, rel=0.35)
+            assert middle == pytest.approx(tenant.response_tokens.median, rel=0.35)
 
     @pytest.mark.parametrize("guided", sorted(GUIDED))
     def test_every_guess_serves_the_same_calls(self, guided: str) -> None:

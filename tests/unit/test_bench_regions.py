@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.regions.__main__ import main
-from benchmarks.regions.measure import Figures, measure
+from benchmarks.regions.measure import Figures, measure, parts_of
 from benchmarks.regions.reference import death, idle, one_way, trees
 from benchmarks.regions.rules import RULES
 from benchmarks.regions.scenario import RTT_MS, Clients, Scenario, ScenarioError, load, three
@@ -69,15 +69,49 @@ def test_no_byte_of_a_pinned_request_leaves_its_zone(rule: str) -> None:
     assert any(one.engine_region != "eu" for one in free.responses if one.region == "eu")
     result = play(replace(flooded("eu"), stay={"eu": frozenset({"eu"})}), rule)
     assert all(one.engine_region == "eu" for one in result.responses if one.region == "eu")
+    assert result.outside_bytes == 0
+
+
+def test_bytes_that_leave_a_zone_are_counted() -> None:
+    result = play(replace(flooded("eu"), stay={"eu": frozenset({"eu"})}), "all_view")
+    assert result.outside_bytes > 0
+
+
+def test_parts_of_a_run_have_figures_of_their_own() -> None:
+    scenario = replace(death(60.0), stay={"us": frozenset({"us"})})
+    (dead,) = scenario.deaths
+    scenario = replace(scenario, deaths=(replace(dead, clients_find_s=6.0),))
+    result = play(scenario, "one_cost")
+    parts = parts_of(scenario)
+    assert [part.name for part in parts] == [
+        "",
+        "eu dead",
+        "eu dead, clients moved",
+        "clients of us",
+        "clients of asia, eu",
+    ]
+    whole, outage, moved, pinned, others = (
+        measure(result, part.since_s, part.until_s, part.regions) for part in parts
+    )
+    assert whole.requests == pinned.requests + others.requests
+    assert whole.requests > outage.requests > moved.requests > 0
+    assert outage.ttft_p99 > moved.ttft_p99, "clients wait until they find another agent"
+    assert pinned.left == 0
 
 
 def test_the_death_of_an_agent_loses_only_what_it_held() -> None:
-    result = play(death(90.0), "one_cost")
+    scenario = death(90.0)
+    (dead,) = scenario.deaths
+    dead = replace(dead, clients_find_s=6.0)
+    result = play(replace(scenario, deaths=(dead,)), "one_cost")
     assert result.lost > 0
     names = [one.call_id for one in result.responses]
     assert len(names) == len(set(names))
-    after = [one for one in result.responses if one.region == "us"]
-    assert any(one.engine_region == "eu" for one in after)
+    since = dead.at_s + dead.clients_find_s
+    without = [
+        one for one in result.responses if one.region == "eu" and since <= one.arrived_at < dead.until_s
+    ]
+    assert any(one.engine_region == "eu" for one in without), "adopted replicas serve"
 
 
 def test_a_one_way_partition_only_closes_that_way() -> None:

@@ -1,4 +1,4 @@
-"""The pure parts of `benchmarks.routing_live`: prompts as messages, answers read back, rounds compared."""
+"""The pure parts of `benchmarks.routing_live`: prompts as messages, responses read back, rounds compared."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_nobody_calls_after_the_end(until_s: float) -> None:
     assert bool(some) == (until_s > 0)
 
 
-# --- answers
+# --- responses
 
 
 def chunk(content: str | None, **more: object) -> bytes:
@@ -115,12 +115,12 @@ DONE = b"data: [DONE]\n\n"
     [
         pytest.param(
             [chunk(" a"), chunk(" b"), chunk(None, usage=USAGE), DONE],
-            Answer("", text=" a b", prompt_tokens=40, cached_tokens=32, answer_tokens=2),
+            Answer("", text=" a b", prompt_tokens=40, cached_tokens=32, response_tokens=2),
             id="whole",
         ),
         pytest.param(
             [b": comment\n\n", chunk(" a"), chunk("", usage={**USAGE, "prompt_tokens_details": None}), DONE],
-            Answer("", text=" a", prompt_tokens=40, answer_tokens=2),
+            Answer("", text=" a", prompt_tokens=40, response_tokens=2),
             id="an engine that does not tell what was cached",
         ),
         pytest.param([chunk(" a"), DONE], Answer("the stream ended early"), id="without usage"),

@@ -24,7 +24,7 @@ from provisioners.offers.catalog import (
 from provisioners.offers.catalog.discovered import (
     BELIEVED_S,
     Discovery,
-    Offering,
+    RegionalType,
     decode,
     encode,
     reasons,
@@ -59,9 +59,9 @@ FOUND = Discovery(
     NOW,
     ("us-east-1", "mx-central-1"),
     (
-        Offering(G6, "us-east-1", ("use1-az1", "use1-az2")),
-        Offering(G6, "mx-central-1", ("mxc1-az1",), {ON_DEMAND: "the quota is 0"}),
-        Offering(P5E, "us-east-1", ("use1-az4",), {SPOT: "not sold as spot"}),
+        RegionalType(G6, "us-east-1", ("use1-az1", "use1-az2")),
+        RegionalType(G6, "mx-central-1", ("mxc1-az1",), {ON_DEMAND: "the quota is 0"}),
+        RegionalType(P5E, "us-east-1", ("use1-az4",), {SPOT: "not sold as spot"}),
     ),
     ("quotas of mx-central-1: denied",),
 )
@@ -78,7 +78,7 @@ def test_zones_regions_and_types_are_added_at_estimated_prices() -> None:
 
 
 def test_a_type_without_an_open_zone_is_not_added() -> None:
-    closed = replace(FOUND, offerings=(Offering(P5E, "us-east-1", ()),))
+    closed = replace(FOUND, offerings=(RegionalType(P5E, "us-east-1", ()),))
     assert with_discovered(KNOWN, [closed]) == KNOWN
 
 

@@ -1,4 +1,4 @@
-"""Catalog files: the packaged ones are sound, and what is no catalog is said to be none."""
+"""Catalog files: the packaged ones are sound, and malformed ones are rejected."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The lint of the catalog: every type that is offered boots a default image with the driver that its accelerators need.
 
-What a type needs is written here anew, by the vendors' facts, and compared with the image that the provisioner picks.
+What a type needs is written here again, by the vendors' facts, and compared with the image that the provisioner picks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which of a price API's answers are believed."""
+"""Which of a price API's responses are believed."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def header(at: float) -> str:
 )
 def test_the_offset(cloud_is_ahead_s: float, offset_s: float, warns: bool) -> None:
     clock = CloudClock(lambda: NOW + 0.5)
-    clock.heard(header(NOW + cloud_is_ahead_s))
+    clock.set_from_header(header(NOW + cloud_is_ahead_s))
     assert clock.offset_s == offset_s
     assert clock.ours(NOW + 120.0) == NOW + 120.0 - offset_s
     assert bool(clock.warning()) is warns
@@ -41,9 +41,9 @@ def test_the_offset(cloud_is_ahead_s: float, offset_s: float, warns: bool) -> No
 
 def test_the_warning_says_what_to_do() -> None:
     clock = CloudClock(lambda: NOW)
-    clock.heard(header(NOW + 60))
+    clock.set_from_header(header(NOW + 60))
     assert clock.warning().startswith("this host's clock is 60 s behind the cloud's; set it by NTP")
-    clock.heard(header(NOW - 60))
+    clock.set_from_header(header(NOW - 60))
     assert "60 s ahead of the cloud's" in clock.warning()
 
 
@@ -53,17 +53,17 @@ def test_an_offset_stays_the_same_while_headers_only_round() -> None:
     offsets = set()
     for step in range(500):
         now = NOW + step * 0.37
-        clock.heard(header(int(now + 60)))
+        clock.set_from_header(header(int(now + 60)))
         offsets.add(clock.offset_s)
     assert len(offsets) == 1
-    clock.heard(header(now))  # our clock was set
+    clock.set_from_header(header(now))  # our clock was set
     assert clock.offset_s == 0.0
 
 
 @pytest.mark.parametrize("date", [None, "", "soon", "Mon, 99 Foo 2026"])
 def test_what_is_no_date_says_nothing(date: str | None) -> None:
     clock = CloudClock(lambda: NOW)
-    clock.heard(date)
+    clock.set_from_header(date)
     assert clock.offset_s == 0.0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from policies.model import CapacityType
 from provisioners.offers.catalog import stock
-from provisioners.offers.catalog.discovered import Discovery, Offering
+from provisioners.offers.catalog.discovered import Discovery, RegionalType
 from provisioners.offers.catalog.store import save_discovery
 from provisioners.port.base import Candidate, Requirements
 from skyserve_cli.clouds import Clouds
@@ -49,7 +49,7 @@ def test_files_that_change_are_taken_over(tmp_path: Path, monkeypatch: pytest.Mo
 
     shapes = {row.shape for row in stock(tmp_path).catalog.by_accelerator["L4"] if row.shape.cloud == "aws"}
     closed = {CapacityType.ON_DEMAND: "the quota is 0"}
-    found = tuple(Offering(shape, "us-east-1", ("use1-az1",), closed) for shape in shapes)
+    found = tuple(RegionalType(shape, "us-east-1", ("use1-az1",), closed) for shape in shapes)
     save_discovery(tmp_path, Discovery("aws", clock[0], ("us-east-1",), found))
     clock[0] += 10.0
     assert prices() == set()

@@ -1,4 +1,4 @@
-"""What `serve up` says about the keys of the home, once."""
+"""The hint of `serve up` about the keys of the home, once."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 from policies.goals import ScalingGoal
 from skyserve_cli.commands import day_plan
-from skyserve_cli.commands.day_plan import Known, asked, by_minute, carried, planned, price_of, recorded
+from skyserve_cli.commands.day_plan import KnownDemand, asked, by_minute, carried, planned, price_of, recorded
 from skyserve_cli.output import CommandFailed, WrongUsage
 from skyserve_cli.spec.model import ScheduledSize, ServiceSpec, SloSpec
 
@@ -20,9 +20,9 @@ SPEC = ServiceSpec("chat", "run", scaling=ScalingGoal(1, 10), slo=SLO)
 MONDAY = 1_767_571_200.0 + 30.0  # 2026-01-05 00:00:30 UTC
 
 
-def two_days(low: float = 60.0, high: float = 600.0) -> Known:
+def two_days(low: float = 60.0, high: float = 600.0) -> KnownDemand:
     """12 hours of `low` requests a minute, 12 hours of `high`, twice."""
-    return Known("a recording", np.tile(np.repeat([low, high], 720), 2).astype(float))
+    return KnownDemand("a recording", np.tile(np.repeat([low, high], 720), 2).astype(float))
 
 
 def test_replicas_follow_the_forecast_within_the_limits_and_cost_what_they_cost() -> None:
@@ -45,7 +45,7 @@ def test_a_schedule_sets_the_limits_of_its_hours() -> None:
 
 
 def test_what_a_replica_carries_is_the_options_else_the_files_else_what_was_learned() -> None:
-    lived = Known("chat", np.ones(60), capacity_qps=3.0, headroom=1.5)
+    lived = KnownDemand("chat", np.ones(60), capacity_qps=3.0, headroom=1.5)
     learning = replace(SPEC, slo=replace(SLO, capacity_qps=None))
     by_target = replace(SPEC, slo=None, scaling=ScalingGoal(1, 10, 0.7))
     assert carried(SPEC, lived, 6.0) == pytest.approx(4.0)
@@ -108,7 +108,7 @@ def test_options_that_make_no_sense_are_one_sentence(
 
 
 class Controller:
-    """Tells what a controller would of one service."""
+    """Shows what a controller would of one service."""
 
     def __init__(self, minutes: int) -> None:
         self.minutes = minutes

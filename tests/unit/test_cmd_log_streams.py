@@ -69,7 +69,7 @@ def test_a_replica_whose_log_is_gone_stops_nothing() -> None:
 def test_the_last_line_of_a_log_that_grows() -> None:
     logs = Logs({"a": b"downloading the model\n====\n"})
     last = LastLines(logs.read)
-    last.want(["a", "b"])
+    last.follow(["a", "b"])
     assert last.line("a") == ""
     last.step()
     assert (last.line("a"), last.line("b")) == ("downloading the model", "")

@@ -1,4 +1,4 @@
-"""What is told while a command waits."""
+"""What is printed while a command waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def view(*troubles: str) -> dict[str, Any]:
 
 
 def told(troubles: Troubles, now: float, *seen: str) -> list[str]:
-    return [line.split("  ", 1)[1] for line in troubles.news([view(*seen)], now)]
+    return [line.split("  ", 1)[1] for line in troubles.new_lines([view(*seen)], now)]
 
 
 def test_a_trouble_that_lasts_is_told_once() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from policies.model import Action, EndReason, Event
 from skyserve_cli.commands import sentences
-from skyserve_cli.commands.progress import story_line
+from skyserve_cli.commands.progress import event_line
 from skyserve_cli.commands.sentences import EVENTS, end_of, exit_message, version_given_up, words
 from skyserve_cli.commands.status_tables import tables
 from skyserve_cli.controller.api.client import ControllerDownError
@@ -91,7 +91,7 @@ def test_an_end_reads_the_same_in_the_row_and_in_the_note(reason: str, message: 
 @pytest.mark.parametrize("kind", sorted(set(EVENTS) - {"Progressed"}))
 def test_an_event_reads_the_same_in_events_and_while_waiting(kind: str) -> None:
     event = {"at": 0.0, "service": "chat", "replica_id": 3, "kind": kind, "state": "READY", "message": "m"}
-    assert f"  {EVENTS[kind]} -> READY: m" in story_line(event, with_service=False)
+    assert f"  {EVENTS[kind]} -> READY: m" in event_line(event, with_service=False)
 
 
 def test_a_version_that_was_given_up() -> None:

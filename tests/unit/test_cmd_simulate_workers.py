@@ -32,19 +32,19 @@ def test_every_piece_is_done_once(
     count: int, processes: int, children: Callable[[], list[psutil.Process]]
 ) -> None:
     results = [
-        news
-        for news in run(lambda piece, told: piece * piece, count, processes)
-        if news and news.result is not None
+        progress
+        for progress in run(lambda piece, told: piece * piece, count, processes)
+        if progress and progress.result is not None
     ]
-    assert sorted((news.piece, news.result) for news in results) == [
+    assert sorted((progress.piece, progress.result) for progress in results) == [
         (piece, piece**2) for piece in range(count)
     ]
-    assert all(news.fraction == 1.0 for news in results)
+    assert all(progress.fraction == 1.0 for progress in results)
     assert children() == []
 
 
 def test_no_more_processes_than_pieces_or_than_asked_for() -> None:
-    pids = {news.result for news in run(lambda piece, told: os.getpid(), 6, 2) if news}
+    pids = {progress.result for progress in run(lambda piece, told: os.getpid(), 6, 2) if progress}
     assert 1 <= len(pids) <= 2
     assert os.getpid() not in pids
 
@@ -55,11 +55,11 @@ def test_progress_is_told_in_steps_worth_telling() -> None:
             told(step / 10_000)
         return "done"
 
-    news = [each for each in run(work, 1, 1) if each]
-    fractions = [each.fraction for each in news]
+    progress = [each for each in run(work, 1, 1) if each]
+    fractions = [each.fraction for each in progress]
     assert fractions == sorted(fractions)
     assert 50 <= len(fractions) <= 101
-    assert news[-1] == PieceProgress(0, 1.0, "done")
+    assert progress[-1] == PieceProgress(0, 1.0, "done")
 
 
 def test_a_worker_that_dies_is_named(
@@ -93,7 +93,7 @@ def test_closing_ends_workers_that_are_busy(children: Callable[[], list[psutil.P
         return piece
 
     with closing(run(work, 2, 2)) as stream:
-        heard = {news.piece for news in (next(stream), next(stream)) if news}
+        heard = {progress.piece for progress in (next(stream), next(stream)) if progress}
         assert heard <= {0, 1}
         assert len(children()) == 2
     assert children() == []
@@ -104,5 +104,5 @@ def test_ctrl_c_is_not_for_the_workers() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         return "went on"
 
-    assert [news.result for news in run(work, 1, 1) if news] == ["went on"]
+    assert [progress.result for progress in run(work, 1, 1) if progress] == ["went on"]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

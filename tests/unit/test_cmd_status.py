@@ -80,6 +80,22 @@ def test_load_balancers_in_regions_have_a_table_of_their_own() -> None:
     assert "http://192.0.2.1:8000 4610500197bd (old)" in line
 
 
+def test_linked_load_balancers_show_distances_spill_and_whom_they_serve() -> None:
+    peer = {
+        "region": "aws/west", "rtt_ms": 60.4, "forwarded_out": 3, "forwarded_in": 4, "dead": False, "egress_usd": 0.125,
+    }  # fmt: skip
+    gone = {"region": "aws/eu", "rtt_ms": None, "forwarded_out": 0, "forwarded_in": 0, "dead": True}
+    agent = {
+        **replica(7, "on_demand"), "endpoint": "http://192.0.2.1:8000", "agent_version": "4610500197bd", "newest": True,
+        "message": "", "owned": ["aws/east", "aws/north"], "taken_over": ["aws/eu"], "peers": [peer, gone],
+        "ttft_p50_s": 0.2814, "ttft_p90_s": None,
+    }  # fmt: skip
+    (title, first, second) = [words(line) for line in shown(service(agents=[agent]))][-3:]
+    assert title == "LOAD BALANCER TTFT P50 P90 PEER RTT MS SENT THERE CAME FROM THERE $ THERE SERVES"
+    assert first == "chat/7 281 ms - aws/west 60 3 4 0.1250 aws/east, aws/north, aws/eu (taken over)"
+    assert second == "chat/7 aws/eu (dead) - 0 0 0.0000"
+
+
 def test_on_eighty_columns_nothing_is_missing() -> None:
     lines = shown(
         service(replica(1, "on_demand"), replica(2, "spot", "STARTING"), notes="spot is out"), width=80

@@ -38,7 +38,7 @@ def test_a_doubt_is_reported_once_and_passes_by_itself(world: DoubtfulWorld) -> 
     lost = a_replica(1, S.NOT_READY, since=0.0)
     world.has(lost, a_replica(2))
     world.lists(world.instance_of(lost), world.instance_of(a_replica(2)))
-    world.evidence = Evidence(failed={1: SILENT}, heard={1})
+    world.evidence = Evidence(failed={1: SILENT}, responsive={1})
     reconciler = world.reconciler()
     for _ in range(5):
         reconciler.tick()
@@ -88,10 +88,10 @@ class _Parts:
         return {1: SILENT}
 
     def load(self, service: str) -> Load:
-        return Load(heard=frozenset({1, 2}))
+        return Load(responsive=frozenset({1, 2}))
 
     def loads(self, service: str) -> list[Load]:
-        return [Load(heard=frozenset({2, 3})), Load()]
+        return [Load(responsive=frozenset({2, 3})), Load()]
 
     def reached_at(self) -> float | None:
         return self.reached
@@ -104,7 +104,7 @@ def test_what_the_daemon_knows_is_the_sum_of_its_parts() -> None:
         50.0, {1: SILENT}, {1, 2, 3}, None
     )  # nothing is on another machine
     parts.reached = float("-inf")
-    assert evidence.of("chat").online is True  # it has just begun, and nothing had the time to respond
+    assert evidence.of("chat").online is True  # it has just started, and nothing had the time to respond
     parts.time += ONLINE_S + 1.0
     assert evidence.of("chat").online is False
     other.reached = parts.time - ONLINE_S

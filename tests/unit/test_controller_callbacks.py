@@ -16,7 +16,7 @@ from skyserve_cli.controller.callbacks import (
     MOST_WAITING,
     Callback,
     Callbacks,
-    Commands,
+    CommandRunner,
     variables_of,
 )
 from skyserve_cli.controller.clouds.caches import SpecCache
@@ -198,7 +198,7 @@ def test_a_command_sees_its_variables_and_no_key_of_a_cloud(tmp_path: Path) -> N
         "AWS_SECRET_ACCESS_KEY": "k",
         "SKYSERVE_DB": "d",
     }
-    assert Commands(environ).run(command("env > seen; pwd >> seen")) == ""
+    assert CommandRunner(environ).run(command("env > seen; pwd >> seen")) == ""
     seen = (tmp_path / "seen").read_text().splitlines()
     assert {"S=t", "SKYSERVE_STATE=READY", str(tmp_path)} <= set(seen)
     assert not [line for line in seen if line.startswith(("AWS_", "SKYSERVE_DB"))]
@@ -215,12 +215,14 @@ def test_a_command_sees_its_variables_and_no_key_of_a_cloud(tmp_path: Path) -> N
     ],
 )
 def test_why_a_command_failed(text: str, why: str) -> None:
-    found = Commands({"PATH": "/usr/bin:/bin"}, timeout_s=0.2 if "exec" in text else 20.0).run(command(text))
+    found = CommandRunner({"PATH": "/usr/bin:/bin"}, timeout_s=0.2 if "exec" in text else 20.0).run(
+        command(text)
+    )
     assert found.startswith(why[:20]) if "syntax" in why else found == why
 
 
 def test_a_machine_without_the_programs_and_a_controller_that_stops() -> None:
-    assert "timeout" in Commands({"PATH": "/nowhere"}).run(command("x"))
-    stopped = Commands({"PATH": "/usr/bin:/bin"})
+    assert "timeout" in CommandRunner({"PATH": "/nowhere"}).run(command("x"))
+    stopped = CommandRunner({"PATH": "/usr/bin:/bin"})
     stopped.kill()
     assert stopped.run(command("x")) == "the controller stops"

@@ -58,7 +58,7 @@ def store() -> Iterator[Store]:
 
 
 def a_service(store: Store, now: float) -> None:
-    """With a replica that lives and one that ended."""
+    """With a replica that runs and one that ended."""
     store.put_service(
         "chat", {}, replica_hash="h", sealed_secrets=b"", lb_port=1, target=1, mode=None, now=now
     )

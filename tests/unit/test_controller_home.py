@@ -1,4 +1,4 @@
-"""The home: its files, its secrets, its configuration, and what is sealed with its key."""
+"""The home: its files, its secrets, its configuration, and the secrets sealed with its key."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet
 
-from provisioners.assembly import RentedProvisioner
+from provisioners.assembly import VmCloudProvisioner
 from provisioners.port.base import Candidate, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import Config, ConfigError, load_config
-from skyserve_cli.config_clouds import CloudConfig, GcpConfig
+from skyserve_cli.config_clouds import GcpConfig
+from skyserve_cli.config_section import CloudConfig
 from skyserve_cli.controller.secret_box import CannotUnsealError, SecretBox
 from skyserve_cli.home import Home, HomeError
 
@@ -222,7 +223,7 @@ def test_a_cloud_that_rents_is_made_of_its_section_and_asks_nobody(home: Home, n
     """Neither credentials nor a network are there."""
     home.config.write_text(f"clouds:\n  {CLOUDS_THAT_RENT[name]}\n")
     cloud = Clouds(home, load_config(home.config)).get(name)
-    assert isinstance(cloud, RentedProvisioner)
+    assert isinstance(cloud, VmCloudProvisioner)
     assert (cloud.name, cloud.machines.name) == (name, name)
 
 

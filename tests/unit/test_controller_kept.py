@@ -19,7 +19,7 @@ from skyserve_cli.controller.reconcile.tick_cache import (
     Listings,
     Orders,
     demand_of,
-    is_news,
+    is_relevant,
     why_again,
 )
 from skyserve_cli.state.values import ServiceRow
@@ -108,7 +108,7 @@ def test_a_service_is_decided_about_again_when(last: Kept | None, now: dict[str,
 
 
 def test_what_no_scaler_reads_of_a_load_does_not_count() -> None:
-    other = replace(LOAD, heard=frozenset({1}), empty=frozenset({2}))
+    other = replace(LOAD, responsive=frozenset({1}), empty=frozenset({2}))
     assert demand_of(other) == demand_of(LOAD)
     assert demand_of(replace(LOAD, in_flight=2)) == demand_of(replace(LOAD, queued=9)) != demand_of(LOAD)
 
@@ -143,8 +143,8 @@ def test_an_unattended_instance_is_news_every_time() -> None:
 
 
 def test_a_listing_is_news_to_a_row_that_was_not_compared_with_one() -> None:
-    assert is_news(kept(), [listing()], ())
-    assert not is_news(kept(listed={"sky": ROW}), [listing()], ())
-    assert is_news(kept(listed={"sky": ROW}), [listing()], {"chat"})
-    assert is_news(kept(listed={"sky": replace(ROW)}), [listing()], ())
-    assert not is_news(kept(orders=Orders()), [listing()], ())
+    assert is_relevant(kept(), [listing()], ())
+    assert not is_relevant(kept(listed={"sky": ROW}), [listing()], ())
+    assert is_relevant(kept(listed={"sky": ROW}), [listing()], {"chat"})
+    assert is_relevant(kept(listed={"sky": replace(ROW)}), [listing()], ())
+    assert not is_relevant(kept(orders=Orders()), [listing()], ())

@@ -16,7 +16,7 @@ from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysErro
 from skyserve_cli.controller.persistence.leadership import (
     TTL_S,
     Leadership,
-    LeaseKeeper,
+    LeaseRenewer,
     NotLeadingError,
     holder_of,
 )
@@ -53,7 +53,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.first = Store("sqlite://", database_clock=self.time.database)
-        self.second = Store("sqlite://", database_clock=self.time.database, beside=self.first)
+        self.second = Store("sqlite://", database_clock=self.time.database, shared_with=self.first)
         self.a = Leadership(self.first, "a", "the controller on a", self.time)
         self.b = Leadership(self.second, "b", "the controller on b", self.time)
         self.second.fence(NO_TERM)
@@ -187,7 +187,7 @@ def test_the_databases_clock_goes_on_between_two_looks(world: World) -> None:
 
 
 class Calls:
-    """What a LeaseKeeper has called, and a database that may not respond."""
+    """What a LeaseRenewer has called, and a database that may not respond."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started, self.over, self.hangs = threading.Event(), threading.Event(), threading.Event()
@@ -211,7 +211,7 @@ class Calls:
 
         monkeypatch.setattr(world.first, "renew_lease", slow)
         monkeypatch.setattr(world.first, "reconnect_lease", reconnect)
-        self.supervisor = LeaseKeeper(world.a, self.started.set, self.over.set, self.turn)
+        self.supervisor = LeaseRenewer(world.a, self.started.set, self.over.set, self.turn)
 
     def turn(self) -> int | None:
         self.turned += 1

@@ -58,7 +58,7 @@ class Killed(BaseException):
 
 @dataclass
 class World:
-    """Every port at once. `log` is the order in which the hands were told; `rows_at` what the store said then."""
+    """Every port at once. `log` is the order in which the ports were called; `rows_at` what the store said then."""
 
     store: Store = field(default_factory=lambda: Store("sqlite://"))
     time: float = 1000.0
@@ -68,7 +68,7 @@ class World:
     loads: dict[str, Load] = field(default_factory=dict)
     minutes: dict[str, Demand] = field(default_factory=dict)
     specs: dict[tuple[str, int], ServiceSpec] = field(default_factory=dict)
-    broken: set[str] = field(default_factory=set)  # services whose spec cannot be had
+    broken: set[str] = field(default_factory=set)  # services whose spec cannot be read
     unprobeable: set[str] = field(default_factory=set)
     die_at: str = ""
     log: list[str] = field(default_factory=list)
@@ -133,7 +133,7 @@ class World:
     def lists(self, *instances: Instance, cloud: str = "sky") -> None:
         self.listings.append(InstanceListing(cloud, self.time, instances))
 
-    # --- what a test asks
+    # --- queries of tests
 
     def row(self, name: str = "chat") -> ServiceRow:
         (found,) = [row for row in self.store.services(down=True) if row.name == name]
@@ -398,7 +398,7 @@ def test_how_many_are_wanted_is_told_when_it_changes(world: World) -> None:
     assert (told()[1:], world.row().wanted) == ([("0", "0 replicas wanted, 2 before")], 0)
 
 
-# --- what is not known ----------------------------------------------------------------------------------------
+# --- unknown states ------------------------------------------------------------------------------------------
 
 
 def test_enabled_clouds_are_watched_before_there_is_a_service() -> None:
@@ -681,7 +681,7 @@ def test_a_reported_notice_drains_in_the_same_tick(world: World) -> None:
 
 
 def test_reports_are_no_listing_of_the_cloud(world: World) -> None:
-    """Nothing is planned on them after a start, and they accuse nobody of being an orphan."""
+    """Nothing is planned on them after a start, and they make no machine an orphan."""
     mine = a_replica(1)
     reconciler = world.reconciler()
     world.has(mine)
@@ -696,7 +696,7 @@ def test_reports_are_no_listing_of_the_cloud(world: World) -> None:
 
 
 @dataclass
-class Thrifty(World):
+class LimitedView(World):
     """With a budget for all services together."""
 
     most: float = 1.0
@@ -706,7 +706,7 @@ class Thrifty(World):
 
 
 def test_services_share_the_budget_of_the_home_and_the_next_gets_what_becomes_free() -> None:
-    world = Thrifty(offers=OFFERS[:1])  # 0.3 USD per hour
+    world = LimitedView(offers=OFFERS[:1])  # 0.3 USD per hour
     world.up()
     world.up(replace(SPEC, name="embed"))
     controller = world.reconciler()
@@ -719,10 +719,10 @@ def test_services_share_the_budget_of_the_home_and_the_next_gets_what_becomes_fr
     before = world.row("embed")
     world.time += 30.0
     controller.tick()
-    assert world.row("embed") == before  # nothing is written while nothing can be had
+    assert world.row("embed") == before  # nothing is written while nothing is available
     world.store.set_down("chat", purge=True, now=world.time)
     controller.tick()
-    assert len(world.row("embed").replicas) == 1  # what is being terminated still costs
+    assert len(world.row("embed").replicas) == 1  # a replica that is being terminated still costs
     world.happens(*(Terminated(replica.id) for replica in world.row("chat").replicas))
     controller.tick()
     world.time += 61.0

@@ -1,4 +1,4 @@
-"""Load balancer agents on machines of their own: what is ordered for them, and what is told of them. The pure parts."""
+"""Load balancer agents on machines of their own: the orders for them, and their view. The pure parts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from skyserve_cli.controller.reconcile.mappers import (
     agent_fleet_of,
     agent_order_of,
     agent_requirements_of,
+    has_local_agent,
     name_orders_of,
-    stands_beside,
 )
 from skyserve_cli.controller.reconcile.ports import NameOrder
 from skyserve_cli.controller.reconcile.region_tables import (
@@ -62,7 +62,7 @@ NAMED = "{regions: [aws/east, aws/west], dns: {zone: Example.com, name: chat}}"
 
 
 @pytest.mark.parametrize(
-    ("balancers", "found", "beside"),
+    ("balancers", "found", "local_agent"),
     [
         pytest.param("", row(), True, id="no regions"),
         pytest.param(EAST_WEST, row(), False, id="a new service waits for its regions"),
@@ -74,8 +74,8 @@ NAMED = "{regions: [aws/east, aws/west], dns: {zone: Example.com, name: chat}}"
         pytest.param(EAST_WEST, row(version=2, down=True), False, id="one that goes down needs none"),
     ],
 )
-def test_who_has_an_agent_beside_the_controller(balancers: str, found: ServiceRow, beside: bool) -> None:
-    assert stands_beside(found, spec(balancers)) is beside
+def test_who_has_an_agent_beside_the_controller(balancers: str, found: ServiceRow, local_agent: bool) -> None:
+    assert has_local_agent(found, spec(balancers)) is local_agent
 
 
 def test_the_machine_of_an_agent_gets_its_keeper_and_a_token_and_nothing_else_of_the_service() -> None:
@@ -145,7 +145,7 @@ def test_a_name_of_before_and_the_name_of_a_service_that_goes_down_mean_nothing(
 
 
 @pytest.mark.parametrize(
-    ("balancers", "agents", "beside", "endpoints"),
+    ("balancers", "agents", "local_agent", "endpoints"),
     [
         pytest.param("", [], True, ["http://127.0.0.1:30001"], id="beside the controller"),
         pytest.param(EAST_WEST, [], False, [], id="none is ready yet"),
@@ -166,9 +166,9 @@ def test_a_name_of_before_and_the_name_of_a_service_that_goes_down_mean_nothing(
     ],
 )
 def test_where_a_service_answers(
-    balancers: str, agents: list[Replica], beside: bool, endpoints: list[str]
+    balancers: str, agents: list[Replica], local_agent: bool, endpoints: list[str]
 ) -> None:
-    assert endpoints_of(row(*agents), spec(balancers), "127.0.0.1", is_beside=beside) == endpoints
+    assert endpoints_of(row(*agents), spec(balancers), "127.0.0.1", is_local=local_agent) == endpoints
 
 
 def load(**values: Any) -> Load:
@@ -248,13 +248,20 @@ def test_each_agent_has_the_replicas_of_its_region_and_the_others_as_peers() -> 
         "11",
         "12",
         "14",
-    ]  # nobody is known to be nearer to north: the first by name
+    ]  # no distance is known to north: the first by name
     assert ids(found["west"]) == ["13"]
     regions = found["west"].regions
     assert regions is not None
     assert (regions.agent, regions.here, regions.owned) == ("aws/west#2", "aws/west", ("aws/west",))
     (peer,) = regions.peers
-    assert peer == PeerAgent("aws/east#1", "aws/east", "https://192.0.2.1:8443", "token-1")
+    assert peer == PeerAgent(
+        "aws/east#1",
+        "aws/east",
+        "https://192.0.2.1:8443",
+        "token-1",
+        egress_usd_per_gb=0.02,
+        ingress_usd_per_gb=0.02,
+    )
     assert Table.from_json(found["west"].to_json()) == found["west"]
 
 

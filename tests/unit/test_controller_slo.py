@@ -1,4 +1,4 @@
-"""A service with an SLO through the real tick and a real store: what is decided by, when, and what a kill does to it."""
+"""A service with an SLO through the real tick and a real store: the decisions, their time, and what a kill does to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state that cannot be written: what the controller does meanwhile, and what it says."""
+"""A state that cannot be written: what the controller does meanwhile, and what it reports."""
 
 from __future__ import annotations
 

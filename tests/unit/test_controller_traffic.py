@@ -1,4 +1,4 @@
-"""What agents count becomes rows: once, whoever was restarted in between."""
+"""What agents count becomes rows: once, whatever was restarted in between."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lb.config.decode import WireError
 from lb.config.totals import Tally, Totals
 from skyserve_cli.controller.api.series_view import MOST_POINTS, series_view, span_for
 from skyserve_cli.controller.persistence.series_recorder import SeriesRecorder
-from skyserve_cli.controller.reconcile.traffic_book import NEW_S, TrafficBook, increase
+from skyserve_cli.controller.reconcile.traffic_buffer import NEW_S, TrafficBuffer, increase
 from skyserve_cli.state.samples import BOUNDS_S, WHOLE, Sample, Slot
 from skyserve_cli.state.series import RINGS
 from skyserve_cli.state.store import Store
@@ -83,7 +83,7 @@ def test_other_buckets_than_ours_are_left_out() -> None:
 
 
 def test_the_book_adds_polls_up_and_agents_beside_each_other() -> None:
-    book = TrafficBook()
+    book = TrafficBuffer()
     for in_flight in (2, 4):
         book.add("chat", 0, {WHOLE: Sample(1, in_flight, 0, requests=1)})
     book.add("chat", 5, {WHOLE: Sample(1, 10, 0, requests=1), 7: Sample(1, 1, requests=1)})
@@ -93,7 +93,7 @@ def test_the_book_adds_polls_up_and_agents_beside_each_other() -> None:
 
 
 class FailingStore:
-    """Fails as often as it is told to, then keeps what it gets."""
+    """Fails as often as it is configured to, then keeps what it gets."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
@@ -107,7 +107,7 @@ class FailingStore:
 
 
 def test_a_slot_that_cannot_be_stored_is_stored_later() -> None:
-    clock, book, store = SimClock(1_800_000_010.0), TrafficBook(), FailingStore(2)
+    clock, book, store = SimClock(1_800_000_010.0), TrafficBuffer(), FailingStore(2)
     recorder = SeriesRecorder(store, book, clock)  # type: ignore[arg-type]
     for _ in range(3):
         book.add("chat", 0, {WHOLE: Sample(1, requests=1)})
@@ -117,7 +117,7 @@ def test_a_slot_that_cannot_be_stored_is_stored_later() -> None:
 
 
 def test_a_day_of_traffic_is_read_back() -> None:
-    clock, book, store = SimClock(1_800_000_000.0), TrafficBook(), Store("sqlite://")
+    clock, book, store = SimClock(1_800_000_000.0), TrafficBuffer(), Store("sqlite://")
     recorder = SeriesRecorder(store, book, clock)
     for _ in range(60 * 6):
         clock.advance(clock.now() + 10.0)

@@ -1,4 +1,4 @@
-"""What `serve status` is told of on-demand replicas and of money."""
+"""What `serve status` receives about on-demand replicas and of money."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def view(policy: str, *replicas: Replica) -> dict[str, Any]:
     spec = load_text(YAML.format(policy=policy)).spec
     row = a_row(*replicas)
     return service_view(
-        row, spec, goal_of(row, spec), beside=AgentView(True, True, 2, 0), agents={}, load=Load(), spent=Spent(0.0, 0.0),
+        row, spec, goal_of(row, spec), local_agent=AgentView(True, True, 2, 0), agents={}, load=Load(), spent=Spent(0.0, 0.0),
         host="127.0.0.1", ended=(), num_nodes={1: 1}, now=10.0,
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ from skyserve_cli.controller.dashboard.sessions import (
     MOST_CODES,
     MOST_SESSIONS,
     SESSION_S,
+    Session,
     Sessions,
     action_token,
 )
@@ -26,14 +27,14 @@ PAGES = sorted(
 )
 
 
-def sessions(kept: dict[str, float] | None = None) -> Sessions:
+def sessions(kept: dict[str, Session] | None = None) -> Sessions:
     numbers = itertools.count()
     return Sessions(lambda: f"secret{next(numbers)}", kept)
 
 
 def test_a_code_works_once_and_for_a_minute() -> None:
     found = sessions()
-    code, late = found.new_code(0.0), found.new_code(0.0)
+    code, late = found.new_code("owner", 0.0), found.new_code("owner", 0.0)
     assert found.enter("guessed", 1.0) is None
     secret = found.enter(code, CODE_S)
     assert secret is not None
@@ -43,23 +44,23 @@ def test_a_code_works_once_and_for_a_minute() -> None:
 
 def test_a_session_outlives_the_controller_and_ends() -> None:
     before = sessions()
-    secret = before.enter(before.new_code(0.0), 0.0)
+    secret = before.enter(before.new_code("owner", 0.0), 0.0)
     assert secret is not None
     assert secret not in json.dumps(before.kept())
     after = sessions(before.kept())
-    assert after.knows(secret, SESSION_S - 1)
-    assert not after.knows(secret, SESSION_S)
-    assert not after.knows("", 1.0)
+    assert after.name_of(secret, SESSION_S - 1) == "owner"
+    assert after.name_of(secret, SESSION_S) is None
+    assert after.name_of("", 1.0) is None
 
 
 def test_codes_and_sessions_are_bounded() -> None:
     found = sessions()
-    codes = [found.new_code(0.0) for _ in range(MOST_CODES + 1)]
+    codes = [found.new_code("owner", 0.0) for _ in range(MOST_CODES + 1)]
     assert found.enter(codes[0], 1.0) is None
-    secrets = [found.enter(found.new_code(at), at) for at in map(float, range(MOST_SESSIONS + 5))]
+    secrets = [found.enter(found.new_code("owner", at), at) for at in map(float, range(MOST_SESSIONS + 5))]
     assert len(found.kept()) == MOST_SESSIONS
-    assert not found.knows(str(secrets[0]), 1.0)
-    assert found.knows(str(secrets[-1]), 100.0)
+    assert found.name_of(str(secrets[0]), 1.0) is None
+    assert found.name_of(str(secrets[-1]), 100.0) == "owner"
 
 
 def test_the_token_of_actions_is_of_one_session() -> None:

@@ -33,7 +33,7 @@ def nested(levels: int) -> list[Any]:
     return value
 
 
-# What is understood
+# Valid requests
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_choices_of_one_prompt_differ_by_seed() -> None:
     ]
 
 
-# What is refused
+# Refused requests
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def transcript(**asked: Any) -> ReplyTranscript:
 
 
 def feed(one: ReplyTranscript, tokens: list[int]) -> list[tuple[str, tuple[int, ...]]]:
-    """What is shown after each token, until the transcript is finished."""
+    """The text shown after each token, until the transcript is finished."""
     shown = []
     for token in tokens:
         one.feed(TokenOutput("r", token, FinishReason.STOP if token == EOS else None, 0))

@@ -31,7 +31,7 @@ def engine(profile: Profile = TINY, mean_output_tokens: float = 200) -> EngineMo
 
 
 def request(name: str, prompt: Sequence[int] | int = 20, max_tokens: int = 10, **more: Any) -> Request:
-    """A prompt given as a number is so many tokens that no other name shares."""
+    """A prompt given as a number is that many tokens that no other name shares."""
     if isinstance(prompt, int):
         unique = sum(letter * 31**place for place, letter in enumerate(name.encode()))
         prompt = [1_000 + unique + position for position in range(prompt)]

@@ -1,4 +1,4 @@
-"""Every number of a profile says where it comes from, and computed ones can be computed again."""
+"""Every number of a profile has its source, and computed ones can be computed again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine on a real clock: quiet when idle, loud when it dies."""
+"""The engine on a real clock: quiet when idle, loud when it crashes."""
 
 from __future__ import annotations
 

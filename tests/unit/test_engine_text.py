@@ -1,4 +1,4 @@
-"""Tokens round-trip, and a broken answer continues exactly where it stopped."""
+"""Tokens round-trip, and a broken response continues exactly where it stopped."""
 
 from __future__ import annotations
 

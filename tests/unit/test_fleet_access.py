@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType, Role
-from provisioners.assembly import RULES_EVERY_S, SETTLED_S, RentedProvisioner
+from provisioners.assembly import RULES_EVERY_S, SETTLED_S, VmCloudProvisioner
 from provisioners.offers.catalog import Catalog
 from provisioners.own_address import OwnAddresses
 from provisioners.port.errors import AuthError, TransientError
@@ -20,7 +20,7 @@ from skyserve_cli.controller.clouds.firewalls import ThreadFirewalls
 from skyserve_cli.controller.reconcile.mappers import agent_addresses
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines
 from tests.contract.contract_subjects import FakeSubject
-from tests.unit.test_controller_orders import S, a_replica, a_row
+from tests.unit.test_controller_mappers import S, a_replica, a_row
 
 HERE, THERE, AGENT = "8.8.4.4", "9.9.9.9", "198.51.100.1"
 
@@ -34,7 +34,7 @@ class World:
         self.machines = MemoryMachines(self.now, after=self.called)
         own = OwnAddresses(None, None, self.now, local=lambda towards: self.route, read=_nobody)
 
-        class Rented(RentedProvisioner):
+        class Rented(VmCloudProvisioner):
             name = CLOUD
 
         self.cloud = Rented(
@@ -168,13 +168,13 @@ def test_the_gatekeeper_passes_on_what_the_tick_says_and_tells_trouble_once() ->
     gate, told = Gate(), list[tuple[str, str]]()
     heard = threading.Event()
 
-    def tell(cloud: str, sentence: str) -> None:
+    def report(cloud: str, sentence: str) -> None:
         told.append((cloud, sentence))
         heard.set()
 
     gate.refuses = True
     supervisor = ThreadFirewalls(
-        ["aws", "local"], lambda name: gate if name == "aws" else None, "own", Clock(), tell=tell
+        ["aws", "local"], lambda name: gate if name == "aws" else None, "own", Clock(), report=report
     )
     supervisor.ensure({"chat": frozenset({AGENT})})
     assert heard.wait(10)

@@ -90,7 +90,7 @@ def test_a_cloud_is_listed_less_often_while_nothing_comes_or_goes(
     w.fleet.on_report(lambda: told.append(w.fleet.poll_s()))
     assert w.fleet.poll_s() == 30.0
     instance = w.fleet.launch(w.order())
-    assert told == [10.0]  # whoever waits for the next listing is told that it is due sooner
+    assert told == [10.0]  # a thread that waits for the next listing is notified that it is due sooner
     w.time += 61.0
     w.fleet.instances("own")
     assert w.fleet.poll_s() == 30.0
@@ -198,7 +198,7 @@ def test_the_earliest_notice_stands(w: World) -> None:
 
 
 class MachinesWithClock(MemoryMachines):
-    """Whose cloud tells the time."""
+    """Whose cloud has a clock."""
 
     cloud_clock: CloudClock
 
@@ -211,7 +211,7 @@ def test_notices_are_by_our_clock() -> None:
     w.restarted()
     w.fleet.launch(w.order())
     w.time += 100
-    w.machines.cloud_clock.heard(formatdate(w.now() + 60.0, usegmt=True))
+    w.machines.cloud_clock.set_from_header(formatdate(w.now() + 60.0, usegmt=True))
     w.machines.kept["own-chat-1"].preempt_at = 1900.0
     told = w.one().preempt_at
     assert told == pytest.approx(1840.0, abs=1.0)
@@ -231,7 +231,7 @@ def test_reports_are_read_without_a_call_to_the_cloud(w: World) -> None:
     w.time += 100
     assert w.one().state is _S.SETUP
     w.machines.kept.clear()  # a listing would show nothing
-    w.hosts.tell("own-chat-1", HostReport(_S.RUNNING, 8080, preempt_at=2000.0))
+    w.hosts.set_report("own-chat-1", HostReport(_S.RUNNING, 8080, preempt_at=2000.0))
     (seen,) = w.fleet.reported("own")
     assert (seen.state, seen.preempt_at, calls) == (_S.RUNNING, 2000.0, [1])
 
@@ -290,7 +290,7 @@ def test_two_truths_one_state(
 def test_whenever_the_process_dies_or_an_answer_is_lost_nothing_is_left_and_nothing_is_doubled(
     seed: int,
 ) -> None:
-    """Launch until it is answered, terminate until it is answered, over crashes and lost answers at random calls."""
+    """Launch until a response arrives, terminate until a response arrives, over crashes and lost responses at random calls."""
     rng = random.Random(seed)
     w = World()
     order = w.order(num_nodes=rng.choice([1, 2, 3]))

@@ -67,6 +67,20 @@ def test_white_noise_is_forecast_no_worse_than_two_percent_over_persistence() ->
     assert error(model, series, rows) <= 1.02 * persistence
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_course_of_a_day_is_known_without_the_noise_of_yesterday(seed: int) -> None:
+    day = DAY_MIN // 10
+    windows = np.arange(7 * day)
+    course = 1000.0 * (1.0 - 0.5 * np.cos(2 * np.pi * windows / day))
+    series = course * np.exp(np.random.RandomState(seed).normal(0.0, 0.03, len(windows)))
+    rows = windows[5 * day : -3]
+    model = fit(series[: 5 * day + 1], Horizon(2, 1, peak=False), step_min=10)
+    truth = series[rows + 2]
+    found = np.abs(model.many(series, rows, (0.5,))[:, 0] - truth) / truth
+    persistence = np.abs(series[rows] - truth) / truth
+    assert found.mean() < 0.56 * persistence.mean()
+
+
 @pytest.mark.parametrize("share", [0.5, 0.6, 0.9])
 @pytest.mark.parametrize("series", [noise(4 * DAY_MIN), daily(4.0)], ids=["noise", "daily"])
 def test_quantiles_cover_as_much_as_they_say(series: Floats, share: float) -> None:

@@ -35,7 +35,7 @@ class _NaiveMap:
         self.stays: dict[str, _Naive] = {}
 
     def enter(self, name: str, expected: Expected, now: float) -> None:
-        self.stays[name] = _Naive(now, now + expected.answer_tokens * expected.s_per_token, expected)
+        self.stays[name] = _Naive(now, now + expected.response_tokens * expected.s_per_token, expected)
 
     def advance(self, now: float) -> None:
         for stay in self.stays.values():
@@ -50,7 +50,7 @@ class _NaiveMap:
         return max(0.0, left)  # who is late within his slot counts below zero
 
     def peak(self, newcomer: Expected, now: float) -> float:
-        new = _Naive(now, now + newcomer.answer_tokens * newcomer.s_per_token, newcomer)
+        new = _Naive(now, now + newcomer.response_tokens * newcomer.s_per_token, newcomer)
         everybody = [*self.stays.values(), new]
         first = int(now // SLOT_S)
         levels = [self.held(now) + newcomer.prompt_tokens]
@@ -81,14 +81,14 @@ def test_it_agrees_with_a_map_that_writes_everything_out(
             naive.stays.pop(name, None)
         assert len(ahead) == len(naive.stays)
         assert ahead.held_tokens(now) == pytest.approx(naive.held(now), abs=1e-3)
-        assert ahead.coming_tokens(now) == pytest.approx(naive.coming(now), abs=1e-3)
+        assert ahead.remaining_tokens(now) == pytest.approx(naive.coming(now), abs=1e-3)
         peak = ahead.peak_tokens(newcomer, now)
         assert peak == pytest.approx(naive.peak(newcomer, now), abs=1e-3)
-        most = ahead.held_tokens(now) + newcomer.prompt_tokens + ahead.growth_at_most(newcomer.s_per_token)
+        most = ahead.held_tokens(now) + newcomer.prompt_tokens + ahead.max_growth(newcomer.s_per_token)
         assert most >= peak - 1e-3
     for name in "abcdef":
         ahead.leave(name)
-    assert (ahead.held_tokens(now), ahead.coming_tokens(now), len(ahead)) == (0.0, 0.0, 0)
+    assert (ahead.held_tokens(now), ahead.remaining_tokens(now), len(ahead)) == (0.0, 0.0, 0)
 
 
 def test_reading_changes_nothing() -> None:
@@ -96,7 +96,7 @@ def test_reading_changes_nothing() -> None:
     ahead.enter("r", Expected(100.0, 10.0, 0.03), 0.0)
     read = [(ahead.held_tokens(9.0), ahead.peak_tokens(Expected(1.0, 1.0, 0.03), 9.0)) for _ in range(3)]
     assert read[0] == read[1] == read[2]
-    assert ahead.coming_tokens(0.0) == pytest.approx(10.0)
+    assert ahead.remaining_tokens(0.0) == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_who_is_late_is_given_a_fifth_more(now: float, coming: float) -> None:
     ahead = LookAhead()
     ahead.enter("r", Expected(50.0, 100.0, 0.03), 0.0)
     ahead.advance(now)
-    assert ahead.coming_tokens(now) == pytest.approx(coming, abs=0.1)
+    assert ahead.remaining_tokens(now) == pytest.approx(coming, abs=0.1)
 
 
 def test_who_is_about_to_leave_makes_room_in_the_peak() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from policies.forecast.demand import DAY_MIN, Floats
-from policies.forecast.waking import LATE_MIN, begins, is_silent
+from policies.forecast.waking import LATE_MIN, first_demand, is_idle
 
 EIGHT = 480
 BUSY = 300.0
@@ -40,19 +40,19 @@ def days(*busy: bool, until: int) -> Floats:
 def test_demand_is_expected_where_it_began_on_earlier_days(
     before: tuple[bool, ...], at: int, expected: float | None
 ) -> None:
-    assert begins(days(*before, until=at), 7) == expected
+    assert first_demand(days(*before, until=at), 7) == expected
 
 
 def test_a_day_that_was_not_recorded_says_nothing() -> None:
     series = days(True, False, until=EIGHT - 5)
     series[DAY_MIN : 2 * DAY_MIN] = np.nan
-    assert begins(series, 7) == BUSY
+    assert first_demand(series, 7) == BUSY
 
 
 def test_a_single_silent_stretch_within_busy_hours_is_no_beginning() -> None:
     series = days(True, until=600)
     series[530:540] = 0.0  # ten minutes of yesterday
-    assert begins(series, 7) == 0.0
+    assert first_demand(series, 7) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -65,4 +65,4 @@ def test_a_single_silent_stretch_within_busy_hours_is_no_beginning() -> None:
     ],
 )
 def test_what_is_not_reported_is_not_silent(last: list[float], expected: bool) -> None:
-    assert is_silent(np.array(last)) is expected
+    assert is_idle(np.array(last)) is expected

@@ -45,6 +45,8 @@ def nodes(*states: InstanceState, **more: Any) -> list[Instance]:
         pytest.param([I.PENDING, I.PREEMPTED], I.BROKEN, id="one was preempted at boot"),
         pytest.param([I.RUNNING, I.TERMINATED], I.BROKEN, id="one was terminated"),
         pytest.param([I.RUNNING, I.STOPPING], I.BROKEN, id="one is being terminated"),
+        pytest.param([I.SETUP, I.BROKEN], I.BROKEN, id="one will never start"),
+        pytest.param([I.BROKEN, I.BROKEN], I.BROKEN, id="none will ever start"),
         pytest.param([I.RUN_EXITED, I.PREEMPTED], I.BROKEN, id="one exits because it lost its peer"),
         pytest.param([I.STOPPING, I.STOPPING], I.STOPPING, id="all are being terminated"),
         pytest.param([I.STOPPING, I.TERMINATED], I.STOPPING, id="the rest is being terminated"),

@@ -1,4 +1,4 @@
-"""Compute Engine's codes as a truth table: what comes, what it means for the next decision, what it tells people."""
+"""Compute Engine's codes as a truth table: what comes, what it means for the next decision, what users read."""
 
 import pytest
 

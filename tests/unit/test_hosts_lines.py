@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioners.remote.host_agent.lines import LINE_CHARS, line_with_words
+from provisioners.remote.host_agent.lines import LINE_CHARS, last_text_line
 
 FRAMED = """
 Usage: serve engine [OPTIONS]
@@ -41,8 +41,8 @@ ValueError: no weights in /models
     ],
 )  # fmt: skip
 def test_the_last_line_with_words_is_quoted(log: str, quoted: str) -> None:
-    assert line_with_words(log.encode()) == quoted
+    assert last_text_line(log.encode()) == quoted
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
-    assert line_with_words(b"\xff broken \xe2") == "\ufffd broken \ufffd"
+    assert last_text_line(b"\xff broken \xe2") == "\ufffd broken \ufffd"

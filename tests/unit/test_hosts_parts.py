@@ -23,7 +23,7 @@ from provisioners.port.commands import HostKeyError, LoginRefusedError, Unreacha
 from provisioners.port.lease import FIRST_S, LEASE_S, LeaseTerms
 from provisioners.port.vm import MAX_TOKEN, MachineOrder
 from provisioners.remote.archive import PackingError, pack
-from provisioners.remote.bootstrap_runner import BootstrapError, BootstrapRunner, patience
+from provisioners.remote.bootstrap_runner import BootstrapError, BootstrapRunner, boot_timeout_factor
 from provisioners.remote.bootstrap_steps import ReplicaNode, missing_sources, steps_for, task_for
 from provisioners.remote.host_agent import claims, notices, process_kill
 from provisioners.remote.host_agent.bundle import agent_bundle
@@ -387,7 +387,7 @@ def test_an_archive_that_was_cut_off_is_not_whole(tmp_path: Path) -> None:
 
 
 class Service:
-    """Canned answers by path; the rest is 404."""
+    """Canned responses by path; the rest is 404."""
 
     def __init__(self, **answers: MetadataResponse) -> None:
         self.answers = {path.replace("__", "/"): answer for path, answer in answers.items()}
@@ -828,4 +828,4 @@ def test_large_machines_and_metal_have_twice_the_time_to_boot(
     instance_type: str, count: float, times: float
 ) -> None:
     zone = Zone("aws", "us-east-1", "use1-az1")
-    assert patience(Offer(zone, instance_type, "T4", count, CapacityType.SPOT, 1.0)) == times
+    assert boot_timeout_factor(Offer(zone, instance_type, "T4", count, CapacityType.SPOT, 1.0)) == times

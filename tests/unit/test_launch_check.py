@@ -49,7 +49,7 @@ class World:
             self.respond,
             now=self.now,
             sleep=self.sleep,
-            tell=self.told.append,
+            on_step=self.told.append,
         )
 
     def run(self) -> CheckReport:
@@ -117,7 +117,7 @@ def test_a_machine_that_fails_is_removed_with_its_reason(
 ) -> None:
     def fail() -> None:
         for token in w.machines.live():
-            w.hosts.tell(token, HostReport(state, 8000, message))
+            w.hosts.set_report(token, HostReport(state, 8000, message))
 
     w.on_sleep = fail
     report = w.run()

@@ -49,13 +49,13 @@ class Target:
         self.gate.ended(request)
 
     def look(
-        self, asked_at: float, running: int | None, pending: int | None, most: int | None = None
+        self, polled_at: float, running: int | None, pending: int | None, most: int | None = None
     ) -> None:
-        self.gate.looked(EngineLoad(running, pending, None, most), asked_at, len(self.requests))
+        self.gate.loaded(EngineLoad(running, pending, None, most), polled_at, len(self.requests))
 
-    def see_all(self, asked_at: float) -> None:
+    def see_all(self, polled_at: float) -> None:
         """A look that finds all of ours running."""
-        self.look(asked_at, len(self.requests), 0)
+        self.look(polled_at, len(self.requests), 0)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_looks_do_not_move_the_cap_of_other_modes(mode: PushMode) -> None:
     for _ in range(3):
         target.send(0.0)
     target.look(0.5, 1, 9)
-    target.gate.unheard(target.requests, 3)
+    target.gate.load_too_old(target.requests, 3)
     target.gate.blind()
     assert target.gate.cap == before
 
@@ -234,7 +234,7 @@ def test_where_looks_stop_first_bytes_are_the_only_proof() -> None:
         target.send(0.0)
     target.look(1.0, 6, 9)
     waiting = list(target.requests)
-    target.gate.unheard(waiting, len(target.requests))
+    target.gate.load_too_old(waiting, len(target.requests))
     assert target.gate.allowance == 2
     room = []
     for request in waiting:

@@ -33,7 +33,7 @@ def enter(keyring: ApiKeyStore, header: bytes | None, now: float) -> Admission |
 def admit(
     keyring: ApiKeyStore, header: bytes | None, now: float, tokens: int = 0
 ) -> tuple[str, float] | Unauthorized | Limited:
-    """A request that ends at once, having used so many tokens: its tenant and the weight of it, or why it was refused."""
+    """A request that ends at once, having used that many tokens: its tenant and the weight of it, or why it was refused."""
     admission = enter(keyring, header, now)
     if not isinstance(admission, Admission):
         return admission

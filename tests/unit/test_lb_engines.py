@@ -1,4 +1,4 @@
-"""What engines say of their load, read from pages and answers as they write them, and which engine it is."""
+"""The load reports of engines, read from pages and responses as they write them, and which engine it is."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ def test_no_garbage_raises(garbage: bytes, page: str, at: int) -> None:
 
 
 def found_by(server: dict[str | LoadQuery, Fetched | bytes]) -> tuple[Adapter | None, list[LoadQuery]]:
-    """What `detection` makes of a server that answers these paths, and everything it asked."""
+    """What `detection` makes of a server that responds on these paths, and its requests."""
     answers = {
         LoadQuery(path) if isinstance(path, str) else path: Fetched(200, said)
         if isinstance(said, bytes)
@@ -480,7 +480,7 @@ def test_detection(
 ) -> None:
     adapter, _ = found_by(server)
     assert adapter is not None
-    assert (adapter.kind, adapter.ask) == (kind, asks)
+    assert (adapter.kind, adapter.query) == (kind, asks)
 
 
 @pytest.mark.parametrize(

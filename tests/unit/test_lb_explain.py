@@ -1,4 +1,4 @@
-"""The stories of the last requests."""
+"""The explanations of the last requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the prober asks whom, in virtual time."""
+"""When the poller polls which target, in virtual time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from lb.config.options import Pushing, PushMode
 from lb.config.schema import Readiness, Table, Target
 from lb.core.admission import EngineLoad
-from lb.core.distances import Distance
 from lb.core.targets import Key
 from lb.engines.kinds import EngineKind, Fetched
 from lb.engines.load_poller import FORGET_AFTER_S, LoadPoller
@@ -40,13 +39,13 @@ def sglang() -> Server:
 class Told:
     key: Key
     load: EngineLoad | None
-    asked_at: float
+    polled_at: float
     now: float
 
 
 @dataclass
 class World:
-    """A table, servers by URL and a clock that only `run` moves. A server that is None answers nothing."""
+    """A table, servers by URL and a clock that only `run` moves. A server that is None does not respond."""
 
     pushing: Pushing = field(default_factory=Pushing)
     now: float = 1000.0
@@ -66,12 +65,9 @@ class World:
     busy: set[Key] = field(default_factory=set)
     pushes: int = 1
     reviews: int = 0
-    distances: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.prober = LoadPoller(
-            self, self.fetch, lambda: self.now, self.changed, lambda: self.held, region="us-east"
-        )
+        self.prober = LoadPoller(self, self.fetch, lambda: self.now, self.changed, lambda: self.held)
 
     # what the prober sees
 
@@ -95,14 +91,11 @@ class World:
         return [(key, target, self.in_flight[key]) for key, target in self.targets.items()]
 
     def loaded(
-        self, key: Key, load: EngineLoad | None, asked_at: float, now: float, every_s: float = 0.0
+        self, key: Key, load: EngineLoad | None, polled_at: float, now: float, every_s: float = 0.0
     ) -> bool:
         self.every_s = every_s
-        self.told.append(Told(key, load, asked_at, now))
+        self.told.append(Told(key, load, polled_at, now))
         return self.lets_in
-
-    def measured(self, key: Key, rtt_s: float) -> None:
-        self.distances[key.id] = rtt_s
 
     def changed(self) -> None:
         self.changes += 1
@@ -126,11 +119,9 @@ class World:
 
     # what a test does
 
-    def add(
-        self, name: str, server: Server | None, in_flight: int = 0, generation: int = 1, region: str = ""
-    ) -> Key:
+    def add(self, name: str, server: Server | None, in_flight: int = 0, generation: int = 1) -> Key:
         key = Key(name, generation)
-        self.targets[key] = Target(name, f"http://{name}:8000", region=region)
+        self.targets[key] = Target(name, f"http://{name}:8000")
         self.in_flight[key] = in_flight
         self.servers[f"http://{name}:8000"] = server
         self.pushes += 1
@@ -354,7 +345,7 @@ async def test_the_load_is_as_old_as_the_question(w: World) -> None:
     w.takes_s = 0.25
     await w.run(3.0)
     assert w.told
-    assert {round(told.now - told.asked_at, 6) for told in w.told} == {0.25}
+    assert {round(told.now - told.polled_at, 6) for told in w.told} == {0.25}
 
 
 async def test_silence_is_no_verdict_but_after_a_while_the_load_is_unknown(w: World) -> None:
@@ -366,7 +357,7 @@ async def test_silence_is_no_verdict_but_after_a_while_the_load_is_unknown(w: Wo
     assert w.told == []
     await w.run(2.0)
     assert [told.load for told in w.told] == [None]
-    assert w.prober.kind(key) is EngineKind.VLLM  # until it says otherwise
+    assert w.prober.kind(key) is EngineKind.VLLM  # until it reports otherwise
     w.servers["http://a:8000"] = sglang()
     await w.run(95.0)
     assert w.prober.kind(key) is EngineKind.SGLANG
@@ -486,39 +477,3 @@ async def until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("the condition did not become true")
-
-
-# --- distances
-
-
-async def test_the_shortest_poll_of_another_region_is_its_round_trip(w: World) -> None:
-    w.add("near", sglang(), in_flight=1, region="us-east")
-    w.add("far", sglang(), in_flight=1, region="eu-west")
-    w.add("nowhere", sglang(), in_flight=1)
-    w.takes_s = 0.05
-    await w.run(5.0)
-    assert w.distances.keys() == {"far"}
-    assert w.distances["far"] == pytest.approx(0.05)
-
-
-def test_a_distance_is_the_minimum_of_a_window() -> None:
-    distance = Distance()
-    assert distance.observe(0.09, 0.0) == 0.09
-    assert distance.observe(0.30, 1.0) == 0.09
-    assert distance.observe(0.08, 2.0) == 0.08
-    assert distance.deviation_s > 0
-
-
-def test_a_longer_route_is_believed_after_the_window() -> None:
-    distance = Distance()
-    distance.observe(0.09, 0.0)
-    found = [distance.observe(0.2, float(second)) for second in range(1, 16)]
-    assert found[3] == 0.09
-    assert found[-1] == 0.2
-
-
-def test_a_distance_survives_rare_polls() -> None:
-    distance = Distance()
-    for poll in range(10):
-        found = distance.observe(0.09 if poll % 2 else 0.2, poll * 20.0, every_s=20.0)
-    assert found == 0.09

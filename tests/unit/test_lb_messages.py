@@ -1,4 +1,4 @@
-"""Heads: what is refused, what is passed, and that nobody behind us can read them differently (h11 is the witness)."""
+"""Heads: refused heads, passed heads, and that no server behind us can read them differently (h11 is the witness)."""
 
 from __future__ import annotations
 
@@ -384,7 +384,7 @@ def test_whatever_we_accept_h11_accepts_and_reads_alike(data: bytes) -> None:
     assert ours.method == theirs.method
     assert ours.length == int((values(theirs, b"content-length") or [b"0"])[0])
     assert ours.chunked == bool(values(theirs, b"transfer-encoding"))
-    # And what is made of it is one head, with one host, and with no other length than what is written here.
+    # And the result is one head, with one host, and with no other length than what is written here.
     framing = b"Transfer-Encoding: chunked\r\n" if ours.chunked else b"Content-Length: %d\r\n" % ours.length
     onward = passed_on(ours, framing)
     assert onward.find(END) == len(onward) - 4
@@ -419,7 +419,7 @@ def test_an_answer_we_accept_h11_accepts_and_reads_alike(data: bytes) -> None:
     assert ours.chunked == any(name == b"transfer-encoding" for name, _ in theirs.headers)
 
 
-# --- what is remembered
+# --- the cache of heads
 
 
 def facts(one: object) -> dict[str, object]:
@@ -428,7 +428,7 @@ def facts(one: object) -> dict[str, object]:
 
 
 def outcome(read: Callable[[bytes, int], Any], data: bytes) -> object:
-    """What is read, with the length; or how it is refused."""
+    """The parsed head, with the length; or how it is refused."""
     try:
         got = read(data, 128)
     except HeadError as error:

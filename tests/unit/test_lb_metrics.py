@@ -1,4 +1,4 @@
-"""What is counted is what is exposed, under bounded labels."""
+"""The counters are exposed, under bounded labels."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def metrics(policy: str = "least_load") -> Metrics:
     return it
 
 
-def page(it: Metrics, table: TargetTable | None = None, held: int = 0, **more: dict[str, float]) -> Page:
-    return Page(it.expose(table or TargetTable(Table("chat", "1"), 0.0), held, 1.0, **more))
+def page(it: Metrics, table: TargetTable | None = None, queued: int = 0, **more: dict[str, float]) -> Page:
+    return Page(it.expose(table or TargetTable(Table("chat", "1"), 0.0), queued, 1.0, **more))
 
 
 def test_counting_is_plain_attributes_and_exposing_tells_them() -> None:
@@ -238,7 +238,7 @@ def test_gauges_are_read_off_the_table() -> None:
     table.book(REQUEST, "a", 0.0)
     table.responded(table.book(REQUEST, "a", 0.0), 0.5)
     table.failed(table.book(REQUEST, "b", 0.0), Blame.EJECT, 0.5)
-    shown = page(metrics(), table, held=7, policy_gauges={"tree_nodes": 5.0})
+    shown = page(metrics(), table, queued=7, policy_gauges={"tree_nodes": 5.0})
     assert shown.get("held_requests", AGENT) == 7
     assert shown.get("bookings", AGENT) == 3
     assert shown.get("policy_tree_nodes", AGENT) == 5

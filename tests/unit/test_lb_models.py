@@ -132,7 +132,7 @@ def test_a_list_is_news_if_it_serves_more(before: str, after: str, news: bool) -
 
 
 def test_another_model_is_also_another_life() -> None:
-    """What is held because it was not served may go there then."""
+    """Requests that were queued because it was not served may go there then."""
     table = of("a", "b")
     stale = table.models.barred("a")
     listed(table, "t1", "a")
@@ -201,7 +201,7 @@ class Request:
     model: str
     view: RequestView = field(default_factory=lambda: RequestView("r", "POST", "/"))
     has_priority: bool = False
-    hold_left_s: float = 60.0
+    queue_left_s: float = 60.0
     tenant: str = ""
     weight: float = 1.0
     policy: str | None = None

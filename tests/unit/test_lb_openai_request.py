@@ -25,7 +25,7 @@ _MESSAGE = st.one_of(
 @given(st.lists(_MESSAGE, max_size=4))
 def test_the_short_cut_gives_what_the_long_way_gives(messages: list[Any]) -> None:
     body: dict[str, Any] = {"model": "m", "messages": messages}
-    # A third key sends a message the long way, and without a value it says nothing.
+    # A third key sends a message the long way, and without a value it is ignored.
     longer = [one | {"null": None} if isinstance(one, dict) else one for one in messages]
     assert prompt_of(body, b"") == prompt_of(body | {"messages": longer}, b"")
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from math import ceil
+
 import pytest
 
 from lb.config.options import Pushing
 from lb.config.schema import Table, Target
+from lb.core.hop import ReportId
 from lb.core.peers import Peers, QueuePace, RegionReport, local_cost, region_report
 from lb.core.targets import TargetTable
 from policies.regions.base import PeerView
@@ -38,7 +42,7 @@ def test_a_peer_that_never_reported_is_not_offered() -> None:
 
 @pytest.mark.parametrize(
     ("now", "fresh"),
-    [pytest.param(11.6, True, id="three intervals and a round trip"), pytest.param(11.7, False, id="later")],
+    [pytest.param(10.85, True, id="a late report"), pytest.param(10.95, False, id="no report")],
 )
 def test_a_peer_whose_reports_are_late_is_not_offered(now: float, fresh: bool) -> None:
     assert bool(heard().views(request(), now)) is fresh
@@ -56,7 +60,7 @@ def test_a_peer_outside_of_the_zone_is_not_offered() -> None:
 
 def test_what_was_forwarded_counts_until_a_report_knows_of_it() -> None:
     peers = heard()
-    peers.forwarded(request("a"), "eu", 10.1)
+    peers.forwarded("a", request("a"), "eu", 10.1)
     after = view(peers, 10.1)
     assert after.forwarded == 1
     assert after.forwarded_s == pytest.approx(1000 * 1e-4 / 2)  # over two available replicas
@@ -69,7 +73,7 @@ def test_what_was_forwarded_counts_until_a_report_knows_of_it() -> None:
 def test_the_prompt_is_remembered_for_the_region_it_went_to() -> None:
     peers = heard()
     assert view(peers, 10.0).matched_bytes == 0
-    peers.forwarded(request("a"), "eu", 10.0)
+    peers.forwarded("a", request("a"), "eu", 10.0)
     assert view(peers, 10.0).matched_bytes == 992  # whole blocks of 16 bytes
     peers.forget("eu")
     peers.reported("eu", REPORT, 10.0, RTT_S, EVERY_S, 10.1)
@@ -78,11 +82,138 @@ def test_the_prompt_is_remembered_for_the_region_it_went_to() -> None:
 
 def test_a_peer_that_refused_gets_nothing_before_its_next_report() -> None:
     peers = heard()
-    peers.forwarded(request("a"), "eu", 10.0)
-    peers.refused(request("a"), "eu")
+    peers.forwarded("a", request("a"), "eu", 10.0)
+    peers.refused("a", "eu")
     assert (view(peers, 10.1).forwarded, view(peers, 10.1).credit) == (0, 0)
     peers.reported("eu", REPORT, 10.2, RTT_S, EVERY_S, 10.3)
     assert view(peers, 10.3).credit == 6
+
+
+FIRST, SECOND = ReportId(7, 1), ReportId(7, 2)
+
+
+def told(
+    peers: Peers, report_id: ReportId, made_at: float, now: float, report: RegionReport = REPORT
+) -> None:
+    peers.reported("eu", report, made_at, RTT_S, EVERY_S, now, report_id)
+
+
+def left(peers: Peers, now: float) -> int:
+    """How many more requests may be forwarded."""
+    found = view(peers, now)
+    return found.credit - found.forwarded if found.available else 0
+
+
+def full(peers: Peers) -> Peers:
+    """Forward all that the first report has given credit for."""
+    told(peers, FIRST, 10.0, 10.0)
+    for number in range(6):
+        peers.forwarded(number, request(str(number)), "eu", 10.1)
+    assert left(peers, 10.1) == 0
+    return peers
+
+
+def test_a_response_gives_the_credit_of_its_request_back_if_the_peer_has_room() -> None:
+    peers = full(Peers(["eu"]))
+    assert not peers.responded(0, "eu", None)
+    assert left(peers, 10.2) == 0
+    assert peers.responded(1, "eu", FIRST)
+    assert left(peers, 10.2) == 1
+    assert not peers.responded(1, "eu", FIRST)  # once
+    assert not peers.ended(1, "eu")
+    assert left(peers, 10.2) == 1
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["not reported yet", "reported"])
+def test_a_request_that_ends_without_a_response_costs_no_credit(known: bool) -> None:
+    peers = full(Peers(["eu"]))
+    if known:
+        told(peers, SECOND, 10.2, 10.25, REPORT._replace(room=0))
+        before = left(peers, 10.3)
+        assert not peers.ended(0, "eu")  # whether its place is free is for the peer to say
+        assert left(peers, 10.3) == before == 1
+    else:
+        assert peers.ended(0, "eu")
+        assert left(peers, 10.3) == 1
+
+
+def test_a_response_to_a_request_that_was_reported_gives_its_place_back_once() -> None:
+    peers = full(Peers(["eu"]))
+    told(peers, SECOND, 10.2, 10.25, REPORT._replace(available=0, room=0))
+    assert left(peers, 10.3) == 0
+    assert peers.responded(0, "eu", SECOND)
+    assert (left(peers, 10.3), view(peers, 10.3).available) == (2, 1)
+    assert not peers.responded(0, "eu", SECOND)
+    assert left(peers, 10.3) == 2
+
+
+def test_a_response_older_than_the_report_gives_nothing_that_the_report_has_counted() -> None:
+    peers = full(Peers(["eu"]))
+    told(peers, SECOND, 10.2, 10.25)
+    before = left(peers, 10.3)
+    assert not peers.responded(0, "eu", FIRST)
+    assert left(peers, 10.3) == before
+    assert not peers.responded(0, "eu", SECOND)
+
+
+def test_a_response_of_an_earlier_life_of_the_peer_gives_nothing() -> None:
+    peers = full(Peers(["eu"]))
+    peers.forget("eu")
+    told(peers, ReportId(8, 1), 10.3, 10.35, REPORT._replace(available=0, room=0))
+    for number in range(6):
+        assert not peers.responded(number, "eu", FIRST)
+        assert not peers.ended(number, "eu")
+    assert left(peers, 10.4) == 0
+
+
+def test_a_refusal_stands_until_the_next_report_or_response() -> None:
+    peers = full(Peers(["eu"]))
+    peers.refused(0, "eu")
+    assert left(peers, 10.2) < 0
+    for number in range(1, 6):
+        peers.ended(number, "eu")
+    assert left(peers, 10.2) == 0
+    told(peers, SECOND, 10.2, 10.3)
+    assert left(peers, 10.3) == 6
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_more_is_at_a_peer_than_it_granted_and_no_credit_is_lost(seed: int) -> None:
+    """Random traffic: in flight without a response are at most those that ran at the last report and what it granted."""
+    rng = random.Random(seed)
+    peers = Peers(["eu"])
+    now, report_id, granted, open_ = 10.0, FIRST, 0, set[int]()
+    for number in range(2000):
+        now += 0.01
+        what = rng.random()
+        if what < 0.1 or number == 0:
+            room = rng.randrange(4)
+            report_id = ReportId(report_id.boot, report_id.seq + 1)
+            told(peers, report_id, now - 0.005, now, REPORT._replace(available=room, room=room))
+            arrived = [one for one in open_ if one < number - 5]  # half a round trip takes 5 steps
+            granted = len(arrived) + max(1, ceil(1.5 * room))
+        elif what < 0.12:
+            report_id = ReportId(report_id.boot + 1, 0)
+            peers.forget("eu")
+            open_.clear()
+            granted = 0
+        elif open_ and what < 0.4:
+            one = rng.choice(sorted(open_))
+            last = rng.choice([None, report_id, ReportId(report_id.boot - 1, 9)])
+            if peers.responded(one, "eu", last):
+                open_.discard(one)
+            elif rng.random() < 0.5:
+                if not peers.ended(one, "eu"):
+                    granted = max(0, granted - 1)  # its place is the peer's again
+                open_.discard(one)
+        elif peers.report("eu") is not None and peers.views(request(), now) and left(peers, now) > 0:
+            peers.forwarded(number, request(str(number)), "eu", now)
+            open_.add(number)
+            assert len(open_) <= granted
+    for one in open_:
+        peers.ended(one, "eu")
+    told(peers, ReportId(report_id.boot, report_id.seq + 1), now, now)
+    assert left(peers, now) == 6
 
 
 @pytest.mark.parametrize(("room", "regions", "credit"), [(4, 1, 6), (4, 3, 2), (0, 2, 1), (1, 4, 1)])

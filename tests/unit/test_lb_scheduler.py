@@ -1,4 +1,4 @@
-"""Go now or wait: nobody is overtaken, nobody blocks, and nobody is asked in vain."""
+"""Go now or wait: no request is overtaken, none blocks another, and no policy is called in vain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Request:
     view: RequestView
     tried: set[int] = field(default_factory=set)
     has_priority: bool = False
-    hold_left_s: float = 1e6
+    queue_left_s: float = 1e6
     tenant: str = ""
     weight: float = 1.0
     policy: str | None = None
@@ -36,7 +36,7 @@ class Request:
 
 
 class Asked(TargetTable):
-    """Counts how often it is asked whether somebody could go."""
+    """Counts how often it is queried whether a request could go."""
 
     times = 0
 
@@ -248,7 +248,7 @@ def answer(house: House, request: Request) -> None:
 
 
 def busy_holder() -> tuple[House, list[Request]]:
-    """`a` has computed SHARED and is at work for three seconds on what nobody has seen; `b` is idle."""
+    """`a` has computed SHARED and is at work for three seconds on a new prompt; `b` is idle."""
     house = by_work("a", "b")
     first = asks("first", SHARED)
     assert house.come(first) == "a"
@@ -326,7 +326,7 @@ def test_hits_overtake_misses_in_the_lane_of_one_target() -> None:
 
 
 def streaming(house: House, target_id: str, count: int) -> list[Request]:
-    """`count` short requests that the target has begun to respond to; ones before them have lasted 10 s."""
+    """`count` short requests that the target has started to respond to; ones before them have lasted 10 s."""
     for number in range(3):
         earlier = asks(f"earlier-{number}", b"")
         house.go(earlier, target_id)
@@ -433,8 +433,8 @@ def test_those_who_have_tried_the_same_are_one_question_however_many_they_are() 
 
 
 class Crowd(RuleBasedStateMachine):
-    """Whatever happens: nobody is let in past somebody of his tenant who could have gone, what is let in has room,
-    and with everything ended and time passing everybody is served."""
+    """Whatever happens: no request is let in past another of its tenant that could have gone, every request that is let in has room,
+    and with everything ended and time passing all are served."""
 
     names = st.sampled_from("abc")
 

@@ -1,4 +1,4 @@
-"""The wire: what goes out comes back, and what is wrong is named with its path."""
+"""The wire: what goes out comes back, and faults are named with their path."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_the_url_of_a_target(url: str, words: str | None) -> None:
     ids=str,
 )
 def test_what_is_wrong_with_the_load_of_a_target(change: dict[str, Any], problem: str) -> None:
-    """However it is read: what is right goes a shorter way."""
+    """Valid messages are read by a shorter way, with the same result."""
     target = TargetStats("a", 1, 2, 3, ejected=False, heard_s=0.5)
     stats = Stats("chat", "eu", "r1", 1.0, 60.0, 1, 1, 0, 0, 0.0, (target,))
     assert Stats.from_json(stats.to_json()) == stats

@@ -74,7 +74,7 @@ def summary(events: bytes) -> dict[str, Any]:
 
 
 class Client:
-    """A client of a load balancer whose targets die after so many bytes."""
+    """A client of a load balancer whose targets die after that many bytes."""
 
     def __init__(
         self, kind: EngineKind, path: bytes, request: dict[str, Any], mode: Continue, burst: int = 1
@@ -85,7 +85,7 @@ class Client:
         self.ways: list[ResumeMethod] = []
 
     def run(self, cuts: list[int], pieces: int) -> bytes:
-        """The first targets die after `cuts` bytes of their answers, which come `pieces` bytes at a time."""
+        """The first targets die after `cuts` bytes of their responses, which come `pieces` bytes at a time."""
         ready = prepare(self.path, self.request, self.kind, self.mode)
         first = b"".join(stream(self.kind, self.path, {**self.request, **ready.fields}, 0, self.burst))
         strip, gate, journal = (
@@ -171,10 +171,10 @@ def test_a_broken_stream_is_the_undisturbed_one(
     if not counts_exactly(kind, more):
         got["usage"] = expected["usage"] = []
     if "stop" in more and kind is not OURS:
-        # The ids of what was held back have been told, and are made again.
+        # The ids of the text that was held back have been sent, and are made again.
         got["ids"] = expected["ids"] = []
     if kind is SGLANG and got["usage"] != expected["usage"]:
-        # The end token is counted, and only then the end is told: between the two it is made, and counted, again.
+        # The end token is counted, and only then the end is sent: between the two it is made, and counted, again.
         assert completion_tokens(got) == completion_tokens(expected) + 1
         got["usage"] = expected["usage"]
     assert got == expected
@@ -186,7 +186,7 @@ def completion_tokens(one: dict[str, Any]) -> int:
 
 
 def counts_exactly(kind: EngineKind, more: dict[str, Any]) -> bool:
-    """An engine that does not count along tells no number of tokens, and what is held back is counted twice."""
+    """An engine that does not count along reports no number of tokens, and the text that is held back is counted twice."""
     return kind in (OURS, VLLM) or (kind is SGLANG and "stop" not in more)
 
 
@@ -206,7 +206,7 @@ def test_cut_around_every_event(kind: EngineKind, path: bytes, mode: Continue) -
 def test_cut_at_every_byte() -> None:
     request = a_request(CHAT, max_tokens=4, min_tokens=4, stream_options={"include_usage": True})
     whole = undisturbed(OURS, CHAT, request)
-    for cut in range(len(whole) + 200):  # longer by the ids nobody asked for
+    for cut in range(len(whole) + 200):  # longer by the ids that were not requested
         assert summary(Client(OURS, CHAT, request, Continue.AUTO).run([cut], 50)) == summary(whole), cut
 
 
@@ -276,7 +276,7 @@ def test_the_way_taken(
 
 
 def broken(kind: EngineKind, path: bytes, request: dict[str, Any], events: int) -> StreamProgress:
-    """A stream that ended after so many events."""
+    """A stream that ended after that many events."""
     ready = prepare(path, request, kind)
     journal = Transcript(chunked=False, limit_bytes=LIMIT)
     for one in stream(kind, path, {**request, **ready.fields}, 0)[:events]:
@@ -402,7 +402,7 @@ def test_one_of_several_choices_is_not_the_answer() -> None:
     assert closing(CHAT, a_request(CHAT, n=2), StreamProgress(finish_reason="stop"), VLLM) is None
 
 
-# Token ids nobody asked for
+# Token ids that were not requested
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ['"token_ids":[1,2]', ',"token_ids":[1]', '\\",\\"token_ids\\":[1]', 'token_ids"', '{"token_ids":null}']

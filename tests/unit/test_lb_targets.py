@@ -56,7 +56,7 @@ def fail(it: TargetTable, name: str, now: float, blame: Blame = Blame.EJECT) -> 
 
 
 def serve(it: TargetTable, name: str, now: float) -> bool:
-    """A request on the target is answered well; whether that ended an ejection."""
+    """A request on the target succeeds; whether that ended an ejection."""
     booking = it.book(REQUEST, name, now)
     readmitted = it.responded(booking, now)
     it.release(booking, now)
@@ -96,7 +96,7 @@ def test_ejection_backs_off_exponentially_to_a_bound_and_ends_with_an_answer() -
         expected_s = min(2 * expected_s, LONGEST_EJECTION_S)
     assert serve(it, "a", now)
     fail(it, "a", now)
-    assert offered(it, now + FIRST_EJECTION_S) == (Health.GOOD, ["a", "b"])  # it began anew
+    assert offered(it, now + FIRST_EJECTION_S) == (Health.GOOD, ["a", "b"])  # it began again
 
 
 def test_a_trial_is_one_request() -> None:
@@ -263,12 +263,12 @@ def test_silence_is_suspicious_only_while_an_answer_is_owed() -> None:
     booking = it.book(REQUEST, "a", 100.0)
     assert it.suspects(102.0, 2.0) == []
     assert [key.id for key, _ in it.suspects(102.1, 2.0)] == ["a"]
-    it.heard(booking.key, 102.1)  # a byte for somebody else will do
+    it.received_from(booking.key, 102.1)  # a byte for someone else will do
     assert it.suspects(104.0, 2.0) == []
     assert [key.id for key, _ in it.suspects(104.2, 2.0)] == ["a"]
     it.responded(booking, 104.2)
     assert it.suspects(106.0, 2.0) == []
-    assert [key.id for key, _ in it.suspects(106.3, 2.0)] == ["a"]  # the rest of its answer
+    assert [key.id for key, _ in it.suspects(106.3, 2.0)] == ["a"]  # the rest of its response
     it.release(booking, 200.0)
     assert it.suspects(300.0, 2.0) == []
 
@@ -281,7 +281,7 @@ def test_only_a_response_that_succeeded_counts_as_served() -> None:
         return one.served_s
 
     booking = it.book(REQUEST, "a", 100.0)
-    it.heard(booking.key, 101.0)  # a sign of life when asked
+    it.received_from(booking.key, 101.0)  # a sign of life when asked
     it.responded(booking, 102.0, succeeded=False)
     it.release(booking, 103.0)
     assert served_s(103.0) is None
@@ -352,7 +352,7 @@ def test_ready_again_after_unhealthy_is_a_new_life() -> None:
     ],
 )
 def test_when_the_breaker_opens(breaker: Breaker, blames: str, ejected: bool) -> None:
-    """E: cannot be reached or dies. T: server error. N: no blame, no answer. '.': a good answer."""
+    """E: cannot be reached or crashes. T: server error. N: no blame, no response. '.': a good response."""
     it = TargetTable(replace(table(target("a"), target("b")), breaker=breaker), 0.0)
     for letter in blames:
         if letter == ".":
@@ -569,10 +569,10 @@ def test_prompts_are_needed_if_any_policy_in_use_needs_them() -> None:
 
 
 def tell(
-    it: TargetTable, name: str, load: EngineLoad | None, asked_at: float, now: float | None = None
+    it: TargetTable, name: str, load: EngineLoad | None, polled_at: float, now: float | None = None
 ) -> bool:
     keys = {key.id: key for key, _, _ in it.probe_list()}
-    return it.loaded(keys[name], load, asked_at, asked_at if now is None else now)
+    return it.loaded(keys[name], load, polled_at, polled_at if now is None else now)
 
 
 def seen(it: TargetTable, name: str, now: float) -> TargetView:
@@ -585,9 +585,9 @@ def test_a_target_without_room_is_not_offered_and_neither_is_a_worse_one() -> No
     booking = it.book(REQUEST, "a", 0.0)
     assert offered(it, 0.0) == (Health.GOOD, [])
     assert it.choose(REQUEST, 0.0) is None
-    assert (it.anybody(0.0), it.room(0.0)) == (True, True)
+    assert (it.has_candidate(0.0), it.room(0.0)) == (True, True)
     assert offered(it, 0.0, {booking.epoch}) == (Health.UNHEALTHY, ["b"])
-    assert it.anybody(0.0, {booking.epoch, booking.epoch + 1}) is False
+    assert it.has_candidate(0.0, {booking.epoch, booking.epoch + 1}) is False
     it.release(booking, 0.0)
     assert offered(it, 0.0) == (Health.GOOD, ["a"])
 
@@ -789,16 +789,16 @@ class Books(RuleBasedStateMachine):
                 assert target.id in {view.id for view in views}
 
     def agree(self, tried: Sequence[Booking]) -> None:
-        """What is kept between requests is what all targets, looked at one by one, come to."""
+        """The cached candidates equal those computed from all targets."""
         epochs = {booking.epoch for booking in tried}
         gone = {one.key.id for one in tried if one.epoch == one.entry.epoch and not one.entry.departed}
         rows = [row for row in self.it.rows(self.now) if row[0].id not in gone]
         best = next((one for one in Health if any(health is one for _, health, _ in rows)), Health.CLOSED)
         standing, views = self.it.candidates(self.now, epochs)
         assert standing is best
-        assert self.it.anybody(self.now, epochs) == (best is not Health.CLOSED)
+        assert self.it.has_candidate(self.now, epochs) == (best is not Health.CLOSED)
         assert self.it.admits(self.now, epochs) == bool(views)
-        if not self.it.table.pushing.asks and best is not Health.CLOSED:
+        if not self.it.table.pushing.is_polled and best is not Health.CLOSED:
             cap = 2 if self.it.table.pushing.mode is PushMode.FIXED_CAP else sys.maxsize
             expected = [one.id for one, health, in_flight in rows if health is best and in_flight < cap]
             assert [view.id for view in views] == [views[at].id for at in range(len(views))] == expected

@@ -1,4 +1,4 @@
-"""The journal knows what the client has been told, in the words of every engine, and stays within its bound."""
+"""The journal knows what the client has received, in the words of every engine, and stays within its bound."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_engine_is_understood(kind: EngineKind, path: bytes, body: dict[st
     events = stream(kind, path, asked, leg=3)
     sofar = journal_of(*events).read()
     assert (sofar.created, sofar.model, sofar.role_sent) == (1003, MODEL, path == CHAT)
-    assert (sofar.tokens, sofar.finish_reason, sofar.done, sofar.usage_told) == (12, "length", True, True)
+    assert (sofar.tokens, sofar.finish_reason, sofar.done, sofar.usage_reported) == (12, "length", True, True)
     assert len(sofar.text.split()) > 8
     assert not sofar.silent
     assert (sofar.strange, sofar.failed, sofar.lost) == (False, False, False)
@@ -126,12 +126,12 @@ def test_neither_cuts_nor_framing_nor_folding_change_what_is_read(
         ),
         pytest.param(
             [delta(content="abc") | {"usage": {"prompt_tokens": 9, "completion_tokens": 5}}],
-            {"tokens": 5, "prompt_tokens": 9, "usage_told": False},
+            {"tokens": 5, "prompt_tokens": 9, "usage_reported": False},
             id="running usage counts better than events",
         ),
         pytest.param(
             [{"choices": [], "usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}}],
-            {"usage_told": True, "cached_tokens": 4},
+            {"usage_reported": True, "cached_tokens": 4},
             id="the last usage",
         ),
         pytest.param([delta(content="a") | {"usage": None}], {"usage": None, "text": "a"}, id="usage null"),
@@ -230,6 +230,6 @@ def test_a_second_leg_from_text_has_ids_of_its_own() -> None:
 
 
 def test_an_answer_begun_anew_counts_from_zero() -> None:
-    tally = ProgressTally(told(delta(role="assistant", token_ids=[1, 2])), answer_again=True)
+    tally = ProgressTally(told(delta(role="assistant", token_ids=[1, 2])), from_start=True)
     tally.chunk(delta(content="b", token_ids=[2]))
     assert (tally.tokens, tally.progress().role_sent) == (1, True)

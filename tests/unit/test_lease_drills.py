@@ -1,4 +1,4 @@
-"""Drills of leases in virtual time: what becomes of machines while nobody, or only traffic, looks after them."""
+"""Drills of leases in virtual time: what becomes of machines while no one, or only traffic, looks after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is notified of, when, and in which form: values in, values out."""
+"""Notifications: conditions, time and form: values in, values out."""
 
 from __future__ import annotations
 
@@ -249,8 +249,8 @@ def test_destinations_choose_kinds_and_services(tmp_path: Path) -> None:
         "notify: [{name: a, command: x, kinds: [short, store], services: [chat]}, {name: b, command: x}]"
     )
     first, second = load_config(tmp_path / "config.yaml").notify
-    assert first.wants("short", "chat")
-    assert first.wants("store", "")
-    assert not first.wants("short", "code")
-    assert not first.wants("budget", "chat")
-    assert second.wants("budget", "code")
+    assert first.accepts("short", "chat")
+    assert first.accepts("store", "")
+    assert not first.accepts("short", "code")
+    assert not first.accepts("budget", "chat")
+    assert second.accepts("budget", "code")

@@ -1,4 +1,4 @@
-"""The baselines: where each puts what is missing, what it remembers, and what it does not do."""
+"""The baselines: where each puts missing replicas, what it remembers, and what it does not do."""
 
 from __future__ import annotations
 

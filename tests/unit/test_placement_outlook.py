@@ -1,4 +1,4 @@
-"""What placers make of a forecast: stand-ins only for what lasts, no alarm for what is only wanted ahead."""
+"""What placers make of a forecast: stand-ins only for what lasts, no alarm for replicas that are only wanted later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spot replicas cost at most twice the cheapest: what each placer asks for, as truth tables."""
+"""Spot replicas cost at most twice the cheapest: what each placer requests, as truth tables."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_every_placer_keeps_the_laws_in_every_market(
     st.integers(0, 2),
     st.booleans(),
 )
-@example(3, 2, [[0], [0], [9], [0], [0]], 2, 0, True)  # where the printed algorithm asks for ever
+@example(3, 2, [[0], [0], [9], [0], [0]], 2, 0, True)  # where the printed algorithm tries for ever
 def test_spothedge_reaches_its_number_whatever_the_other_zones_do(
     n_zones: int, good: int, pattern: list[list[int]], wanted: int, extra: int, fallback: bool
 ) -> None:

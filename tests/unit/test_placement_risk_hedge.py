@@ -133,6 +133,12 @@ EIGHT_HOURS_DRY = knowing(*[empty(8.0)] * 3)
 # --- on demand -------------------------------------------------------------------------------------------------
 
 
+def hazard(market: MarketModel, offers: Sequence[Offer]) -> risk_market.Hazard:
+    """That of the first of these offers' markets."""
+    markets = [zone_backoff.market(offer) for offer in offers]
+    return market.hazards(markets, [risk_market.group_of(offer) for offer in offers], 0.05, 2.0)[0]
+
+
 @pytest.mark.parametrize(
     ("live", "memory", "options", "expected"),
     [
@@ -278,7 +284,7 @@ def test_an_empty_neighbour_makes_a_zone_riskier() -> None:
         market = MarketModel(
             {"zones": dict(zip(map(zone_backoff.market, neighbours), (held(5.0), a2), strict=True))}, NOW
         )
-        rates.append(market.hazards(neighbours, 0.05, 2.0)[0].now)
+        rates.append(hazard(market, neighbours).now)
     assert rates[1] > 1.5 * rates[0]
 
 
@@ -447,13 +453,13 @@ def test_a_zone_that_fails_more_than_the_law_says_is_trusted_less() -> None:
     rates = []
     for lost, due in ((0.0, 15.0), (0.0, 0.0), (15.0, 0.0)):
         market = MarketModel({"zones": {MARKET_A1: held(5.0, lost=lost, due=due)}}, NOW)
-        rates.append(market.hazards([A1], 0.05, 2.0)[0].now)
+        rates.append(hazard(market, [A1]).now)
     assert rates[0] < rates[1] < rates[2]
 
 
 def test_the_rate_of_loss_falls_with_age_and_never_to_nothing() -> None:
     rates = [
-        MarketModel({"zones": {MARKET_A1: held(age_h)}}, NOW).hazards([A1], 0.05, 2.0)[0].now
+        hazard(MarketModel({"zones": {MARKET_A1: held(age_h)}}, NOW), [A1]).now
         for age_h in (0.0, 1.0, 10.0, 100.0)
     ]
     assert rates == sorted(rates, reverse=True)

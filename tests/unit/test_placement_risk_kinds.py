@@ -8,7 +8,7 @@ from typing import Any
 
 from policies.goals import AcceleratorQps, PlacementGoal
 from policies.model import FailureKind, LaunchFailed, Offer, Preempted, Replica
-from policies.placement import zone_backoff
+from policies.placement import risk_market, zone_backoff
 from policies.placement.base import Decision, View
 from policies.placement.risk_hedge import RiskHedge
 from policies.placement.risk_market import MarketModel
@@ -44,8 +44,9 @@ def decide(
     *,
     offered: tuple[Offer, ...] = (*L4, *A100),
     wanted: int = 4,
+    target: float = 0.995,
 ) -> Decision:
-    goal = PlacementGoal("risk_hedge", 0, True, 0, 0.995, work=WORK)
+    goal = PlacementGoal("risk_hedge", 0, True, 0, target, work=WORK)
     return POLICY.decide(View(NOW, wanted, goal, tuple(live), (), offered, 99), memory)
 
 
@@ -64,10 +65,7 @@ def asked(decision: Decision) -> set[tuple[str | None, Any]]:
 
 
 def test_where_the_small_kind_is_refused_the_large_one_is_requested_on_spot() -> None:
-    first = [place.offer for place in decide({}).launches]
-    assert [offer for offer in first if offer.accelerator == "L4"] == [L4[0]] * 4, (
-        "0.125 USD for 1 qps, against 0.156"
-    )
+    assert asked(decide({}, target=0.999)) == {("L4", SPOT)}, "0.125 USD for 1 qps, against 0.156"
     refused = decide(l4_refused())
     assert asked(refused) == {("A100", SPOT)}, "0.156, against 0.40 on demand"
     assert 9 * len(refused.launches) >= 8, "what four L4 can do"
@@ -83,9 +81,10 @@ def test_a_kind_that_the_user_prefers_is_requested_first() -> None:
 def test_a_loss_of_one_kind_does_not_make_the_other_younger() -> None:
     live = {1: replica(1, L4[0], since=NOW - 40 * HOUR), 2: replica(2, A100[0], since=NOW - 40 * HOUR)}
     memory = POLICY.learn({}, [], live, NOW - 39 * HOUR)
-    before = MarketModel(memory, NOW).hazards([L4[0]], 0.05, 2.0)
+    market, group = [zone_backoff.market(L4[0])], [risk_market.group_of(L4[0])]
+    before = MarketModel(memory, NOW).hazards(market, group, 0.05, 2.0)
     after = POLICY.learn(memory, [Preempted(2)], live, NOW)
-    assert MarketModel(after, NOW).hazards([L4[0]], 0.05, 2.0) == before
+    assert MarketModel(after, NOW).hazards(market, group, 0.05, 2.0) == before
     assert zone_backoff.market(A100[0]) in after["zones"]
 
 

@@ -1,4 +1,4 @@
-"""Plug-ins: what is in a machine's name, the guard, and which plug-ins are refused."""
+"""Plug-ins: tags in a machine's name, the guard, and which plug-ins are refused."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from policies.brake import (
     Evidence,
     FailedProbe,
     TerminationLog,
-    judge,
+    confirmed,
 )
 from policies.goals import Goal, ScalingGoal
 from policies.model import CapacityType, Drained, EndReason, Event, GaveUp, Offer, Replica, ReplicaState, Zone
@@ -44,7 +44,7 @@ def decided(
     now: float = NOW,
 ) -> tuple[list[int], str]:
     given = replicas or (a_replica(1), *(a_replica(n, ReplicaState.READY) for n in range(2, 6)))
-    verdict = judge(events, given, GOAL, evidence, terminated or TerminationLog(), now)
+    verdict = confirmed(events, given, GOAL, evidence, terminated or TerminationLog(), now)
     return [event.replica_id for event in verdict.events], verdict.note
 
 
@@ -70,12 +70,17 @@ def decided(
             Evidence(NOW - 181.0, failed={1: SILENT}), True, "", id="watched for as long as it takes"
         ),
         pytest.param(
-            Evidence(failed={1: SILENT}, heard={1}), False, HELD_FOR_BALANCERS, id="a load balancer hears it"
+            Evidence(failed={1: SILENT}, responsive={1}),
+            False,
+            HELD_FOR_BALANCERS,
+            id="a load balancer hears it",
         ),
-        pytest.param(Evidence(failed={1: SILENT}, heard={2}), True, "", id="a load balancer hears another"),
+        pytest.param(
+            Evidence(failed={1: SILENT}, responsive={2}), True, "", id="a load balancer hears another"
+        ),
         pytest.param(Evidence(failed={1: SILENT}, online=False), False, HELD_OFFLINE, id="nothing responds"),
         pytest.param(
-            Evidence(failed={1: REFUSES}, heard={1}, online=False),
+            Evidence(failed={1: REFUSES}, responsive={1}, online=False),
             True,
             "",
             id="it says itself that it is not ready",

@@ -1,4 +1,4 @@
-"""Budgets: what may be launched, what is said, and that nothing is terminated for them."""
+"""Budgets: permitted launches, messages, and that nothing is terminated for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The automaton: every listed pair leads where the table says, every other pair raises and names itself."""
+"""The automaton: every listed pair leads to the state in the table, every other pair raises and names itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CAUSES: dict[type, Event | Drain | Terminate] = {
     BootstrapFailed: BootstrapFailed(7, "setup: exit 1"),
     RunExited: RunExited(7, "exit 1"),
     ProbePassed: ProbePassed(7),
-    ProbeFailed: ProbeFailed(7, "probe answered 503"),
+    ProbeFailed: ProbeFailed(7, "probe returned 503"),
     GaveUp: GaveUp(7, EndReason.START_TIMEOUT, "too late"),
     PreemptionNotice: PreemptionNotice(7, NOW + 30.0),
     RetireNotice: RetireNotice(7, NOW + 3600.0),

@@ -95,6 +95,6 @@ def test_a_load_balancer_agent_says_goodbye_at_once(left_s: float, by: float) ->
     """Clients know its address, and have to learn another one before it goes."""
     agent = replace(replica(1, 1), role=Role.LOAD_BALANCER, preempt_at=left_s, message="preemption notice")
     place = balancers.place_of(agent)
-    fleet = balancers.AgentFleet((place,), 1, (agent,), frozenset({1}))
+    fleet = balancers.AgentFleetState((place,), 1, (agent,), frozenset({1}))
     decided = balancers.decide(fleet, (), Goal(1, ScalingGoal()), {}, 2, 0.0)
     assert decided.actions == (Drain(1, EndReason.PREEMPTED, "preemption notice", by),)

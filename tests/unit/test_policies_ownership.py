@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.regions.ownership import BACK_AFTER_S, AgentSigns, Ownership, is_alive, ownership
+from policies.regions.ownership import BACK_AFTER_S, AgentLiveness, Ownership, is_alive, ownership
 
 RTT_S = {("eu", "us"): 0.09, ("asia", "us"): 0.15, ("asia", "eu"): 0.22}
 ALL = ("us", "eu", "asia")
@@ -36,13 +36,13 @@ def test_without_an_agent_nobody_owns_anything() -> None:
     assert ownership(ALL, (), rtt_s) == Ownership()
 
 
-def test_the_heir_is_who_owns_after_a_death() -> None:
+def test_the_backup_owns_the_region_after_its_agents_died() -> None:
     now = ownership(ALL, ALL, rtt_s)
-    assert now.heirs == {"us": "eu", "eu": "us", "asia": "us"}
+    assert now.backups == {"us": "eu", "eu": "us", "asia": "us"}
     assert now.standby("us") == ("asia", "eu")
     for dead in ALL:
         after = ownership(ALL, set(ALL) - {dead}, rtt_s)
-        assert after.owners[dead] == now.heirs[dead]
+        assert after.owners[dead] == now.backups[dead]
 
 
 def test_one_region_owns_everything_and_has_no_peer() -> None:
@@ -52,12 +52,45 @@ def test_one_region_owns_everything_and_has_no_peer() -> None:
     assert alone.standby("eu") == ()
 
 
-def test_residency_forbids_an_heir_and_an_owner() -> None:
-    def allowed(region: str, owner: str) -> bool:
-        return region != "eu" or owner == "eu"
+@pytest.mark.parametrize(
+    ("us_ms", "eu_ms", "owner"),
+    [
+        pytest.param(100.0, 100.0, "us", id="equal"),
+        pytest.param(100.0, 81.0, "us", id="hardly nearer"),
+        pytest.param(100.0, 79.0, "eu", id="a fifth nearer"),
+        pytest.param(12.0, 3.0, "us", id="by milliseconds"),
+        pytest.param(100.0, None, "us", id="the other is not known"),
+        pytest.param(None, 100.0, "eu", id="only the other is known"),
+        pytest.param(None, None, "us", id="nothing is known"),
+    ],
+)
+@pytest.mark.parametrize("kept", ["us", "eu"])
+def test_a_region_stays_with_its_owner_until_another_is_clearly_nearer(
+    us_ms: float | None, eu_ms: float | None, owner: str, kept: str
+) -> None:
+    """The same with both names: it is not the order of names that decides."""
+    other = "eu" if kept == "us" else "us"
+    rtts_s = {kept: us_ms, other: eu_ms}
 
-    assert ownership(ALL, ALL, rtt_s, allowed).heirs == {"us": "eu", "asia": "us"}
-    assert "eu" not in ownership(ALL, ("us", "asia"), rtt_s, allowed).owners
+    def measured(region: str, one: str) -> float | None:
+        ms = rtts_s[one] if region == "mars" else 90.0
+        return None if ms is None else ms / 1000
+
+    before = Ownership(3, {"mars": kept, "us": "us", "eu": "eu"}, {"mars": other, "us": "eu", "eu": "us"})
+    found = ownership(("mars",), ("us", "eu"), measured, before=before)
+    expected = kept if owner == "us" else other
+    assert found.owners["mars"] == expected
+    assert found.epoch == 3 + (expected != kept)
+    assert ownership(("mars",), ("us", "eu"), measured, before=found) == found, "and then stands"
+    assert ownership(("mars",), (other,), measured, before=before).owners["mars"] == other, "no other is left"
+
+
+def test_owners_within_the_zone_come_before_nearer_ones() -> None:
+    def allowed(region: str, owner: str) -> bool:
+        return region != "us" or owner in ("us", "asia")
+
+    assert ownership(ALL, ALL, rtt_s, allowed).backups == {"us": "asia", "eu": "us", "asia": "us"}
+    assert ownership(ALL, ("eu",), rtt_s, allowed).owners["us"] == "eu", "no other is left"
 
 
 def test_unknown_distances_come_last_and_ties_go_by_name() -> None:
@@ -88,23 +121,23 @@ def test_owners_live_and_each_region_has_exactly_one(
     assert set(found.owners.values()) <= living
     assert set(found.owners) == (replicas | living if living else set())
     assert all(found.owners[region] == region for region in living)
-    assert all(heir != found.owners[region] for region, heir in found.heirs.items())
+    assert all(backup != found.owners[region] for region, backup in found.backups.items())
 
 
 @pytest.mark.parametrize(
     ("was_alive", "signs", "alive"),
     [
-        (True, AgentSigns(0.5), True),
-        (True, AgentSigns(6.0, peers=2, deaf_peers=2), False),
-        (True, AgentSigns(6.0, peers=2, deaf_peers=1), False),  # half of its peers
-        (True, AgentSigns(6.0, peers=3, deaf_peers=1), True),  # only the controller is cut off
-        (True, AgentSigns(6.0), False),  # nobody else could hear it
-        (True, AgentSigns(1.0, peers=2, deaf_peers=2), True),
-        (False, AgentSigns(0.1, ready_s=BACK_AFTER_S - 1), False),
-        (False, AgentSigns(0.1, ready_s=BACK_AFTER_S), True),
+        (True, AgentLiveness(0.5), True),
+        (True, AgentLiveness(6.0, peers=2, peers_silent=2), False),
+        (True, AgentLiveness(6.0, peers=2, peers_silent=1), False),  # half of its peers
+        (True, AgentLiveness(6.0, peers=3, peers_silent=1), True),  # only the controller is cut off
+        (True, AgentLiveness(6.0), False),  # no other agent could reach it
+        (True, AgentLiveness(1.0, peers=2, peers_silent=2), True),
+        (False, AgentLiveness(0.1, ready_s=BACK_AFTER_S - 1), False),
+        (False, AgentLiveness(0.1, ready_s=BACK_AFTER_S), True),
     ],
 )
 def test_death_needs_two_witnesses_and_a_return_patience(
-    was_alive: bool, signs: AgentSigns, alive: bool
+    was_alive: bool, signs: AgentLiveness, alive: bool
 ) -> None:
     assert is_alive(was_alive, signs) is alive

@@ -73,7 +73,7 @@ def decide(
 
 
 def place(more: int, memory: Any = None, *, live: tuple[Replica, ...] = (), **view: Any) -> list[str]:
-    """Where so many more than those that live would go."""
+    """Where that many more than the live ones would go."""
     return [place.offer.zone.name for place in decide(len(live) + more, memory, live=live, **view).launches]
 
 

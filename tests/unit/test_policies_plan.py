@@ -234,7 +234,7 @@ def test_events_teach_both_where_and_what() -> None:
 def test_an_update_arrives_within_its_bounds(
     mode: UpdateMode, surge: int, unavailable: int, size: int
 ) -> None:
-    """Each step one replica moves on: one starts, or becomes ready, or is empty. Nobody is lost meanwhile."""
+    """Each step one replica moves on: one starts, or becomes ready, or is empty. No replica is lost meanwhile."""
     goal = a_goal(size, 2, update_mode=mode, max_surge=surge, max_unavailable=unavailable)
     fleet: tuple[Replica, ...] = tuple(a_replica(i, endpoint="http://h") for i in range(1, size + 1))
     memory = Memory(50, rollout={"good": 1})

@@ -88,13 +88,22 @@ class TestOneCost:
     def test_it_does_not_leave_for_a_response_that_comes_too_late(self) -> None:
         assert chosen("one_cost", FULL, EU, left_s=0.15) == ""
 
+    def test_money_counts_against_the_gain_and_not_against_the_deadline(self) -> None:
+        local = FULL._replace(wait_s=1.0)  # 1.1 s here, 0.19 s at eu
+        assert chosen("one_cost", local, EU._replace(money_s=0.6)) == "eu"
+        assert chosen("one_cost", local, EU._replace(money_s=0.8)) == ""
+        assert chosen("one_cost", local, EU._replace(money_s=0.6), ASIA) == "asia", (
+            "0.25 s, and costs nothing"
+        )
+        assert chosen("one_cost", local, EU._replace(money_s=0.6), left_s=0.2) == "eu"
+
     def test_a_fourth_of_the_decode_delay_counts(self) -> None:
         assert chosen("one_cost", FULL._replace(wait_s=0.0, decode_s=1.0), EU) == "eu"
         assert chosen("one_cost", FULL._replace(wait_s=0.0, decode_s=0.6), EU) == ""
 
     def test_the_decision_explains_every_term(self) -> None:
         decision = OneCost().choose(BYTES, FULL, (EU, ASIA), 60.0)
-        assert decision.terms == ("network_s", "wait_s", "prefill_s", "decode_s")
+        assert decision.terms == ("network_s", "wait_s", "prefill_s", "decode_s", "money_s")
         for row in decision.scored:
             assert row[1] == pytest.approx(sum(float(value) for value in row[2:]))
         assert [row[0] for row in decision.scored] == ["", "eu", "asia"]

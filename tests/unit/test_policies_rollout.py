@@ -61,7 +61,7 @@ LOST = Preempted(1, lost=True, message="Client error on launch")
 HOPELESS = LaunchFailed(1, FailureKind.CONFIG, "no such image")
 
 
-# --- what is wanted -------------------------------------------------------------------------------------------
+# --- the wanted version -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ def test_nobody_sleeps_while_a_request_is_held_or_runs(busy: str) -> None:
 
 
 def test_one_request_ends_the_wait_for_zero_but_not_for_the_levels_above() -> None:
-    """A second of one request in 120: forgiven where it says nothing new."""
+    """A second of one request in 120: forgiven where it is no new sign."""
     scaled = Scaled(ASLEEP, memory={"target": 5})
     assert scaled.plays((60, 0.0), (1, 0.1), (60, 0.0)) == [5, 1]
     assert scaled.plays((60, 0.0)) == [1]

@@ -186,7 +186,7 @@ class NaiveModel(RuleBasedStateMachine):
 
 
 class BoundedModel(NaiveModel):
-    """Under a limit it may know less, never more, and nobody is above the limit."""
+    """Under a limit it may know less, never more, and no target is above the limit."""
 
     limit = 5 * NODE_BYTES
 

@@ -11,6 +11,7 @@ import pytest
 from lb.config.demand import Demand
 from policies.history import Load
 from policies.model import Event, Launched, ProbePassed, Replica, ReplicaState, Role, Terminated
+from policies.regions.ownership import NO_DISTANCES, Distances
 from provisioners.port.base import InstanceState
 from skyserve_cli.controller.reconcile.ports import NameOrder, OperationKind, RegionalOrder
 from skyserve_cli.spec.model import AgentPlace, DnsName, RegionalAgents
@@ -29,6 +30,7 @@ class RegionalWorld(World):
     names: Sequence[NameOrder] = ()
     settled: set[tuple[str, int]] = field(default_factory=set)  # (name, how many addresses)
     reported: list[Load] = field(default_factory=list)
+    distances: Distances = NO_DISTANCES
 
     def more_hands(self) -> dict[str, Any]:
         return {"regional": _Regional(self), "names": _Names(self)}
@@ -59,6 +61,9 @@ class _Regional:
 
     def demands(self, service: str) -> Sequence[Demand | None]:
         return [None for _ in self.world.reported]
+
+    def distances(self, service: str) -> Distances:
+        return self.world.distances
 
 
 @dataclass

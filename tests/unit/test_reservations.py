@@ -20,7 +20,7 @@ from policies.placement import zone_backoff
 from policies.placement.base import View
 from policies.placement.spothedge import SpotHedge
 from policies.placement.static import Static
-from provisioners.assembly import Rent, cheapest_trials, order_of, zones_of
+from provisioners.assembly import VmSettings, cheapest_trials, order_of, zones_of
 from provisioners.aws.image import Image
 from provisioners.aws.translate import request_of
 from provisioners.azure.translate import NetworkIds, machine_body
@@ -262,7 +262,7 @@ def test_reserved_places_are_filled_before_anything_is_rented(
 
 
 def _after(kind: FailureKind, reserved: bool, catalog: Catalog) -> dict[str, bool]:
-    """Whether what is reserved, and what is on demand in the same zone, may be asked for after a refusal."""
+    """Return whether reserved and on-demand capacity in the same zone may be requested after a refusal."""
     offers = {offer.zone.label: offer for offer in offers_of(Requirements((L4,)), catalog)}
     pool, market = offers["use1-az4+pool"], offers["use1-az4"]
     refused = Replica(1, 1, pool if reserved else market, ReplicaState.PROVISIONING, 0.0, 0.0)
@@ -316,7 +316,7 @@ ORDER = MachineOrder(
 def test_an_order_is_for_the_zone_and_names_the_reservation(catalog: Catalog) -> None:
     (offer,) = offers_of(Requirements((replace(H200, reservation="block"),)), catalog)
     launch = LaunchOrder("own1-chat-1-0123456789", "own1", "chat", 1, 1, offer, None, "run")
-    order = order_of(launch, 0, bytes(32), Rent())
+    order = order_of(launch, 0, bytes(32), VmSettings())
     assert (order.zone, order.reservation) == (Zone("aws", "us-east-1", "use1-az4"), "block")
 
 

@@ -187,7 +187,7 @@ def test_choosing_leaves_no_trace_and_takes_an_offered_target(data: st.DataObjec
 
 
 def test_a_new_target_gets_its_share_of_misses_and_no_more() -> None:
-    """The smallest tree would take them all until it dies of it."""
+    """The smallest tree would take them all until it is full."""
     policy = CacheAware()
     rng = random.Random(5)
     loads = {"old": 10, "older": 10}

@@ -1,4 +1,4 @@
-"""GORGO's cost, term by term; what is on the books and when it leaves; what is learned from answers."""
+"""GORGO's cost, term by term; the bookings and when they end; learning from responses."""
 
 from __future__ import annotations
 
@@ -52,17 +52,21 @@ def serve(
     [
         pytest.param(A, B, "a", id="the cached prompt wins"),
         pytest.param(A, replace(B, rtt_s=0.05), "a", id="and more so against a far one"),
-        pytest.param(replace(A, rtt_s=0.35), B, "a", id="188 ms of prefill weigh twice as much"),
-        pytest.param(replace(A, rtt_s=0.4), B, "b", id="and are not worth 400 ms of way"),
-        pytest.param(replace(A, in_flight=19), B, "a", id="19 streams: 356 ms of decode pressure"),
-        pytest.param(replace(A, in_flight=21), B, "b", id="21 streams: 394 ms"),
         pytest.param(
-            replace(A, running=8, pending=9), B, "b", id="streams and waiting requests of others count"
+            replace(A, rtt_s=1.1), B, "a", id="188 ms of prefill and a copy weigh six times as much"
         ),
-        pytest.param(replace(A, trouble=1.0), B, "b", id="a failing target pays a second"),
+        pytest.param(replace(A, rtt_s=1.14), B, "b", id="and are not worth 1,140 ms of way"),
+        pytest.param(replace(A, in_flight=48), B, "a", id="48 streams: 1,107 ms of decode pressure"),
+        pytest.param(replace(A, in_flight=49), B, "b", id="49 streams: 1,130 ms"),
+        pytest.param(
+            replace(A, running=8, pending=19), B, "b", id="streams and waiting requests of others count"
+        ),
+        pytest.param(
+            replace(A, trouble=1.0), B, "b", id="a failing target pays a second, and its cache is not counted"
+        ),
         pytest.param(replace(A, trouble=0.4), B, "a", id="a faded failure is forgiven"),
         pytest.param(replace(A, kv_usage=0.94), B, "a", id="memory nearly full"),
-        pytest.param(replace(A, kv_usage=0.95), B, "b", id="memory full"),
+        pytest.param(replace(A, kv_usage=0.95), B, "b", id="memory full: as if failing"),
     ],
 )
 def test_what_a_cached_prompt_is_worth(a: TargetView, b: TargetView, winner: str) -> None:
@@ -84,17 +88,68 @@ def test_the_cost_is_the_sum_of_its_terms() -> None:
     assert explained["burden_s"] == pytest.approx(
         1.2 * explained["prefill_s"]
     )  # one waits, two are written to
+    assert explained["copy_s"] == 0.0
     assert explained["wait_s"] == pytest.approx(8000 * DEFAULT_S_PER_BYTE)
-    assert explained["decode_s"] == pytest.approx(2 * 200 * 4 * DEFAULT_S_PER_BYTE)
+    assert explained["decode_s"] == pytest.approx(2.0 * 0.3 * 2 * 200 * 4 * DEFAULT_S_PER_BYTE)
     assert (explained["rtt_s"], explained["trouble_s"], explained["full_s"]) == (0.01, 1.0, 1.0)
-    summands = ("rtt_s", "prefill_s", "burden_s", "wait_s", "decode_s", "trouble_s", "full_s")
+    summands = ("rtt_s", "prefill_s", "burden_s", "copy_s", "wait_s", "decode_s", "trouble_s", "full_s")
     assert explained["cost"] == pytest.approx(sum(explained[name] for name in summands), abs=0.0005)
 
 
 def test_weight_zero_is_the_papers_objective() -> None:
-    policy = Gorgo(Constant(200), decode_weight=0.0, prefill_weight=1.0)
+    policy = Gorgo(Constant(200), decode_weight=0.0, prefill_weight=1.0, copy_weight=0.0)
     serve(policy, asked("earlier"), "a", 0.0, 0.2, 1.0)
     assert chosen(policy, asked("r"), [replace(A, in_flight=500), B], 1.0).target_id == "a"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "copied"),
+    [
+        pytest.param(PROMPT, 8000, id="all of it"),
+        pytest.param(PROMPT[:4000] + b"x" * 4000, 4000, id="only what the other has"),
+        pytest.param(OTHER, 0, id="nobody has it"),
+    ],
+)
+def test_a_second_copy_costs_what_another_target_has_four_times_more(prompt: bytes, copied: int) -> None:
+    policy = gorgo()
+    serve(policy, asked("earlier"), "a", 0.0, 0.2, 1.0)
+    choice = chosen(policy, asked("r", prompt), [A, B], 1.0)
+    s_per_byte = terms(choice, "b")["prefill_s"] / len(prompt)
+    assert terms(choice, "a")["copy_s"] == 0.0
+    assert terms(choice, "b")["copy_s"] == pytest.approx(4 * copied * s_per_byte)
+
+
+@pytest.mark.parametrize(
+    ("a", "copy_s"),
+    [
+        pytest.param(A, 4 * 8000 * DEFAULT_S_PER_BYTE, id="well"),
+        pytest.param(replace(A, trouble=1.0), 0.0, id="failing"),
+        pytest.param(replace(A, kv_usage=0.95), 0.0, id="memory full"),
+    ],
+)
+def test_only_the_cache_of_a_target_that_is_well_is_a_reason_to_stay(a: TargetView, copy_s: float) -> None:
+    policy = gorgo()
+    serve(policy, asked("earlier"), "a", 0.0, 0.2, 1.0)
+    choice = chosen(policy, asked("r"), [a, B], 1.0)
+    assert terms(choice, "b")["copy_s"] == pytest.approx(copy_s, rel=0.05)
+    assert terms(choice, "a")["copy_s"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "counted"),
+    [
+        pytest.param((10, 10), (3.0, 3.0), id="alike"),
+        pytest.param((10, 11), (3.0, 3.3), id="within a tenth of the mean: three tenths each"),
+        pytest.param((0, 20), (0.0, 20 - 0.7 * 11), id="beyond that in full"),
+    ],
+)
+def test_differences_that_even_out_by_themselves_count_less(
+    in_flight: tuple[int, int], counted: tuple[float, float]
+) -> None:
+    targets = [replace(A, in_flight=in_flight[0]), replace(B, in_flight=in_flight[1])]
+    choice = chosen(gorgo(), asked("r"), targets)
+    each = 2.0 * 200 * 4 * DEFAULT_S_PER_BYTE
+    assert [terms(choice, one.id)["decode_s"] / each for one in targets] == pytest.approx(counted)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +180,13 @@ def test_a_deeper_queue_of_others_ties_a_request_to_the_holder_of_its_prompt() -
     """With as much to do everywhere, and the more of it, a miss is dearer."""
     policy = gorgo()
     serve(policy, asked("earlier"), "a", 0.0, 0.2, 1.0)
-    for number in range(4):
+    for number in range(8):
         policy.record(asked(f"a-{number}", bytes([65 + number]) * 8000), "a", 1.0)
-    assert chosen(policy, asked("r"), [A, B], 1.0).target_id == "b"  # 0.75 s of waiting against 0.38 s
+    assert chosen(policy, asked("r"), [A, B], 1.0).target_id == "b"  # 1.50 s of waiting against 1.13 s
     for number in range(4):
         policy.record(asked(f"b-{number}", bytes([75 + number]) * 6000), "b", 1.0)
-    assert (
-        chosen(policy, asked("r"), [A, B], 1.0).target_id == "a"
-    )  # 0.19 s more of it against 0.19 s for each of five
+    # 1.50 s of waiting against 0.56 s of it, 0.19 s for each of the four that wait and 0.94 s of prefill and copy
+    assert chosen(policy, asked("r"), [A, B], 1.0).target_id == "a"
 
 
 def wait_s(policy: Gorgo, target: TargetView, now: float) -> float:
@@ -403,7 +457,7 @@ def test_speeds_are_learned_and_the_work_follows_them() -> None:
     went = _run(policy, engines, 400, gap_s=0.3)
     fast, slow = rates(policy, engines, 400 * 0.3)
     assert fast == pytest.approx(5e-5, rel=0.2)
-    assert slow == pytest.approx(2e-4, rel=0.25)  # it has few answers to be learned from
+    assert slow == pytest.approx(2e-4, rel=0.25)  # it has few responses to be learned from
     share = went[200:].count("fast") / 200
     assert 0.7 < share < 0.95
 
@@ -415,14 +469,14 @@ def test_a_newcomer_is_thought_to_be_like_the_fleet() -> None:
 
 
 def test_answers_in_one_piece_do_not_teach() -> None:
-    """Their first byte comes when everything is written: it says nothing of the prompt."""
+    """Their first byte comes when everything is written: it is no measure of the prompt."""
     policy, engines = gorgo(), [_Engine("a", 1e-4)]
     _run(policy, engines, 100, gap_s=1.0, in_one_piece=True)
     assert rates(policy, engines, 100.0) == [pytest.approx(DEFAULT_S_PER_BYTE)]
 
 
 def test_a_common_beginning_does_not_collapse_onto_one_target() -> None:
-    """All prompts share 2000 bytes and nobody ends: four targets still share the work."""
+    """All prompts share 2000 bytes and none ends: four targets still share the work."""
     policy, rng = gorgo(), Random(5)
     targets = [TargetView(name) for name in "abcd"]
     for index in range(200):
@@ -519,7 +573,7 @@ def test_what_all_have_is_not_lost_by_waiting() -> None:
 
 def hold(policy: Gorgo, request: RequestView, target: TargetView) -> None:
     choice = chosen(policy, request, [target])
-    policy.held(
+    policy.queued(
         request, choice._replace(put_off_s=put_off_s(terms(choice, target.id)["prefill_s"], 0.0)), 0.0
     )
 
@@ -539,10 +593,10 @@ def test_what_is_held_counts_for_those_that_go_later(prompt: bytes, before: int)
     whole = 8000 * DEFAULT_S_PER_BYTE
     choice = chosen(policy, asked("r", prompt), [A])
     assert terms(choice, "a")["wait_s"] == pytest.approx(before * whole)
-    assert terms(chosen(policy, held, [A]), "a")["wait_s"] == 0.0  # nobody waits for itself
-    policy.left(held)
+    assert terms(chosen(policy, held, [A]), "a")["wait_s"] == 0.0  # no request waits for itself
+    policy.dequeued(held)
     assert terms(chosen(policy, asked("r", prompt), [A]), "a")["wait_s"] == 0.0
-    policy.left(held)  # a second time is fine
+    policy.dequeued(held)  # a second time is fine
 
 
 def test_a_request_held_for_another_target_leaves_the_first() -> None:

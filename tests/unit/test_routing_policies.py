@@ -92,7 +92,7 @@ def test_a_target_that_fails_fast_does_not_look_idle(name: str) -> None:
 
 
 def _live(policy: RoutingPolicy, events: list[tuple[int, int, int, float, int | None]]) -> list[Choice]:
-    """Lead a life of requests, of which some news comes late, twice, or about nobody."""
+    """Lead a life of requests, of which some news comes late, twice, or about an unknown target."""
     targets = views(a=0, b=1, c=2)
     now, choices = 0.0, []
     for kind, who, where, after, tokens in events:
@@ -136,7 +136,7 @@ def test_any_life_is_survived_and_comes_out_the_same_again(
 
 @EVERY_POLICY
 def test_who_is_forgotten_comes_back_as_nobody(name: str) -> None:
-    """Two policies, one of which has a past with a target that left: nothing tells them apart."""
+    """Two policies, one of which has a past with a target that left: nothing distinguishes them."""
     fresh, old = make_policy(name), make_policy(name)
     for index in range(20):
         request = SESSION._replace(id=f"r{index}")
@@ -149,7 +149,7 @@ def test_who_is_forgotten_comes_back_as_nobody(name: str) -> None:
     old.forget("never seen")
     old.responded(still_running, "a", 9.5)
     old.ended(still_running, "a", 9.9, None)
-    capped = SESSION._replace(max_tokens=10)  # what was learned of answers may stay
+    capped = SESSION._replace(max_tokens=10)  # what was learned of responses may stay
     for targets in (views(a=0, b=0), views(b=0, a=0)):
         of_old, of_fresh = (
             chosen_by(old, capped, targets, 10_000.0),
@@ -241,7 +241,7 @@ def test_least_load_does_not_send_everything_to_a_fresh_target() -> None:
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=8), st.integers(1, 40))
 def test_least_load_keeps_loads_level(start: list[int], requests: int) -> None:
-    """Without departures nobody above the lowest level gets anything, so the lowest level only rises."""
+    """Without departures no target above the lowest level gets anything, so the lowest level only rises."""
     policy = make_policy("least_load")
     loads = {str(index): load for index, load in enumerate(start)}
     for _ in range(requests):

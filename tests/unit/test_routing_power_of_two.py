@@ -46,7 +46,7 @@ def test_of_two(one: TargetView, other: TargetView, chosen: str) -> None:
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_a_cache_that_is_unknown_is_not_compared(first: str) -> None:
-    """Neither the one that tells nor the one that does not has an advantage: they take turns."""
+    """Neither the one that reports nor the one that does not has an advantage: they take turns."""
     policy = PowerOfTwo(Random(0))
     policy.record(REQUEST, first, 0.0)
     choice = policy.choose(REQUEST, [told("a", 4, 0, 0.5), told("b", 4, 0, None)], 0.0)

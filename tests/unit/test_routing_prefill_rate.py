@@ -1,4 +1,4 @@
-"""Seconds per byte of prompt, learned from answers: exact where it can be, steady where it must be."""
+"""Seconds per byte of prompt, learned from responses: exact where it can be, steady where it must be."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_was_learned_fades_to_the_prior() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_is_not_taken_for_speed(seed: int) -> None:
-    """40 answers like the prior's line, half a second off: without doubt the slope would be anything."""
+    """40 responses like the prior's line, half a second off: without doubt the slope would be anything."""
     answers = on_the_line(Random(seed), 40, slope=PRIOR, noise_s=0.3)
     assert taught(answers, doubt=3.0).s_per_byte(PRIOR, 0.0) == PRIOR
     assert taught(answers, doubt=0.0).s_per_byte(PRIOR, 0.0) != PRIOR

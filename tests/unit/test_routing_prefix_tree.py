@@ -1,4 +1,4 @@
-"""`prefix_tree`: SkyWalker's rule and what is added to it as truth tables, and that it never collapses."""
+"""`prefix_tree`: SkyWalker's rule and our additions as truth tables, and that it never collapses."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ SHARED = random.Random(7).randbytes(512)
 @pytest.mark.parametrize("concurrency", [16, 64, 256])
 @pytest.mark.parametrize("length", [600, 900, 1024, 1100, 4096], ids=lambda length: f"{length} bytes")
 def test_one_shared_block_does_not_collapse_onto_one_target(length: int, concurrency: int) -> None:
-    """Half a KiB is worth less than one request: whoever is taken had the lowest load of all."""
+    """Half a KiB is worth less than one request: the target that is chosen had the lowest load of all."""
     got, highest = closed_loop(
         PrefixTree(), lambda rng: SHARED + rng.randbytes(length - 512), concurrency=concurrency
     )
@@ -243,7 +243,7 @@ def test_one_shared_block_does_not_collapse_onto_one_target(length: int, concurr
 
 
 def test_the_published_rule_collapses() -> None:
-    """Why there is a gate: every prompt begins with one block, and whoever has it takes all."""
+    """Why there is a gate: every prompt begins with one block, and the target that has it takes all."""
     got, highest = closed_loop(PrefixTree.published(), lambda rng: SHARED + rng.randbytes(256))
     assert len(set(got)) == 1
     assert highest == 64

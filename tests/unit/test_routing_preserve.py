@@ -85,7 +85,7 @@ def test_the_prompt_leaves_at_the_first_byte_and_the_answer_as_it_is_written() -
     ],
 )
 def test_memory_that_will_overflow_is_paid_for(a: TargetView, overflow: float) -> None:
-    # Nobody in the map: a tenth of 100,000 assumed tokens over (usage + 0.1) is the capacity.
+    # An empty map: a tenth of 100,000 assumed tokens over (usage + 0.1) is the capacity.
     explained = terms(preserve(), asked("r", 100, 100), a, 0.0)
     assert explained["overflow_tokens"] == pytest.approx(overflow, abs=12)  # of the slots' rounding
 
@@ -124,13 +124,13 @@ def test_failures_weigh_a_thousand_tokens() -> None:
 def test_requests_of_others_weigh_like_ours() -> None:
     policy = preserve()
     policy.record(asked("x", 100), "a", 0.0)
-    usual = 0.1 * 300  # a tenth of the first one's tokens: the average has just begun
+    usual = 0.1 * 300  # a tenth of the first one's tokens: the average has just started
     strange = replace(B, running=2, pending=1)
     assert terms(policy, asked("r"), strange)["decode_tokens"] == pytest.approx(200 + 3 * usual)
 
 
 def test_how_fast_a_target_writes_is_learned() -> None:
-    """100 tokens a second: after two of them, an answer of 200 is written."""
+    """100 tokens a second: after two of them, a response of 200 is written."""
     policy = preserve()
     for index in range(60):
         request, start = asked(f"r{index}"), 10.0 * index

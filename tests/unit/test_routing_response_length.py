@@ -1,4 +1,4 @@
-"""Guesses of answer lengths: the median of a scope, of all, the default; never above the client's limit."""
+"""Guesses of response lengths: the median of a scope, of all, the default; never above the client's limit."""
 
 from __future__ import annotations
 

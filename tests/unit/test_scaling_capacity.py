@@ -1,4 +1,4 @@
-"""What is learned from a service's own minutes: the capacity of a replica, and how long one takes to start."""
+"""Learning from a service's own minutes: the capacity of a replica, and how long one takes to start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.forecast.capacity import MOST_KINDS, UNKNOWN_QPS, capacity, kind_of, prior, taught
+from policies.forecast.capacity import MOST_KINDS, UNKNOWN_QPS, capacity, kind_of, learn, prior
 from policies.goals import Goal, ScalingGoal
 from policies.model import (
     CapacityType,
@@ -41,7 +41,7 @@ def lived(true_qps: float, start: float, minutes: int, attainment: float = 0.99)
         met = sum(queue.step(count, replicas) for count in steps)
         asked = sum(steps)
         late = 1.0 - met / asked if asked else 0.0
-        memory = taught(memory, [(KIND, start)] * replicas, asked / 60.0, late, attainment)
+        memory = learn(memory, [(KIND, start)] * replicas, asked / 60.0, late, attainment)
     return memory
 
 
@@ -56,7 +56,7 @@ def test_the_capacity_is_found_from_too_low_and_from_too_high(start: float) -> N
 def test_memory_stays_small_and_is_json() -> None:
     memory = lived(2.0, 0.5, 1500)
     for version in range(2, 9):
-        memory = taught(memory, [(f"L4:1@{version}", 1.0)], 3.0, 0.0, 0.99)
+        memory = learn(memory, [(f"L4:1@{version}", 1.0)], 3.0, 0.0, 0.99)
     assert len(memory) == MOST_KINDS
     assert len(json.dumps(memory)) < 3000
     assert json.loads(json.dumps(memory)) == memory
@@ -72,7 +72,7 @@ def test_a_new_version_starts_from_the_old_and_another_accelerator_does_not() ->
 def test_a_mixed_fleet_teaches_each_of_its_kinds_its_share() -> None:
     memory: dict[str, Any] = {}
     for _ in range(200):
-        memory = taught(memory, [("L4:1@1", 0.5), ("L4:1@1", 0.5), ("H100:1@1", 3.0)], 4.0, 0.0, 0.99)
+        memory = learn(memory, [("L4:1@1", 0.5), ("L4:1@1", 0.5), ("H100:1@1", 3.0)], 4.0, 0.0, 0.99)
     assert capacity(memory, "L4:1@1", 0.5, 0.99).qps == pytest.approx(0.55, rel=0.15)
     assert capacity(memory, "H100:1@1", 3.0, 0.99).qps == pytest.approx(3.3, rel=0.15)
 

@@ -149,7 +149,7 @@ def test_a_strict_slo_spends_its_budget_faster() -> None:
     assert decide(told, before, strict).memory["spent"] > decide(told, before).memory["spent"]
 
 
-# --- what placers are told ----------------------------------------------------------------------------------
+# --- what placers receive ----------------------------------------------------------------------------------
 
 
 def outlook(series: Floats, memory: Json | None = None, goal: ScalingGoal = GOAL) -> Outlook:
@@ -210,7 +210,7 @@ def test_a_minute_that_was_not_reported_has_no_outlook() -> None:
 
 
 def test_only_a_forecast_that_acts_is_told() -> None:
-    for slo in (replace(SLO, forecast=False), replace(SLO, forecast=False, looks=True)):
+    for slo in (replace(SLO, forecast=False), replace(SLO, forecast=False, computes_forecast=True)):
         assert decide(history(steady(300)), goal=replace(GOAL, slo=slo)).outlook is None
 
 
@@ -280,7 +280,7 @@ def test_the_plan_is_a_function_of_the_history() -> None:
     first = decide(told, memory)
     from policies.scaling import predictive
 
-    predictive._fitted.cache_clear()
+    predictive._cached_fit.cache_clear()
     assert decide(told, memory) == first
 
 

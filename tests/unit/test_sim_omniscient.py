@@ -193,7 +193,7 @@ def test_outages_save_money_and_keep_the_promise(trace: Trace, availability: flo
 def test_whole_replicas_are_no_dearer_than_parts_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = named("synthetic-volatile").window(0.0, 2 * 86400.0)
     linear = solve(trace, n_target=4, cold_start_s=183, price_ratio=3.0)
-    monkeypatch.setattr(omniscient_program, "WHOLE", -1.0)  # as if the answer had not been whole
+    monkeypatch.setattr(omniscient_program, "WHOLE", -1.0)  # as if the response had not been whole
     monkeypatch.setattr(omniscient_program, "MIP_GAP", 0.0)
     whole = solve(trace, n_target=4, cold_start_s=183, price_ratio=3.0)
     assert whole.cost_relative == pytest.approx(linear.cost_relative, abs=1e-9)
@@ -228,7 +228,7 @@ def test_chunks_cover_the_trace_and_change_little() -> None:
     parts = solve(trace, **asked, chunk_s=86400.0, progress=lambda done, of: heard.append((done, of)))  # type: ignore[arg-type]
     assert heard == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert (whole.chunks, parts.chunks) == (1, 4)
-    assert parts.cost_relative <= whole.cost_relative + 1e-9  # each begins with a cold start nobody pays for
+    assert parts.cost_relative <= whole.cost_relative + 1e-9  # each begins with a cold start no one pays for
     assert parts.cost_relative == pytest.approx(whole.cost_relative, abs=0.005)
     assert costs(trace, parts, 4, 6, 3.0) == pytest.approx(parts.cost_relative)
     for steps in (*parts.spot.values(), parts.on_demand, parts.ready):

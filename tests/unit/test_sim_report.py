@@ -1,4 +1,4 @@
-"""What simulations are summed up to, and what is drawn of them."""
+"""What simulations are summed up to, and their pictures."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ VOID = frozenset({"meta", "br", "hr", "img", "link"})
 
 
 class Page(HTMLParser):
-    """Checks that tags are balanced, and collects what is loaded and said."""
+    """Checks that tags are balanced, and collects links and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

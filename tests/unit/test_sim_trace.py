@@ -255,7 +255,7 @@ def test_a_zone_is_there_once(tmp_path: Path) -> None:
 
 
 def test_the_local_cloud_reads_the_same_format(tmp_path: Path) -> None:
-    """`serve local market` has a reader of its own, two floors down: what it replays is what is simulated."""
+    """`serve local market` has a reader of its own in another package: it replays what the simulator does."""
     data = [3, 3, 0, 2, 2, 5]
     write_zone(tmp_path / "set", "us-a", data, gap_s=60)
     market = read_market(tmp_path / "set", load_cloud(LocalStore(tmp_path / "home")), now=0.0)

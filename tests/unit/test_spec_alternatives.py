@@ -1,4 +1,4 @@
-"""Alternatives of `resources` whose machines are alike: every replica is launched with what its own one says.
+"""Alternatives of `resources` whose machines are alike: every replica is launched with the settings of its own one.
 
 From the file over the offers of the packaged catalog, the plan and the database to the order of the launch.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
-from provisioners.assembly import DISK_GB, Rent, order_of
+from provisioners.assembly import DISK_GB, VmSettings, order_of
 from provisioners.port.base import LaunchOrder
 from skyserve_cli.controller.content_hash import folder_digest
 from skyserve_cli.controller.reconcile import mappers as orders
@@ -120,15 +120,18 @@ def test_a_machine_gets_what_its_alternative_says() -> None:
     order = the_order(L4)
     assert (order.docker_image, order.machine_image, order.disk_gb) == ("vllm", None, 100)
     assert (order.file_mounts, order.labels) == ({"/models": "s3://b/m"}, {"team": "a"})
-    machine = order_of(order, 0, bytes(32), Rent("ami-of-config", 50, labels={"team": "b", "owner": "me"}))
+    machine = order_of(
+        order, 0, bytes(32), VmSettings("ami-of-config", 50, labels={"team": "b", "owner": "me"})
+    )
     assert (machine.image, machine.disk_gb) == ("ami-of-config", 100)
     assert machine.labels == {"team": "a", "owner": "me"}
     other = order_of(
-        the_order(an_offer(accelerator="A100", choice=1)), 0, bytes(32), Rent("ami-of-config", 50)
+        the_order(an_offer(accelerator="A100", choice=1)), 0, bytes(32), VmSettings("ami-of-config", 50)
     )
     assert (other.image, other.disk_gb, other.labels) == ("ami-1", 50, {})
     assert (
-        order_of(the_order(an_offer(accelerator="A100", choice=1)), 0, bytes(32), Rent()).disk_gb == DISK_GB
+        order_of(the_order(an_offer(accelerator="A100", choice=1)), 0, bytes(32), VmSettings()).disk_gb
+        == DISK_GB
     )
 
 

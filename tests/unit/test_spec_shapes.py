@@ -181,7 +181,7 @@ def test_an_ordered_list_keeps_its_order() -> None:
 
 def test_a_cloud_we_do_not_have_is_left_out_where_others_remain() -> None:
     loaded = load_text(
-        "service: {}\nrun: x\nresources: {any_of: [{infra: k8s/ctx}, {infra: aws}, {cloud: OCI}]}"
+        "service: {}\nrun: x\nresources: {any_of: [{infra: slurm/main}, {infra: aws}, {cloud: OCI}]}"
     )
     assert [c.cloud for c in loaded.spec.resources] == ["aws"]
     assert [warning.path for warning in loaded.warnings] == [

@@ -1,4 +1,4 @@
-"""Every way a service file can be wrong that we know of: the path it is reported at, and what the sentence says.
+"""Every way a service file can be wrong that we know of: the path it is reported at, and its sentence.
 
 Each case is the part that is wrong; `service: {}` and `run: serve` are added where the case does not give its own.
 """
@@ -209,13 +209,15 @@ WRONG = {
     "no accelerator in a list": ("resources: {accelerators: []}", "resources.accelerators", "must be an accelerator"),
     "accelerators under two names": ("resources: {gpus: L4, accelerators: L4}", "resources.gpus", "another name"),
     "a cloud nobody knows": ("resources: {cloud: awss}", "resources.cloud", 'did you mean "aws"?'),
-    "a cloud we do not have": ("resources: {infra: kubernetes}", "resources.infra", "not supported yet"),
+    "a cloud we do not have": ("resources: {infra: slurm}", "resources.infra", "not supported yet"),
     "only clouds we do not have": (
-        "resources: {any_of: [{infra: k8s/my/context}, {cloud: RunPod}]}",
+        "resources: {any_of: [{infra: slurm/my/partition}, {cloud: RunPod}]}",
         "resources.any_of[1].cloud",
         'not supported yet (got "RunPod")',
     ),
     "an infra with four parts": ("resources: {infra: aws/a/b/c}", "resources.infra", "cloud[/region[/zone]]"),
+    "a place in a cluster with five parts": ("resources: {infra: k8s/a/b/c/d}", "resources.infra", "kubernetes[/context"),
+    "a namespace of no context": ("resources: {infra: kubernetes/*/ml}", "resources.infra", "of no context"),
     "an infra with a hole": ("resources: {infra: aws//b}", "resources.infra", "cloud[/region[/zone]]"),
     "an infra and a cloud": ("resources: {infra: aws, cloud: aws}", "resources.infra", "use one of the two forms"),
     "any_of and ordered": ("resources: {any_of: [{}], ordered: [{}]}", "resources.ordered", "next to any_of"),
@@ -273,6 +275,14 @@ WRONG = {
     "a load balancer on a cloud nobody knows": (
         "service: {load_balancers: {regions: [asw/us-east-1]}}", "service.load_balancers.regions[0]", "did you mean",
     ),
+    "a load balancer in a namespace of a cluster": (
+        "service: {load_balancers: {regions: [k8s/prod/ml]}}", "service.load_balancers.regions[0]", "must be kubernetes/CONTEXT",
+    ),
+    "a name of load balancers in a cluster": (
+        "service: {load_balancers: {regions: [aws/a, k8s/prod], dns: {zone: example.com, name: a}}}",
+        "service.load_balancers.dns",
+        "cannot lead to load balancers in a cluster",
+    ),
     "a region that is there twice": (
         "service: {load_balancers: {regions: [aws/a, aws/b, aws/a]}}",
         "service.load_balancers.regions[2]",
@@ -329,7 +339,7 @@ def test_it_is_refused_with_its_path(text: str, path: str, piece: str) -> None:
 
 @pytest.mark.parametrize(("text", "path", "piece"), WRONG.values(), ids=WRONG.keys())
 def test_one_mistake_is_not_answered_with_a_second_complaint(text: str, path: str, piece: str) -> None:
-    # Where one case asks for two sentences, both are about the same key or its neighbour in a list.
+    # Where one case needs two sentences, both are about the same key or its neighbour in a list.
     parents = {found.partition("[")[0].rsplit(".", 1)[0] for found in problems_of(text)}
     assert len(parents) == 1
 

@@ -1,4 +1,4 @@
-"""How config.yaml says that hosts are reached over SSH: what is understood, what is wrong, and what becomes of it."""
+"""How config.yaml describes access to hosts over SSH: what is understood, errors, and the result."""
 
 from __future__ import annotations
 

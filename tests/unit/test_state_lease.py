@@ -208,7 +208,7 @@ def test_the_databases_own_clock(url: str) -> None:
 def test_stores_of_one_database_in_memory_see_each_other() -> None:
     now = Now()
     one = Store("sqlite://", database_clock=now)
-    other = Store("sqlite://", database_clock=now, beside=one)
+    other = Store("sqlite://", database_clock=now, shared_with=one)
     take(one, "a")
     assert take(other, "b") is None
     one.put_service("chat", {}, replica_hash="", sealed_secrets=b"", lb_port=1, target=1, mode=None, now=0.0)

@@ -112,6 +112,20 @@ ADDED: dict[str, list[tuple[str, dict[str, Any]]]] = {
             {"service": "chat", "kind": "short", "since": NOW, "notified_at": None, "announced": True},
         ),
     ],
+    "0011": [
+        (
+            "tokens",
+            {
+                "name": "ada",
+                "digest": "ab" * 32,
+                "role": "viewer",
+                "services": ["chat"],
+                "created_at": NOW,
+                "created_by": "owner",
+                "revoked_at": None,
+            },
+        )
+    ],
 }
 
 
@@ -135,7 +149,7 @@ def fill(url: str, revision: str) -> None:
             extra = {key: value for table, values in added if table == name for key, value in values.items()}
             connection.execute(tables.tables[name].insert(), [{**row, **extra} for row in rows])
         for table, values in added:
-            if table in ("fingerprints", "demand", "series", "outbox", "alarms"):
+            if table in ("fingerprints", "demand", "series", "outbox", "alarms", "tokens"):
                 connection.execute(tables.tables[table].insert(), [values])
             elif table not in ROWS:
                 connection.execute(tables.tables[table].update().values(values))

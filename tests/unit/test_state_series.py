@@ -14,8 +14,8 @@ from skyserve_cli.state.samples import (
     WHOLE,
     Sample,
     added,
-    beside,
     busiest,
+    combined,
     folded,
     packed,
     quantile,
@@ -60,9 +60,9 @@ def test_a_packed_slot_comes_back(slot: dict[int, Sample]) -> None:
 
 def test_agents_beside_each_other_add_their_loads_and_times_average_them() -> None:
     one, other = sample(3, in_flight=4), sample(5, in_flight=2)
-    assert beside([one, other]).view()["in_flight"] == 6
+    assert combined([one, other]).view()["in_flight"] == 6
     assert added([one, other]).view()["in_flight"] == 3
-    assert beside([one, other]).requests == added([one, other]).requests == 8
+    assert combined([one, other]).requests == added([one, other]).requests == 8
 
 
 @pytest.mark.parametrize(

@@ -390,7 +390,7 @@ def test_commits_and_goals_at_once_lose_nothing(store: Store) -> None:
 
 
 def test_a_reader_sees_one_state_while_a_writer_commits(store: Store) -> None:
-    """Target and number of replicas change together; no photograph shows one without the other."""
+    """Target and number of replicas change together; no snapshot shows one without the other."""
     put(store)
     commit(store, target=0)
     done = threading.Event()
@@ -461,7 +461,7 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
 def test_a_migration_that_is_interrupted_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database says no in the middle, as a kill would: the next start finds an empty one, not a half."""
+    """The database fails in the middle, as a kill would: the next start finds an empty one, not a half."""
     path = tmp_path / "state.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE versions (x)")  # in the way of the last table of the first migration
@@ -506,7 +506,7 @@ def test_an_unknown_version_is_a_key_error(store: Store) -> None:
         store.version("chat", 1)
 
 
-# --- the photograph --------------------------------------------------------------------------------------------
+# --- snapshots ------------------------------------------------------------------------------------------------
 
 
 def test_another_process_s_writes_are_seen(url: str) -> None:

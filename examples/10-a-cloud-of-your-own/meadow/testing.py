@@ -29,7 +29,7 @@ class MeadowSubject(PluginSubject):
     def set_room(self, zone: Zone, capacity_type: CapacityType, count: int) -> None:
         self.world.room[zone.name, capacity_type is CapacityType.SPOT] = count
 
-    def lose_node(self, token: str, rank: int) -> None:
+    def preempt_node(self, token: str, rank: int) -> None:
         name = machine_token(token, rank)
         (lost,) = [one["id"] for one in self.world.living() if one["name"].startswith(f"{name}.")]
         self.world.end(lost, "reclaimed")

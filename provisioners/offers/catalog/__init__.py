@@ -1,6 +1,6 @@
 """What machines there are, where, and what they cost: packaged with the product, refreshed from the clouds' price APIs.
 
-The law of this folder: a price has an origin (who says so, as of when, how sure), and keeps it to the screen. Nothing
+Every price has an origin (its source, its date, its quality), which is shown with it. Nothing
 here sends requests to a cloud but `refresh`, and that only when a user says so; what an account can have is discovered by its
 cloud's own package. See `data/README.md` for the packaged prices.
 """

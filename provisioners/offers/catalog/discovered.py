@@ -1,7 +1,7 @@
 """What an account can have, as its cloud lists it: instance types by region, zones, markets and quotas. Pure.
 
-A discovery adds to the catalog what that lacks, at an estimated price, and says which of the catalog's rows the account cannot
-have. It says nothing about regions that it has not seen whole, nor about kinds of machines that it did not look for.
+A discovery adds to the catalog what that lacks, at an estimated price, and marks which of the catalog's rows the account cannot
+have. It is no evidence about regions that it has not seen whole, nor about kinds of machines that it did not look for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Progress = Callable[[int, int, str], None]  # as of `catalog.refresh`
 
 
 @dataclass(frozen=True, slots=True)
-class Offering:
+class RegionalType:
     """An instance type in a region.
 
     `zones` are those where the account may launch it, none where the cloud closes it. `closed` has the markets that the
@@ -47,11 +47,11 @@ class Discovery:
     cloud: str
     at: float
     regions: tuple[str, ...]
-    offerings: tuple[Offering, ...]
+    offerings: tuple[RegionalType, ...]
     notes: tuple[str, ...] = ()
 
     @cached_property
-    def _by_place(self) -> Mapping[tuple[str, str], Offering]:
+    def _by_place(self) -> Mapping[tuple[str, str], RegionalType]:
         return {(one.shape.name, one.region): one for one in self.offerings}
 
     @cached_property
@@ -137,7 +137,7 @@ def decode(text: str | bytes, file: str) -> Discovery:
         cloud = str(document["cloud"])
         shapes = {name: shape_of(cloud, name, *facts) for name, facts in document["types"].items()}
         offerings = tuple(
-            Offering(
+            RegionalType(
                 shapes[name],
                 str(region),
                 tuple(map(str, zones)),

@@ -13,7 +13,7 @@ from provisioners.port.image_family import ImageFamily, image_family
 
 
 class CatalogError(Exception):
-    """A catalog file is not one; the text says which and why."""
+    """A catalog file is not one; the text names it and the reason."""
 
 
 class Quality(str, Enum):

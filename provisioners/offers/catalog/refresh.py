@@ -40,7 +40,7 @@ class PriceApi(Protocol):
     SOURCE: str
 
     def quotes(self, listings: Sequence[Listing], sources: Sources, progress: Progress) -> Sequence[Quote]:
-        """Return what the API says about these types and regions; what it does not say is left out.
+        """Return the API's prices of these types and regions; what it does not say is left out.
 
         Raises the classes of `provisioners.port.errors`.
         """
@@ -98,7 +98,7 @@ def taken_over(
     refused: list[RejectedQuote] = []
     taken = 0
 
-    def judged(listing: Listing, known: Price | None, usd_hour: float | None, most: float) -> Price | None:
+    def checked(listing: Listing, known: Price | None, usd_hour: float | None, most: float) -> Price | None:
         nonlocal taken
         if usd_hour is None:
             return known
@@ -113,10 +113,10 @@ def taken_over(
     for listing in listings:
         place = listing.shape.name, listing.region
         usd_hour = asked.get((*place, CapacityType.ON_DEMAND, None))
-        on_demand = judged(listing, listing.on_demand, usd_hour, float("inf")) or listing.on_demand
+        on_demand = checked(listing, listing.on_demand, usd_hour, float("inf")) or listing.on_demand
         of_region = asked.get((*place, CapacityType.SPOT, None))
         spot = {
-            zone: judged(
+            zone: checked(
                 listing,
                 known,
                 asked.get((*place, CapacityType.SPOT, zone), of_region),

@@ -46,7 +46,7 @@ def main(verb: str, root: Path, words: list[str]) -> int:
 
 
 def claim(root: Path, request: dict[str, Any], now: float) -> dict[str, Any]:
-    """Return the claim of that token, ended or not, or a new one if the host has room for it."""
+    """Return the claim of that token, released or not, or a new one if the host has room for it."""
     held = lock(root / "claims" / ".lock", _PATIENCE_S)
     if held is None:
         return {"busy": True}
@@ -118,7 +118,7 @@ def known(root: Path) -> list[dict[str, Any]]:
 
 
 def orphans(root: Path) -> list[dict[str, str]]:
-    """Folders of machines without a claim, and whose they are: bringing up went on while the claim was ended."""
+    """Folders of machines without a claim, and whose they are: provisioning went on while the claim was released."""
     live = {one["token"] for one in known(root) if one["ended_at"] is None}
     found = []
     for path in sorted((root / "machines").glob("*")):
@@ -133,7 +133,7 @@ def _path(root: Path, token: str) -> Path:
 
 
 def _keep(path: Path, made: dict[str, Any]) -> None:
-    """On a disk that is full a claim cannot be changed; but it can be removed, and an ended one is."""
+    """On a disk that is full a claim cannot be changed; but it can be removed, and a released one is."""
     try:
         write_text(path, json.dumps(made))
     except OSError:

@@ -28,10 +28,10 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def lock(path: Path, patience_s: float = 0.0) -> int | None:
+def lock(path: Path, timeout_s: float = 0.0) -> int | None:
     """Return the lock's descriptor, or None if another process has it. Children do not inherit it; it ends with us."""
     fd = os.open(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = uptime_s() + patience_s
+    until = uptime_s() + timeout_s
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

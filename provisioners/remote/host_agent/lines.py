@@ -13,7 +13,7 @@ _FRAME = " \t" + "".join(map(chr, range(0x2500, 0x25A0)))  # box drawing and blo
 _WORD = re.compile(r"[^\W\d_]{2}")
 
 
-def line_with_words(log: bytes) -> str:
+def last_text_line(log: bytes) -> str:
     """Return the last line with two letters in a row, without the frame around it.
 
     Not a rule, a bracket or the carets under an expression.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from provisioners.remote.host_agent.files import lock, uptime_s
-from provisioners.remote.host_agent.lines import line_with_words
+from provisioners.remote.host_agent.lines import last_text_line
 from provisioners.remote.host_agent.log_times import LogTimes
 
 SEGMENT_BYTES = 32 * 1024 * 1024  # two are kept: at least 32 MiB of log, at most 64
@@ -53,10 +53,10 @@ def pump(folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
             offset, room, data = offset + written, room - written, data[written:]
 
 
-def drain(folder: Path, patience_s: float) -> None:
+def drain(folder: Path, timeout_s: float) -> None:
     """Wait until the pump, which may only be about to start, has emptied the pipe: the last lines are there to be read."""
     pipe = pipe_of(folder)
-    until, empty = uptime_s() + patience_s, 0
+    until, empty = uptime_s() + timeout_s, 0
     while empty < 2 and uptime_s() < until:
         waiting = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
         empty = (
@@ -114,4 +114,4 @@ def read_log(folder: Path, offset: int, max_bytes: int) -> bytes:
 def last_line(folder: Path) -> str:
     """Return the last line with words in it, for messages."""
     first, end = log_window(folder)
-    return line_with_words(read_log(folder, max(first, end - 4096), 4096))
+    return last_text_line(read_log(folder, max(first, end - 4096), 4096))

@@ -27,7 +27,7 @@ def stop(folder: Path, grace_s: float) -> bool:
     """End everything, with `grace_s` between SIGTERM and SIGKILL; whether nothing is left. Nothing starts any more."""
     try:
         (folder / "stop").touch()
-    except FileNotFoundError:  # another release has ended everything, and removed the folder
+    except FileNotFoundError:  # another release has killed everything, and removed the folder
         return True
     order = read_json(folder / "order.json")
     if order is None:

@@ -37,7 +37,7 @@ def execute(folder: Path, script: str) -> int:
     work = str(folder / "work")
     if not order["image"]:
         child = _start([_shell(), "-c", script], work, env)
-        return _attend(child, lambda number: os.killpg(child.pid, number))
+        return _supervise(child, lambda number: os.killpg(child.pid, number))
     mark, container = f"{order['token']}.{os.getpid()}", container_name(order["token"])
     command = exec_command(container, work, [*given, COMMAND_MARK], script)
     child = _start(command, work, {**env, COMMAND_MARK: mark})
@@ -46,7 +46,7 @@ def execute(folder: Path, script: str) -> int:
         shell = ["/bin/sh", "-c", _END_MARKED, str(int(number)), f"{COMMAND_MARK}={mark}"]
         subprocess.run(["docker", "exec", container, *shell], check=False, stdin=subprocess.DEVNULL)
 
-    return _attend(child, end)
+    return _supervise(child, end)
 
 
 def interact(folder: Path) -> None:
@@ -71,7 +71,7 @@ def _start(command: list[str], work: str, env: dict[str, str]) -> subprocess.Pop
     return subprocess.Popen(command, cwd=work, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-def _attend(child: subprocess.Popen[bytes], end: Callable[[int], None]) -> int:
+def _supervise(child: subprocess.Popen[bytes], end: Callable[[int], None]) -> int:
     """Wait for the child. `end` sends all of it a signal: it is called once standard input is closed."""
 
     def end_with_stdin() -> None:
@@ -80,7 +80,7 @@ def _attend(child: subprocess.Popen[bytes], end: Callable[[int], None]) -> int:
         for number in (signal.SIGTERM, signal.SIGKILL):
             if ended.wait(GRACE_S if number == signal.SIGKILL else 0):
                 return
-            with suppress(ProcessLookupError):  # it has just ended
+            with suppress(ProcessLookupError):  # it has just exited
                 end(number)
 
     ended = threading.Event()

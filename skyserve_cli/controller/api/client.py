@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from skyserve_cli.controller.api import unix_socket
+from skyserve_cli.controller.api.remote import Remote
 from skyserve_cli.home import Home, is_held
 
 START_TIMEOUT_S = 30.0
-COMEBACK_TIMEOUT_S = 15.0  # the keeper's longest pause, and the start
+COMEBACK_TIMEOUT_S = 15.0  # the supervisor's longest pause, and the start
 POLL_S = 0.05
 CALL_TIMEOUT_S = 30.0
 TIDY_TIMEOUT_S = 900.0  # a cloud may take its time to give networks up
@@ -30,6 +31,14 @@ class ControllerDownError(Exception):
     """The controller is not running, so the state of services is not known (they go on serving without it); `serve controller start` starts it."""
 
 
+class UnreachableError(Exception):
+    """The controller on another host does not respond; the text gives the reason."""
+
+
+#: For loops that wait for what a controller does: it may be away for some seconds.
+AWAY = (ControllerDownError, UnreachableError)
+
+
 class MisconfiguredError(ControllerDownError):
     """The controller does not start with this configuration, or on this database."""
 
@@ -39,7 +48,7 @@ class _NotReachedError(ControllerDownError):
 
 
 class RefusedError(Exception):
-    """The controller said no; the text says why. `status` is the HTTP status."""
+    """The controller refused; the text gives the reason. `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -47,10 +56,16 @@ class RefusedError(Exception):
 
 
 class ControllerClient:
-    """Calls of one home's controller. Plain http.client: a command that makes one call need not load a framework."""
+    """Calls of one home's controller, or of a `remote` one. Plain http.client: a command that makes one call need not load a framework."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, remote: Remote | None = None) -> None:
         self._home = home
+        self._remote = remote
+
+    @property
+    def where(self) -> str:
+        """Return the URL of the remote controller, or the folder of the home."""
+        return self._remote.url if self._remote else str(self._home.root)
 
     # --- verbs --------------------------------------------------------------------------------------------
 
@@ -74,6 +89,7 @@ class ControllerClient:
         return json.loads(content)["services"], got.get("ETag", "")
 
     def put(self, name: str, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None) -> int:
+        self._refuse_local_files(spec)
         body = {"spec": spec, "secrets": dict(secrets), "mode": mode}
         return int(self._json("PUT", f"/v1/services/{name}", body)["version"])
 
@@ -87,6 +103,7 @@ class ControllerClient:
         self, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None = None
     ) -> dict[str, Any]:
         """Return what an `up` would do, or an update in this `mode` (None: that of the spec); see `ControllerService.plan`."""
+        self._refuse_local_files(spec)
         return self._json("POST", "/v1/plan", {"spec": spec, "secrets": dict(secrets), "mode": mode})
 
     def events(
@@ -152,10 +169,21 @@ class ControllerClient:
         """Request the controller to stop; returns its pid."""
         return int(self._json("POST", "/v1/stop", {})["pid"])
 
+    def tokens(self) -> list[dict[str, Any]]:
+        tokens: list[dict[str, Any]] = self._json("GET", "/v1/tokens")["tokens"]
+        return tokens
+
+    def create_token(self, name: str, role: str, services: Sequence[str] | None) -> str:
+        body = {"name": name, "role": role, "services": None if services is None else list(services)}
+        return str(self._json("POST", "/v1/tokens", body)["token"])
+
+    def revoke_token(self, name: str) -> None:
+        self._json("POST", f"/v1/tokens/{name}/revoke", {})
+
     # --- the process --------------------------------------------------------------------------------------
 
     def ensure_running(self) -> bool:
-        """Start a controller if none responds; returns True if one was started.
+        """Start a controller if none responds; returns True if one was started. One on another host must run.
 
         Raises ControllerDownError with the reason if it does not come up.
         """
@@ -188,7 +216,7 @@ class ControllerClient:
                         f"the controller did not start: {self._log_tail()} (see {self._home.controller_log})"
                     ) from None
             time.sleep(POLL_S)
-        raise ControllerDownError(f"the controller did not answer within {START_TIMEOUT_S:g} s")
+        raise ControllerDownError(f"the controller did not respond within {START_TIMEOUT_S:g} s")
 
     def _environment(self) -> dict[str, str]:
         """The daemon runs in `/`, and must find the same home and the same code."""
@@ -204,6 +232,15 @@ class ControllerClient:
         text = self._home.controller_log.read_text(errors="replace")
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_ADDED_TO_ERRORS)]
         return lines[-1] if lines else "it printed nothing"
+
+    def _refuse_local_files(self, spec: Mapping[str, Any]) -> None:
+        """A controller on another host could not read them. Raises RefusedError."""
+        named = _local_files(spec) if self._remote else []
+        if named:
+            raise RefusedError(
+                422,
+                f"{' and '.join(named)}: local files are not sent to a controller on another host; use a bucket or an image",
+            )
 
     # --- HTTP ---------------------------------------------------------------------------------------------
 
@@ -232,9 +269,9 @@ class ControllerClient:
             try:
                 return self._call_once(method, path, body, query, timeout_s, headers or {})
             except _NotReachedError:
-                if not is_held(self._home.keeper_lock):
+                if not is_held(self._home.supervisor_lock):
                     break
-            time.sleep(POLL_S)  # it has died, and its keeper is about to start it again
+            time.sleep(POLL_S)  # it has died, and its supervisor is about to start it again
         raise ControllerDownError(ControllerDownError.__doc__)
 
     def _call_once(
@@ -247,17 +284,23 @@ class ControllerClient:
         more: Mapping[str, str],
     ) -> tuple[bytes, http.client.HTTPMessage]:
         target = urllib.parse.quote(path) + ("?" + urllib.parse.urlencode(query) if query else "")
-        connection = _Connection(self._home.controller_socket, timeout_s)
+        remote = self._remote
+        connection = self._connection(timeout_s)
         try:
             connection.connect()
-            headers = {"Authorization": f"Bearer {self._home.token()}", "Content-Type": "application/json"}
+            token = self._token_for(connection)
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             headers.update(more)
             connection.request(method, target, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
             content = response.read()
-        except (FileNotFoundError, ConnectionRefusedError):
-            raise _NotReachedError from None
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException) as error:
+            if remote:
+                raise UnreachableError(
+                    f"the controller at {remote.url} does not respond: {str(error) or 'timed out'}"
+                ) from None
+            if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+                raise _NotReachedError from None
             if method == "GET":
                 raise _NotReachedError from None
             raise ControllerDownError(ControllerDownError.__doc__) from None
@@ -266,6 +309,27 @@ class ControllerClient:
         if response.status >= 400:
             raise RefusedError(response.status, _reason(response.status, content))
         return content, response.headers
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._remote is None:
+            return _Connection(self._home.controller_socket, timeout_s)
+        if self._remote.is_ssh:
+            from skyserve_cli.controller.api.over_ssh import connection_to  # loads an SSH library
+
+            return connection_to(self._remote, self._home, timeout_s)
+        return self._remote.connection(timeout_s)
+
+    def _token_for(self, connection: http.client.HTTPConnection) -> str:
+        """Return the token for calls on a connection that is open: over SSH the host has sent it."""
+        sent: str | None = getattr(connection, "token", None)
+        return sent or (self._remote.token if self._remote else self._home.token())
+
+
+def _local_files(spec: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a spec that name files of the host of the commands."""
+    mounts = spec.get("file_mounts") or ()
+    has_paths = any("://" not in source for mount in mounts for source in mount["sources"])
+    return [key for key, has in (("workdir", spec.get("workdir")), ("file_mounts", has_paths)) if has]
 
 
 def _flags(down: bool, ended: bool) -> dict[str, str]:
@@ -287,4 +351,4 @@ def _reason(status: int, content: bytes) -> str:
     try:
         return str(json.loads(content)["error"])
     except (ValueError, KeyError, TypeError):
-        return f"the controller answered {status}"
+        return f"the controller returned {status}"

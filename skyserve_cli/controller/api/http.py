@@ -1,6 +1,6 @@
-"""The controller's HTTP API: on a Unix socket in the home, a bearer token on every path, JSON.
+"""The controller's HTTP API: on a Unix socket in the home, and on a port if configured; a bearer token on every path, JSON.
 
-It reads the store and writes goals; the reconciler does the rest. Database work is done on threads, so that a
+It reads the store and writes goals; the reconciler does the rest. `access` says who may use which route. Database work is done on threads, so that a
 slow disk does not stop the probes on this event loop.
 
     GET  /v1/health
@@ -22,6 +22,8 @@ slow disk does not stop the probes on this event loop.
     POST /v1/leaks/CLOUD/forget  -> {"problems"}
     POST /v1/dashboard           {"port": null or which} -> {"url", "port", "expires_s"}: the page, with a code that works once
     POST /v1/stop
+    GET  /livez                  on the port alone, without a token: "ok", for the probes of Kubernetes
+    GET  /v1/tokens | POST /v1/tokens | POST /v1/tokens/NAME/revoke    see `team`
 """
 
 from __future__ import annotations
@@ -37,24 +39,29 @@ from typing import Any
 
 import orjson
 from aiohttp import web
-from sqlalchemy.exc import SQLAlchemyError
 
 from policies.goals import UpdateMode
 from provisioners.port.base import LogSource
-from skyserve_cli.clouds import CloudNotEnabledError
-from skyserve_cli.config import ConfigError
+from skyserve_cli.controller.api.access import (
+    OWNER,
+    AccessRole,
+    Caller,
+    ForbiddenError,
+    calling,
+    insist_on,
+    set_caller,
+    visible,
+)
 from skyserve_cli.controller.api.chat_route import ChatRoute
+from skyserve_cli.controller.api.errors import refuse, with_errors, with_json_errors
 from skyserve_cli.controller.api.log_responses import file_response, log_response, read_file
-from skyserve_cli.controller.api.page_routes import PageRoutes, Reader
+from skyserve_cli.controller.api.page_routes import AdminReader, PageRoutes
 from skyserve_cli.controller.api.query import MAX_HISTORY_REPLICAS, since_of
-from skyserve_cli.controller.api.service import ControllerService, NoFreePortError, NoSuchReplicaError
+from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.api.shells import NoAccessError, access_to
-from skyserve_cli.controller.api.snapshot import Rendered, Snapshots
-from skyserve_cli.controller.persistence.leadership import NotLeadingError
+from skyserve_cli.controller.api.snapshot import Rendered, Snapshots, rendered
+from skyserve_cli.controller.api.team import Team
 from skyserve_cli.controller.reconcile.clock import SteadyClock
-from skyserve_cli.controller.reconcile.store_health import sentence_of
-from skyserve_cli.state.lease import LeaseLostError
-from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, StillGoingDownError
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +73,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class PageClosedError(Exception):
-    """The port of the page cannot be opened; the text says which and why."""
+    """The port of the page cannot be opened; the text names it and the reason."""
 
 
 class Api:
@@ -78,9 +85,11 @@ class Api:
         token: str,
         controller_log: Path,
         stop: Callable[[], None],
-        agents: Reader | None = None,
+        agents: AdminReader | None = None,
+        team: Team | None = None,
     ) -> None:
-        """`agents` reads the admin ports of load balancers."""
+        """`token` is the owner's. `agents` reads the admin ports of load balancers. `team`: others with tokens of their own."""
+        self._team = team
         self._open_page: OpenPage | None = None
         self._notifications: Callable[[], dict[str, Any]] = dict
         self._controller_service = controller_service
@@ -99,10 +108,18 @@ class Api:
         """From now on `GET /v1/health` has what `notifications` returns, which is called on a thread."""
         self._notifications = notifications
 
-    def app(self) -> web.Application:
+    def app(self, *, is_remote: bool = False) -> web.Application:
+        """Return the API. `is_remote`: for a port, where the owner's token is not accepted."""
+
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._guard(request, handler)
+            if is_remote and request.path == "/livez":
+                return web.Response(text="ok\n")
+            caller = await self._caller(request.headers.get("Authorization", ""), is_remote)
+            if caller is None:
+                return refuse(401, "the token is missing, wrong or revoked")
+            set_caller(caller)
+            return await with_errors(request, handler)
 
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard])
         app.add_routes([*self._shown(), *self._chat.routes(), *self._actions(), *self._own()])
@@ -114,7 +131,7 @@ class Api:
         Their errors are responses. None gives a secret away.
         """
         kinds = (self._shown(), self._actions(), self._chat.routes())
-        reads, acts, sends = ([_answered(route) for route in routes] for routes in kinds)
+        reads, acts, sends = ([with_json_errors(route) for route in routes] for routes in kinds)
         return reads, acts, sends
 
     def _shown(self) -> list[web.RouteDef]:
@@ -148,15 +165,17 @@ class Api:
             web.post("/v1/leaks/{cloud}/forget", self._forget_cloud),
             web.post("/v1/dashboard", self._dashboard),
             web.post("/v1/stop", self._stop_daemon),
+            *([] if self._team is None else self._team.routes()),
         ]
 
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(
-            given.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode()
-        ):
-            return _refuse(401, "the token is missing or wrong")
-        return await _with_errors(request, handler)
+    async def _caller(self, given: str, is_remote: bool) -> Caller | None:
+        owners = f"Bearer {self._token}".encode()
+        if not is_remote and hmac.compare_digest(given.encode("utf-8", "surrogateescape"), owners):
+            return OWNER
+        kind, _, token = given.partition(" ")
+        if self._team is None or kind != "Bearer" or not token:
+            return None
+        return await self._team.holder_of(token)
 
     async def _health(self, request: web.Request) -> web.Response:
         notifications = await asyncio.to_thread(self._notifications)
@@ -198,7 +217,7 @@ class Api:
         try:
             place = await asyncio.to_thread(access_to, source, instance if lives else None, node)
         except NoAccessError as error:
-            return _refuse(409, f"replica {replica_id} of {name} {error}")
+            return refuse(409, f"replica {replica_id} of {name} {error}")
         return web.json_response(place, headers={"Cache-Control": "no-store"})
 
     async def _history(self, request: web.Request) -> web.Response:
@@ -220,6 +239,7 @@ class Api:
 
     async def _plan(self, request: web.Request) -> web.Response:
         body = await _body(request)
+        insist_on(calling(), [str(body["spec"]["name"])])
         mode = None if body.get("mode") is None else UpdateMode(body["mode"])
         planned = await asyncio.to_thread(
             self._controller_service.plan, body["spec"], dict(body.get("secrets", {})), mode
@@ -228,6 +248,7 @@ class Api:
 
     async def _events(self, request: web.Request) -> web.Response:
         query = request.query
+        insist_on(calling(), [query["service"]] if "service" in query else [])
         events = await asyncio.to_thread(
             self._controller_service.events,
             query.get("service"),
@@ -273,13 +294,12 @@ class Api:
             )
         if lives or instance is not None:
             return await log_response(request, lambda offset, most: b"")  # not yet, or never a word
-        return _refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
+        return refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
 
     async def _tidy(self, request: web.Request) -> web.Response:
-        body = await _body(request)
-        return web.json_response(
-            await asyncio.to_thread(self._controller_service.tidy, list(body["services"]))
-        )
+        names = [str(name) for name in (await _body(request))["services"]]
+        insist_on(calling(), names)
+        return web.json_response(await asyncio.to_thread(self._controller_service.tidy, names))
 
     async def _leaks(self, request: web.Request) -> web.Response:
         look = await asyncio.to_thread(
@@ -301,12 +321,14 @@ class Api:
 
     async def _dashboard(self, request: web.Request) -> web.Response:
         port = (await _body(request)).get("port")
+        if port is not None and calling().role is not AccessRole.ADMIN:
+            raise ForbiddenError("choosing the port of the page needs the role admin; leave --port out")
         if self._open_page is None:
-            return _refuse(404, "this controller has no page")
+            return refuse(404, "this controller has no page")
         try:
             return web.json_response(await self._open_page(None if port is None else int(port)))
         except PageClosedError as error:
-            return _refuse(409, str(error))
+            return refuse(409, str(error))
 
     async def _stop_daemon(self, request: web.Request) -> web.Response:
         self._stop()
@@ -314,6 +336,8 @@ class Api:
 
 
 async def _snapshot_response(request: web.Request, found: Rendered) -> web.StreamResponse:
+    if calling().services is not None and request.match_info.get("name") is None:
+        found = await asyncio.to_thread(lambda: rendered(visible(found.body), found.changes, found.at))
     headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
     if found.etag in (tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")):
         return web.Response(status=304, headers=headers)
@@ -327,46 +351,6 @@ async def _snapshot_response(request: web.Request, found: Rendered) -> web.Strea
         await response.write(found.body[start : start + PIECE_BYTES])
     await response.write_eof()
     return response
-
-
-async def _with_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Return the handler's response, or one that says what was wrong."""
-    try:
-        return await handler(request)
-    except web.HTTPException:
-        raise
-    except NoSuchServiceError as error:
-        return _refuse(404, f"there is no service {error}")
-    except NoSuchReplicaError as error:
-        return _refuse(404, str(error))
-    except StillGoingDownError as error:
-        return _refuse(409, f"service {error} is still going down; try again when it is gone")
-    except ServiceExistsError as error:
-        return _refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
-    except NotLeadingError as error:
-        return _refuse(409, str(error))
-    except LeaseLostError as error:
-        return _refuse(503, str(error))
-    except SQLAlchemyError as error:
-        return _refuse(503, f"the controller cannot read or write its state: {sentence_of(error)}")
-    except (CloudNotEnabledError, NoFreePortError, ConfigError) as error:
-        return _refuse(422, str(error))
-    except (KeyError, TypeError, ValueError) as error:
-        return _refuse(400, f"{type(error).__name__}: {error}")
-
-
-def _answered(route: web.RouteDef) -> web.RouteDef:
-    """Return the route with responses in place of errors."""
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        inner: Any = route.handler
-        return await _with_errors(request, inner)
-
-    return web.RouteDef(route.method, route.path, handler, route.kwargs)
-
-
-def _refuse(status: int, message: str) -> web.Response:
-    return web.json_response({"error": message}, status=status)
 
 
 def _dumped(content: object) -> str:

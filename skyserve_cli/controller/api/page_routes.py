@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
-from skyserve_cli.account.lived import NothingYetError, lived
+from skyserve_cli.account.service_history import NoHistoryError, service_history
 from skyserve_cli.account.view import curves_view, report_view
 from skyserve_cli.controller.api.change_stream import ChangeStream
 from skyserve_cli.controller.api.fleet_view import FleetView
@@ -29,7 +29,7 @@ from skyserve_cli.state.values import NoSuchServiceError
 MOST_EXPLAINED = 100
 
 
-class Reader(Protocol):
+class AdminReader(Protocol):
     """What this needs of `balancers.agent_reader.AgentReader`."""
 
     async def read(self, service: str, path: str) -> dict[int, bytes]: ...
@@ -43,7 +43,7 @@ class PageRoutes:
         service: ControllerService,
         snapshots: Snapshots,
         respond: Callable[[web.Request, Rendered], Any],
-        agents: Reader | None,
+        agents: AdminReader | None,
     ) -> None:
         self._service = service
         self._snapshots = snapshots
@@ -91,8 +91,8 @@ class PageRoutes:
     def _account(self, name: str, since: float) -> bytes:
         history = self._service.history(name, since=since, most=MAX_HISTORY_REPLICAS)
         try:
-            account = lived(history)
-        except NothingYetError as error:
+            account = service_history(history)
+        except NoHistoryError as error:
             return orjson.dumps({"name": name, "figures": None, "curves": None, "why": str(error)})
         figures, curves = report_view(account, history), curves_view(account)
         return orjson.dumps({"name": name, "figures": figures, "curves": curves, "why": ""})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +16,11 @@ from provisioners.port.lease import Lease
 from provisioners.remote.bootstrap_steps import is_url
 from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
+from skyserve_cli.controller.api.access import calling, insist_on_other_hosts
 from skyserve_cli.controller.api.series_view import series_view, span_for
 from skyserve_cli.controller.api.views import history_view, is_well, last_failure, service_view
 from skyserve_cli.controller.balancers.dns import ThreadDns
-from skyserve_cli.controller.balancers.front_address import choose_port, shown_host
+from skyserve_cli.controller.balancers.front_address import choose_port, is_free, shown_host
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
 from skyserve_cli.controller.clouds.caches import SpecCache, all_offers
@@ -30,7 +30,7 @@ from skyserve_cli.controller.content_hash import folder_digest
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.demand import merged
-from skyserve_cli.controller.reconcile.mappers import goal_of, requirements_of, stands_beside
+from skyserve_cli.controller.reconcile.mappers import goal_of, has_local_agent, requirements_of
 from skyserve_cli.controller.reconcile.planning import first_plan, insist_on_regions, update_plan
 from skyserve_cli.controller.reconcile.resource_match import copies_of
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
@@ -121,7 +121,7 @@ class ControllerService:
             raise ValueError(f"{name[:80]!r} is no name of a service")
         self._leadership.refuse_unless_leading()
         spec = spec_from_json(dict(spec_json))
-        self._clouds.resolve(requirements_of(spec))
+        insist_on_other_hosts(spec, self._clouds.resolve(requirements_of(spec)))
         insist_on_regions(spec, self._clouds)
         missing = sorted(set(spec.secrets) - set(secrets))
         if missing:
@@ -136,6 +136,7 @@ class ControllerService:
                 target=_first_target(spec),
                 mode=mode,
                 now=self._clock.now(),
+                author=calling().name,
             )
         self._wake()
         return version
@@ -143,7 +144,7 @@ class ControllerService:
     def down(self, name: str, purge: bool) -> None:
         """Raise NoSuchServiceError."""
         self._leadership.refuse_unless_leading()
-        self._store.set_down(name, purge=purge, now=self._clock.now())
+        self._store.set_down(name, purge=purge, now=self._clock.now(), author=calling().name)
         self._wake()
 
     def tidy(self, names: Sequence[str]) -> dict[str, Any]:
@@ -164,7 +165,7 @@ class ControllerService:
         """Raise NoSuchServiceError, NoSuchReplicaError."""
         self._leadership.refuse_unless_leading()
         try:
-            self._store.kill_replica(name, replica_id, now=self._clock.now())
+            self._store.kill_replica(name, replica_id, now=self._clock.now(), author=calling().name)
         except KeyError:
             raise NoSuchReplicaError(f"service {name} has no live replica {replica_id}") from None
         self._wake()
@@ -175,11 +176,13 @@ class ControllerService:
         """Return what would be launched where, and what it costs: on empty ground, or as an update if a service of that name is up.
 
         `keeps_replicas`: a service of that name is up, and its replicas may serve this spec as they are. `changes` are the
-        keys in which its spec differs, and `nothing_changes` says that an update would have no effect. `mode` None is that
+        keys in which its spec differs, and `nothing_changes` means that an update would have no effect. `mode` None is that
         of the spec.
         """
         spec = spec_from_json(dict(spec_json))
-        offers = all_offers(self._clouds.all(), self._clouds.resolve(requirements_of(spec)))
+        need = self._clouds.resolve(requirements_of(spec))
+        insist_on_other_hosts(spec, need)
+        offers = all_offers(self._clouds.all(), need)
         now = self._clock.now()
         running = next(
             (row for row in self._store.services() if row.name == spec.name and not row.down), None
@@ -236,8 +239,11 @@ class ControllerService:
                 "kind": line.record.kind,
                 "state": line.record.state,
                 "message": line.record.message,
+                "author": line.record.author or None,
             }
-            for line in self._store.events(service, after=after, limit=limit, newest=newest)
+            for line in self._store.events(
+                calling().services if service is None else service, after=after, limit=limit, newest=newest
+            )
         ]
 
     def history(self, name: str, *, since: float, most: int) -> dict[str, Any]:
@@ -302,14 +308,14 @@ class ControllerService:
         kept = {
             r.id: self.log_archive.find(row.name, r.id) for r in shown if r.end_reason in REASONS_WITH_LOG
         }
-        is_beside = self._fleet.view(row.name).alive
-        is_beside |= self._leadership.leads and stands_beside(row, spec)
-        loads = [self._fleet.load(row.name)] if is_beside else []
+        is_local = self._fleet.view(row.name).alive
+        is_local |= self._leadership.leads and has_local_agent(row, spec)
+        loads = [self._fleet.load(row.name)] if is_local else []
         view = service_view(
             row,
             spec,
             goal_of(row, spec, now),
-            beside=self._fleet.view(row.name) if is_beside else None,
+            local_agent=self._fleet.view(row.name) if is_local else None,
             agents={agent.id: self._regional.view(row.name, agent.id) for agent in row.balancers},
             load=merged([*loads, *self._regional.loads(row.name)]),
             spent=spent,
@@ -325,7 +331,7 @@ class ControllerService:
             leases={cloud: self._leases(cloud) for cloud in {r.zone.cloud for r in row.attempts}},
             logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
         )
-        troubles = [self._fleet.view(row.name).trouble if is_beside else "", self._names.trouble(row.name)]
+        troubles = [self._fleet.view(row.name).trouble if is_local else "", self._names.trouble(row.name)]
         view["notes"] = "; ".join(filter(None, [row.notes, *troubles]))
         return view
 
@@ -344,7 +350,7 @@ class ControllerService:
         if chosen is not None:
             if chosen in taken:
                 raise NoFreePortError(f"service.load_balancer.port: {chosen} belongs to another service")
-            if chosen != had and not _is_free(host, chosen):  # its own agent may still hold it
+            if chosen != had and not is_free(host, chosen):  # its own agent may still hold it
                 raise NoFreePortError(f"service.load_balancer.port: {chosen} is in use on {host}")
             return chosen
         if had is not None and not rows[name].down:
@@ -354,7 +360,7 @@ class ControllerService:
             had=had,
             taken=taken,
             remembered={row.lb_port for row in rows.values() if row.name != name and row.down},
-            is_free=lambda port: _is_free(host, port),
+            is_free=lambda port: is_free(host, port),
         )
         if port is None:
             raise NoFreePortError(
@@ -386,14 +392,3 @@ def _first_target(spec: ServiceSpec) -> int:
     """Return what a service shows as its target until the first tick has planned."""
     least = spec.scaling.min_replicas
     return least + spec.placement.num_overprovision if least else 0
-
-
-def _is_free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True

@@ -27,7 +27,7 @@ def slo_view(slo: SloSpec | None, scaling: Json, day: Sequence[DemandRow]) -> di
     `day` are the minutes of the last 24 hours. `attainment` is the share of their requests in time (null without any),
     `budget_left` the share of the late requests allowed in them that was not used: below 0, the SLO is missed. The other
     figures are null until a minute was decided by; `forecast_per_min` is the busiest minute when a replica launched now would be
-    ready. `capacity_learned` says that no number in the file gives the capacity.
+    ready. `capacity_learned` means that no number in the file gives the capacity.
     """
     if slo is None:
         return None

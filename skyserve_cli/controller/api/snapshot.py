@@ -43,5 +43,9 @@ class Snapshots:
 
     def _render(self, content: Callable[[], Any]) -> Rendered:
         changes, at = self._changes(), self._clock.now()
-        body = orjson.dumps(content())
-        return Rendered(body, f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"', changes, at)
+        return rendered(orjson.dumps(content()), changes, at)
+
+
+def rendered(body: bytes, changes: int, at: float) -> Rendered:
+    """Return the body with its ETag."""
+    return Rendered(body, f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"', changes, at)

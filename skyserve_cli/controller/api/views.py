@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from policies.goals import Goal, PlacementGoal
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Replica, ReplicaState
-from policies.placement.risk_promise import promise
+from policies.placement.risk_availability import availability
 from policies.service_state import service_state
 from provisioners.port.lease import Lease
 from skyserve_cli.controller.api.slo_view import slo_view
@@ -48,7 +48,7 @@ def service_view(
     spec: ServiceSpec,
     goal: Goal,
     *,
-    beside: AgentView | None,
+    local_agent: AgentView | None,
     agents: Mapping[int, RegionalView],
     load: Load,
     spent: Spent,
@@ -70,7 +70,7 @@ def service_view(
     hourly costs, `_on_demand` is that of the same replicas on demand, and `_wanted_on_demand` that of as many as are
     wanted. `day` are the minutes of demand of the last 24 hours, of a service with an SLO.
     """
-    endpoints = endpoints_of(row, spec, host, is_beside=beside is not None)
+    endpoints = endpoints_of(row, spec, host, is_local=local_agent is not None)
     status = service_state(
         goal, row.attempts if row.down else row.replicas, row.target, row.memory.rollout, now
     )
@@ -94,7 +94,7 @@ def service_view(
         "failed_versions": list(row.memory.rollout.get("failed", ())),
         "same_versions": sorted(row.same_replicas),
         "load_balancing_policy": spec.load_balancing_policy,
-        "load_balancer": None if beside is None else _beside_view(beside),
+        "load_balancer": None if local_agent is None else _local_agent_view(local_agent),
         "load_balancers": [
             _agent_view(agent, spec, agents[agent.id], _lease_of(agent, leases)) for agent in row.balancers
         ],
@@ -115,7 +115,7 @@ def service_view(
     }
 
 
-def _beside_view(agent: AgentView) -> dict[str, Any]:
+def _local_agent_view(agent: AgentView) -> dict[str, Any]:
     """Return the agent beside the controller."""
     return {
         "alive": agent.alive,
@@ -142,7 +142,7 @@ def _cost_view(row: ServiceRow, spent: Spent) -> dict[str, float]:
 
 def _availability(row: ServiceRow, goal: PlacementGoal, now: float) -> dict[str, Any] | None:
     """Return what RiskHedge was asked for and what came of it; None for other policies and until first complete."""
-    found = promise(row.memory.placement.get("budget"), goal.availability_target, now)
+    found = availability(row.memory.placement.get("budget"), goal.availability_target, now)
     return None if found is None else found._asdict()
 
 
@@ -216,6 +216,9 @@ def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView, lease: Le
         "ready_targets": seen.ready_targets,
         "owned": None if seen.owned is None else list(seen.owned),
         "peers": list(seen.peers),
+        "taken_over": list(seen.taken_over),
+        "ttft_p50_s": seen.ttft_s[0],
+        "ttft_p90_s": seen.ttft_s[1],
         "agent_version": seen.version,
         "newest": seen.newest,
         "starts": seen.starts,
@@ -224,7 +227,7 @@ def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView, lease: Le
     }
 
 
-def endpoints_of(row: ServiceRow, spec: ServiceSpec, host: str, *, is_beside: bool) -> list[str]:
+def endpoints_of(row: ServiceRow, spec: ServiceSpec, host: str, *, is_local: bool) -> list[str]:
     """Return the endpoints of the service, the public one first: its name if it has one, else an agent's."""
     ready = [agent for agent in row.balancers if agent.state is ReplicaState.READY and agent.endpoint]
     ready.sort(key=lambda agent: (_rank(agent, spec), agent.id))
@@ -232,7 +235,7 @@ def endpoints_of(row: ServiceRow, spec: ServiceSpec, host: str, *, is_beside: bo
     if spec.regional.dns is not None and found:
         port = urlsplit(found[0]).port
         found.insert(0, f"{_scheme(spec)}://{spec.regional.dns.full.removesuffix('.')}:{port}")
-    return [*found, endpoint_of(row, spec, host)] if is_beside else found
+    return [*found, endpoint_of(row, spec, host)] if is_local else found
 
 
 def _rank(agent: Replica, spec: ServiceSpec) -> int:

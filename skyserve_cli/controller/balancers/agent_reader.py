@@ -1,4 +1,4 @@
-"""Reads the admin ports of a service's agents for those who show what is there: explanations and metrics."""
+"""Reads the admin ports of a service's agents for those who show them: explanations and metrics."""
 
 from __future__ import annotations
 

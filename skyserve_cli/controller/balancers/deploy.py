@@ -1,7 +1,7 @@
 """Bringing an agent to a machine where `lb.agent.supervisor` runs, over SSH. Synchronous; called on threads.
 
 Every step looks first and can be cut short anywhere: what says that a bundle is complete is written last, and all that is
-to be acted on appears whole. A new release takes over from the old one without a refused connection, which is the keeper's
+to be acted on appears whole. A new release takes over from the old one without a refused connection, which is the supervisor's
 business.
 """
 
@@ -74,14 +74,14 @@ class Release:
 
     @property
     def wanted(self) -> bytes:
-        """What the keeper reads."""
+        """The file that the supervisor reads."""
         wanted = {"release": self.name, "bundle": self.bundle.version, "arguments": self.arguments}
         return json.dumps(wanted).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the keeper says. `release` is the one that serves, `refused` one whose agent did not come up."""
+    """The file that the supervisor writes. `release` is the one that serves, `refused` one whose agent did not come up."""
 
     release: str | None
     version: str | None
@@ -125,7 +125,7 @@ def release_of(
 
 
 def deploy(shell: HostConnection, folder: str, release: Release, table: Mapping[str, Any]) -> None:
-    """Have the release run in the keeper's folder.
+    """Have the release run in the supervisor's folder.
 
     `table` is what an agent begins with that never had one. Raises CommandError.
     """

@@ -60,3 +60,15 @@ def choose_port(
     fresh = [port for port in ports if port not in remembered]
     old = [port for port in ports if port in remembered]
     return next((port for port in (*first, *fresh, *old) if port not in taken and is_free(port)), None)
+
+
+def is_free(host: str, port: int) -> bool:
+    """Return whether a server could listen there now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

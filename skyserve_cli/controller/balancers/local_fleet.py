@@ -38,7 +38,7 @@ from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.demand import load_of, slowdown
 from skyserve_cli.controller.reconcile.ports import AgentOrder
 from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas, served_report
-from skyserve_cli.controller.reconcile.traffic_book import TrafficBook
+from skyserve_cli.controller.reconcile.traffic_buffer import TrafficBuffer
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class LocalFleet:
         attention: Attention | None = None,
         served: ServedReplicas | None = None,
         now: Callable[[], float] | None = None,
-        traffic: TrafficBook | None = None,
+        traffic: TrafficBuffer | None = None,
     ) -> None:
         """`now` is the controller's clock, by which minutes of demand are numbered; None: they are not read.
 
@@ -147,7 +147,7 @@ class LocalFleet:
                     self._now,
                     TotalsFollower(service, BESIDE, self._traffic, self._loop.time),
                 )
-            supervisor.want(orders.get(service))
+            supervisor.set_order(orders.get(service))
             task = self._tasks.get(service)
             if task is None or task.done():
                 if supervisor.finished:
@@ -189,7 +189,7 @@ class _LocalAgentSupervisor:
         self.load = Load()
         self.finished = False
 
-    def want(self, order: AgentOrder | None) -> None:
+    def set_order(self, order: AgentOrder | None) -> None:
         if order != self._order or order is None:
             self._order = order
             self.finished = self.finished and order is None
@@ -216,7 +216,7 @@ class _LocalAgentSupervisor:
                 # A controller that is late itself cannot say that its agent is silent.
                 was_late = self._attention is not None and self._attention.was_lost(started)
                 self._silences += isinstance(error, TimeoutError) and not was_late
-                self.load = replace(self.load, heard=frozenset())  # as far as is known now
+                self.load = replace(self.load, responsive=frozenset())  # as far as is known now
                 self._served.silent(self._name, BESIDE)
             if self.finished:
                 return
@@ -238,7 +238,7 @@ class _LocalAgentSupervisor:
             return
         shape = shape_of(order)
         if self.agent is not None and self._is_lost(self.agent, shape):
-            await self._lose(self.agent)
+            await self._discard(self.agent)
         if self.agent is None:
             self.agent = await self._adopt(shape) or await self._spawn(order)
             self._restarts = max(0, self._restarts)
@@ -251,7 +251,7 @@ class _LocalAgentSupervisor:
             or acked.listen != Listen(order.host, order.port)
         ):
             await self._push(agent, order)
-        await self._ask(agent, order.window_s)
+        await self._poll(agent, order.window_s)
         if order.counts_demand:
             await self._count(agent)
         await self._totals.follow(self._session, agent.admin_url, agent.authorization)
@@ -303,7 +303,7 @@ class _LocalAgentSupervisor:
             response.raise_for_status()
             return Table.from_json(await response.json()).listen
 
-    async def _ask(self, agent: LocalAgent, window_s: float) -> None:
+    async def _poll(self, agent: LocalAgent, window_s: float) -> None:
         url = f"{agent.admin_url}/-/stats?window_s={window_s:g}"
         asked_at = asyncio.get_running_loop().time()
         async with self._session.get(url, headers=agent.authorization) as response:
@@ -331,7 +331,7 @@ class _LocalAgentSupervisor:
         """The agent an earlier controller left, if it has the wanted shape (None: any)."""
         found = self._folder.left()
         if found is not None and shape is not None and found.shape != shape:
-            await self._lose(found)
+            await self._discard(found)
             return None
         return found
 
@@ -363,7 +363,7 @@ class _LocalAgentSupervisor:
 
         loop.add_reader(fd, ended)
 
-    async def _lose(self, agent: LocalAgent) -> None:
+    async def _discard(self, agent: LocalAgent) -> None:
         """End the agent, if it is not dead already, and forget what it knew."""
         await self._stop(agent)
         self.agent = None
@@ -390,9 +390,9 @@ class _LocalAgentSupervisor:
         if self.agent is None:
             self.agent = await self._adopt(None)
         if self.agent is not None:
-            await self._lose(self.agent)
+            await self._discard(self.agent)
         if self._folder.is_held():
-            raise OSError("an agent lives that does not answer; trying again")
+            raise OSError("an agent runs that does not respond; trying again")
         self._folder.clear()
         self.finished = True
         self._wake()

@@ -11,7 +11,9 @@ from policies.model import Json
 class RegionalView:
     """What `serve status` shows of an agent. `version` is of the code that serves, `synced`: it has the newest table.
 
-    `owned` are the regions whose replicas it has, None where every agent has all; `peers` is what it says of its peers.
+    `owned` are the regions whose replicas it has, None where every agent has all; `peers` is what it says of its peers,
+    `taken_over` are the regions that it serves on its own decision, as their agents are not heard. `ttft_s` are the median and the 90th
+    percentile of its times to first token in the last minute.
     """
 
     synced: bool = False
@@ -22,3 +24,5 @@ class RegionalView:
     trouble: str = ""
     owned: tuple[str, ...] | None = None
     peers: tuple[Json, ...] = ()
+    taken_over: tuple[str, ...] = ()
+    ttft_s: tuple[float | None, float | None] = (None, None)

@@ -94,10 +94,10 @@ class OfferCache:
             stale = known is None or now - known[0] > self._ttl_s
             if stale and need not in self._asking:
                 self._asking.add(need)
-                threading.Thread(target=self._ask, args=(need,), daemon=True, name="offers").start()
+                threading.Thread(target=self._query, args=(need,), daemon=True, name="offers").start()
         return None if known is None else known[1]
 
-    def _ask(self, need: Requirements) -> None:
+    def _query(self, need: Requirements) -> None:
         try:
             offers = all_offers(self._clouds, need)
             with self._lock:
@@ -114,7 +114,7 @@ def all_offers(clouds: Sequence[Provisioner], need: Requirements) -> tuple[Offer
     A cloud that cannot be listed offers nothing now; the others still do.
     """
 
-    def ask(part: Requirements) -> list[Offer]:
+    def query(part: Requirements) -> list[Offer]:
         found: list[Offer] = []
         for cloud in clouds:
             try:
@@ -125,4 +125,4 @@ def all_offers(clouds: Sequence[Provisioner], need: Requirements) -> tuple[Offer
                 log.exception("offers of %s", cloud.name)
         return found
 
-    return in_order(need, ask)
+    return in_order(need, query)

@@ -30,7 +30,7 @@ class ThreadFirewalls:
     """The daemon's.
 
     `clouds` are the names of all that are enabled, `gated` gives each one's provisioner if it has a firewall. `allows`:
-    this controller may change something now. `tell` gets what cannot be changed, by cloud, when that is another thing than
+    this controller may change something now. `report` gets what cannot be changed, by cloud, when that is another thing than
     before; an empty sentence says that it could be changed again.
     """
 
@@ -41,13 +41,13 @@ class ThreadFirewalls:
         owner: str,
         clock: Clock,
         allows: Callable[[], bool] = lambda: True,
-        tell: Callable[[str, str], None] = lambda cloud, sentence: None,
+        report: Callable[[str, str], None] = lambda cloud, sentence: None,
     ) -> None:
         self._gated = gated
         self._owner = owner
         self._clock = clock
         self._allows = allows
-        self._tell = tell
+        self._report = report
         self._clouds = tuple(clouds)
         self._balancers: Balancers | None = None  # nothing is known before the first tick
         self._changed = threading.Condition()
@@ -83,7 +83,7 @@ class ThreadFirewalls:
             )
             if sentence != logged:
                 log.warning("%s: rules for the network: %s", cloud, sentence or "as they should be again")
-                self._tell(cloud, sentence)
+                self._report(cloud, sentence)
                 logged = sentence
 
     def _admit(self, cloud: str, balancers: Balancers) -> str:

@@ -19,7 +19,7 @@ from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.controller.clouds import orphans as leaks
 from skyserve_cli.controller.clouds.caches import SpecCache
-from skyserve_cli.controller.clouds.orphans import Known, Orphan, Part
+from skyserve_cli.controller.clouds.orphans import KnownInstances, Orphan, Part
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.mappers import known_tokens, requirements_of
 from skyserve_cli.state.store import Store
@@ -125,16 +125,16 @@ class GarbageCollector:
         self,
         provisioners: Callable[[str], Provisioner],
         owner: str,
-        known: Callable[[], Known],
+        known: Callable[[], KnownInstances],
         clock: Clock,
-        tell: Callable[[EventRecord], None],
+        record: Callable[[EventRecord], None],
         allows: Callable[[], bool] = lambda: True,
     ) -> None:
         self._provisioners = provisioners
         self._owner = owner
         self._known = known
         self._clock = clock
-        self._tell = tell
+        self._record = record
         self._allows = allows
         self._notes: dict[str, _Notes] = {}
 
@@ -191,7 +191,7 @@ class GarbageCollector:
                 return RemovalFailure(error.message, passes=isinstance(error, TransientError))
             del notes.ends[key]
             _, kind, name, region = key
-            self._tell_removed(f"{kind} {name} in {cloud}/{region}, which belonged to nothing")
+            self._record_removed(f"{kind} {name} in {cloud}/{region}, which belonged to nothing")
             return RemovalFailure()
 
     def forget(self, cloud: str) -> Sequence[str]:
@@ -210,7 +210,7 @@ class GarbageCollector:
             except ProvisionError as error:
                 return (error.message,)
             if not problems:
-                self._tell_removed(
+                self._record_removed(
                     f"all that machines in {cloud} shared: none is left, and no service needs it"
                 )
             return problems
@@ -230,7 +230,7 @@ class GarbageCollector:
             alive = [one for one in look.of(Part.INSTANCE) if wanted is None or one.service in wanted]
             self._note(notes, look)
             awaited = [one for one in look.unlisted if look.is_withheld or one.may_have(places)]
-            patient = [one for one in awaited if one.passes and self._is_news(notes, one)]
+            patient = [one for one in awaited if one.passes and self._is_new(notes, one)]
             done = Collected(
                 waiting=(*(f"{orphan} is not gone yet" for orphan in alive), *map(str, patient)),
                 problems=tuple(str(one) for one in awaited if one not in patient),
@@ -239,7 +239,7 @@ class GarbageCollector:
                 done += self._remove_if_seen_twice(notes, leftover)
             if look.is_empty and look.of(Part.SHARED) and not done.waiting and not done.problems:
                 done += self._forget(cloud, look.of(Part.SHARED))
-            self._tell_problems(notes, done.problems)
+            self._record_problems(notes, done.problems)
             return done
 
     # --- inside
@@ -281,7 +281,7 @@ class GarbageCollector:
         notes.seen = {one.key: notes.seen.get(one.key, now) for one in look.of(Part.LEFTOVER)}
         notes.silent = {one.region: notes.silent.get(one.region, now) for one in look.unlisted}
 
-    def _is_news(self, notes: _Notes, unlisted: Unlisted) -> bool:
+    def _is_new(self, notes: _Notes, unlisted: Unlisted) -> bool:
         return self._clock.now() - notes.silent[unlisted.region] < PATIENCE_S
 
     def _remove_if_seen_twice(self, notes: _Notes, leftover: Orphan) -> Collected:
@@ -297,21 +297,21 @@ class GarbageCollector:
         problems = tuple(self.forget(cloud))
         return Collected(problems=problems) if problems else Collected(removed=tuple(map(str, shared)))
 
-    def _tell_removed(self, what: str) -> None:
+    def _record_removed(self, what: str) -> None:
         log.info("removed %s", what)
-        self._tell(EventRecord("Removed", what))
+        self._record(EventRecord("Removed", what))
 
-    def _tell_problems(self, notes: _Notes, problems: tuple[str, ...]) -> None:
+    def _record_problems(self, notes: _Notes, problems: tuple[str, ...]) -> None:
         """Those of this sweep, unless they are those of the last one."""
         if problems == notes.reported:
             return
         notes.reported = problems
         for problem in problems:
             log.warning("%s", problem)
-            self._tell(EventRecord("NotRemoved", problem))
+            self._record(EventRecord("NotRemoved", problem))
 
 
-def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecCache, clouds: Clouds) -> Known:
+def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecCache, clouds: Clouds) -> KnownInstances:
     """Return what these rows, all that are up or have a live replica, say that we know."""
     rows = list(rows)
     used = {replica.zone.cloud for row in rows for replica in row.attempts}
@@ -323,7 +323,7 @@ def known_of(owner: str, rows: Iterable[ServiceRow], specs: SpecCache, clouds: C
             except CloudNotEnabledError:
                 continue
             used |= {candidate.cloud for candidate in need.candidates if candidate.cloud is not None}
-    return Known(known_tokens(owner, rows), frozenset(used))
+    return KnownInstances(known_tokens(owner, rows), frozenset(used))
 
 
 def janitor_of(

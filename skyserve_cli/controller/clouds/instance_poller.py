@@ -31,7 +31,7 @@ BURST_S = 0.05  # reports of many machines that come so close together are read 
 class ThreadInstancePoller:
     """The daemon's witness.
 
-    `poll_s` by cloud; the tick is woken only when a listing differs from the last. `tell` takes a sentence for the event
+    `poll_s` by cloud; the tick is woken only when a listing differs from the last. `report` takes a sentence for the event
     log, `warn` one about a replica, `tell_clock` one about a cloud's clock.
     """
 
@@ -42,18 +42,18 @@ class ThreadInstancePoller:
         clock: Clock,
         wake: Callable[[], None],
         poll_s: Mapping[str, float],
-        tell: Callable[[str], None] = lambda sentence: None,
+        report: Callable[[str], None] = lambda sentence: None,
         warn: Warn = lambda service, replica_id, sentence: None,
-        tell_clock: Callable[[str], None] = lambda sentence: None,
+        report_clock: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._provisioners = provisioners
         self._owner = owner
         self._clock = clock
         self._wake = wake
         self._poll_s = poll_s
-        self._tell = tell
+        self._report = report
         self._warn = warn
-        self._tell_clock = tell_clock
+        self._report_clock = report_clock
         self._off: set[str] = set()  # clouds whose clocks are not ours
         self._leases: dict[str, LeaseWatch] = {}
         self._silent: dict[tuple[str, str], int] = {}  # by cloud and place: listings in a row without it
@@ -73,7 +73,7 @@ class ThreadInstancePoller:
         for cloud in clouds - self._threads.keys():
             self._reports[cloud] = threading.Event()
             self._leases[cloud] = LeaseWatch(self._warn)
-            thread = threading.Thread(target=self._look, args=(cloud,), daemon=True, name=f"witness-{cloud}")
+            thread = threading.Thread(target=self._poll, args=(cloud,), daemon=True, name=f"witness-{cloud}")
             self._threads[cloud] = thread
             thread.start()
 
@@ -107,7 +107,7 @@ class ThreadInstancePoller:
         for report in self._reports.values():
             report.set()
 
-    def _look(self, cloud: str) -> None:
+    def _poll(self, cloud: str) -> None:
         failures = 0
         while not self._stop.is_set():
             if cloud in self._watched:
@@ -160,7 +160,7 @@ class ThreadInstancePoller:
             if (cloud, region) not in self._closed:
                 self._closed.add((cloud, region))
                 log.warning("%s/%s is left out: %s", cloud, region, sentence)
-                self._tell(f"{cloud}/{region} is left out: {sentence}")
+                self._report(f"{cloud}/{region} is left out: {sentence}")
         for place, error in listing.silent.items():
             failures = self._silent[cloud, place] = self._silent.get((cloud, place), 0) + 1
             if failures >= PATIENCE or not isinstance(error, TransientError):
@@ -176,7 +176,7 @@ class ThreadInstancePoller:
         warning = provisioner.clock_warning() if isinstance(provisioner, VmProvisioner) else ""
         if warning and cloud not in self._off:
             log.warning("%s: %s", cloud, warning)
-            self._tell_clock(f"{cloud}: {warning}")
+            self._report_clock(f"{cloud}: {warning}")
         (self._off.add if warning else self._off.discard)(cloud)
 
     def _await_next_listing(self, cloud: str) -> None:

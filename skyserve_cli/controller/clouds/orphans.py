@@ -33,7 +33,7 @@ class Part(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownInstances:
     """What belongs to a service.
 
     The tokens of all replicas that are up or being launched, and the clouds that have any, or may get one at any moment.
@@ -67,18 +67,18 @@ class Orphan:
         return asdict(self) | {"part": self.part.value}
 
 
-def stray_machines(machines: Iterable[Machine], known: Known) -> Iterator[Machine]:
+def stray_machines(machines: Iterable[Machine], known: KnownInstances) -> Iterator[Machine]:
     return (
         one for one in machines if not one.state.is_gone and token_of_replica(one.token) not in known.tokens
     )
 
 
-def stray_instances(instances: Iterable[Instance], known: Known) -> Iterator[Instance]:
+def stray_instances(instances: Iterable[Instance], known: KnownInstances) -> Iterator[Instance]:
     return (one for one in instances if not one.state.is_gone and one.token not in known.tokens)
 
 
 def stray_leftovers(
-    leftovers: Iterable[OrphanedResource], known: Known, now: float
+    leftovers: Iterable[OrphanedResource], known: KnownInstances, now: float
 ) -> Iterator[OrphanedResource]:
     for one in leftovers:
         if one.token:

@@ -18,9 +18,10 @@ from typing import Any
 from aiohttp import web
 
 from provisioners.files import write_json
+from skyserve_cli.controller.api.access import OWNER, AccessRole, Caller, calling, set_caller
 from skyserve_cli.controller.api.http import PageClosedError
 from skyserve_cli.controller.dashboard.guards import HEADERS, refusal
-from skyserve_cli.controller.dashboard.sessions import CODE_S, SESSION_S, Sessions, action_token
+from skyserve_cli.controller.dashboard.sessions import CODE_S, SESSION_S, Session, Sessions, action_token
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Dashboard:
     """One per daemon. `file` keeps the port and the digests of sessions; `now` is UNIX time.
 
     `port` is the configured one; None: that of before, or any. `reads` and `acts` are routes of the API; `acts` are served only if `actions`, `sends` for every session.
+    `named` returns the holder of a session, None once the token is revoked; without it every session is the owner's.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class Dashboard:
         port: int | None = None,
         actions: bool = False,
         hosts: Collection[str] = (),
+        named: Callable[[str], Awaitable[Caller | None]] | None = None,
     ) -> None:
+        self._named = named or _owner_alone
         self._file = file
         self._now = now
         kept = _kept(file)
@@ -65,20 +69,22 @@ class Dashboard:
 
     async def resume(self) -> None:
         """Open the port of an earlier controller again, while a session of then lasts."""
-        if self._port is not None and any(end > self._now() for end in self._sessions.kept().values()):
+        if self._port is not None and any(
+            session.until > self._now() for session in self._sessions.kept().values()
+        ):
             try:
                 await self._open(self._port)
             except PageClosedError as error:
                 log.warning("the page is not served: %s", error)
 
     async def code(self, port: int | None) -> dict[str, Any]:
-        """Return the address of the page with a code that works once. Opens the port. Raises PageClosedError."""
+        """Return the address of the page with a code that works once, for the caller. Opens the port. Raises PageClosedError."""
         async with self._opening:
             if self._runner is not None and port not in (None, self._port):
                 await self.close()
             if self._runner is None:
                 await self._open_any(port)
-        code = self._sessions.new_code(self._now())
+        code = self._sessions.new_code(calling().name, self._now())
         return {"url": f"http://{HOST}:{self._port}/#{code}", "port": self._port, "expires_s": CODE_S}
 
     async def close(self) -> None:
@@ -113,11 +119,18 @@ class Dashboard:
     # --- handlers
 
     async def _session(self, request: web.Request) -> web.Response:
-        secret = self._secret(request)
-        if not self._sessions.knows(secret, self._now()):
+        caller = await self._caller(request)
+        if caller is None:
             return _refuse(401, "no session; run serve dashboard again")
-        answer = {"actions": self._actions, "token": action_token(secret) if self._actions else None}
-        return web.json_response(answer, headers={"Cache-Control": "no-store"})
+        may_set = caller.role.includes(AccessRole.OPERATOR)
+        body = {
+            "name": caller.name,
+            "role": caller.role.value,
+            "chat": may_set,
+            "actions": self._actions and may_set,
+            "token": action_token(self._secret(request)) if self._actions and may_set else None,
+        }
+        return web.json_response(body, headers={"Cache-Control": "no-store"})
 
     async def _enter(self, request: web.Request) -> web.Response:
         try:
@@ -146,12 +159,19 @@ class Dashboard:
 
     def _with_session(self, handler: Any) -> Handler:
         async def checked(request: web.Request) -> web.StreamResponse:
-            if not self._sessions.knows(self._secret(request), self._now()):
+            caller = await self._caller(request)
+            if caller is None:
                 return _refuse(401, "no session; run serve dashboard again")
+            set_caller(caller)
             found: web.StreamResponse = await handler(request)
             return found
 
         return checked
+
+    async def _caller(self, request: web.Request) -> Caller | None:
+        """Return whose session it is; None without one, or if its token was revoked."""
+        name = self._sessions.name_of(self._secret(request), self._now())
+        return None if name is None else await self._named(name)
 
     def _acting(self, handler: Any) -> Handler:
         async def checked(request: web.Request) -> web.StreamResponse:
@@ -202,9 +222,19 @@ def _kept(file: Path) -> dict[str, Any]:
     """Return what an earlier controller kept; nothing, where that cannot be read."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         found = json.loads(file.read_text())
-        sessions = {str(key): float(end) for key, end in found["sessions"].items()}
+        sessions = {str(key): _session(kept) for key, kept in found["sessions"].items()}
         return {"port": None if found["port"] is None else int(found["port"]), "sessions": sessions}
     return {"port": None, "sessions": {}}
+
+
+def _session(kept: Any) -> Session:
+    """Sessions of earlier releases are only an instant, and the owner's."""
+    until, name = kept if isinstance(kept, list) else (kept, OWNER.name)
+    return Session(float(until), str(name))
+
+
+async def _owner_alone(name: str) -> Caller | None:
+    return OWNER if name == OWNER.name else None
 
 
 def _refuse(status: int, message: str) -> web.Response:

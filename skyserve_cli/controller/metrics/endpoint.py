@@ -1,4 +1,4 @@
-"""`GET /metrics`, and those of load balancer agents, on a TCP port of loopback, because Prometheus cannot scrape a Unix socket.
+"""`GET /metrics`, and those of load balancer agents, on a TCP port, of loopback by default, because Prometheus cannot scrape a Unix socket.
 
 It has a token of its own, which reads numbers and nothing else: a Prometheus never holds the token of the API. A port
 that another program has does not stop the controller; the endpoint is tried again until the port is free.
@@ -64,9 +64,9 @@ class MetricsEndpoint:
         app.router.add_get(r"/metrics/agents/{service}/{agent:\d+}", self._agent_metrics)
         return app
 
-    def start(self, port: int) -> None:
+    def start(self, port: int, host: str = HOST) -> None:
         """Open the port, now or as soon as it is free."""
-        self._opening = asyncio.create_task(self._open(port))
+        self._opening = asyncio.create_task(self._open(host, port))
 
     async def close(self) -> None:
         if self._opening is not None:
@@ -76,20 +76,20 @@ class MetricsEndpoint:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _open(self, port: int) -> None:
+    async def _open(self, host: str, port: int) -> None:
         self._runner = web.AppRunner(self.app(), access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         said = ""
         while True:
             try:
-                await web.TCPSite(self._runner, HOST, port).start()
+                await web.TCPSite(self._runner, host, port).start()
             except OSError as error:
                 if str(error) != said:
                     said = str(error)
                     log.error("controller.metrics_port: %d: %s; trying again", port, said)
                 await asyncio.sleep(self._try_again_s)
             else:
-                log.info("metrics are at http://%s:%d/metrics", HOST, port)
+                log.info("metrics are at http://%s:%d/metrics", host, port)
                 return
 
     def _refusal(self, request: web.Request) -> web.Response | None:
@@ -130,7 +130,7 @@ class MetricsEndpoint:
         async with self._one_at_a_time:
             try:
                 services = await asyncio.to_thread(self._services)
-            except SQLAlchemyError:  # the health says why
+            except SQLAlchemyError:  # the health gives the reason
                 services = None
             health = dict(self._health())
             if services is None:

@@ -1,6 +1,6 @@
 """Which conditions are notified of now. Pure.
 
-A notification says that a condition has started, another one that it is over. Of one kind of one service at most one begins per
+A notification reports that a condition has started, another one that it is over. Of one kind of one service at most one begins per
 QUIET_S, however often it comes and goes; if it is still the case after that time, it is notified of then.
 """
 

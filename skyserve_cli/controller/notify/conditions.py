@@ -48,7 +48,7 @@ class Condition(NamedTuple):
 
 
 def of_services(views: Iterable[View], now: float) -> dict[Key, Condition]:
-    """Return what is the case of services that are up, by (service, kind)."""
+    """Return the conditions of services that are up, by (service, kind)."""
     return {
         (str(view["name"]), kind): condition
         for view in views

@@ -60,7 +60,7 @@ class Courier(threading.Thread):
         self._woken.set()
 
     def stop(self) -> None:
-        """Send no more. Does not wait: what is under way is sent again by the next controller."""
+        """Send no more. Does not wait: unconfirmed messages are sent again by the next controller."""
         self._stopping.set()
         self._woken.set()
 

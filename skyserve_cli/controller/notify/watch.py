@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from skyserve_cli.config_notify import Destination
-from skyserve_cli.controller.callbacks import Commands
+from skyserve_cli.controller.callbacks import CommandRunner
 from skyserve_cli.controller.notify.alarms import Notice, decide
 from skyserve_cli.controller.notify.conditions import KINDS, STORE, of_services, of_store
 from skyserve_cli.controller.notify.courier import Courier
@@ -51,7 +51,7 @@ class NotificationWatch(threading.Thread):
         self._health = health
         self._services = services
         self._draw = draw
-        self._commands = Commands()
+        self._commands = CommandRunner()
         self._alarms: dict[Key, Alarm] = {}
         self._has_started = False
         self._looks = 0
@@ -106,7 +106,7 @@ class NotificationWatch(threading.Thread):
                 found |= of_services(self._services(), now)
                 known = list(KINDS)
             self._looks += 1
-        except SQLAlchemyError as error:  # what is known of the store is decided all the same
+        except SQLAlchemyError as error:  # the rest is decided without the store
             log.debug("services cannot be read: %s", type(error).__name__)
         alarms, notices = decide(self._alarms, found, now, known)
         if alarms == self._alarms and not notices:
@@ -116,7 +116,7 @@ class NotificationWatch(threading.Thread):
             (to.name, message)
             for notice, message in messages
             for to in self._destinations
-            if to.wants(notice.kind, notice.service)
+            if to.accepts(notice.kind, notice.service)
         ]
         try:
             dropped = self._store.put_notifications(alarms, routed, now=now)
@@ -145,5 +145,5 @@ class NotificationWatch(threading.Thread):
             self._alarms = {**self._alarms, key: alarms[key]}
         for notice, message in messages:
             for to in self._destinations:
-                if notice.kind == STORE and to.wants(STORE, ""):
+                if notice.kind == STORE and to.accepts(STORE, ""):
                     self.couriers[to.name].send_unstored(message)

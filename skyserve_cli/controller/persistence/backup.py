@@ -54,7 +54,7 @@ _SALT_BYTES = 16
 
 
 class BackupError(Exception):
-    """A backup cannot be made or restored; the text says why and what to do."""
+    """A backup cannot be made or restored; the text gives the reason and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +221,16 @@ def restore(home: Home, backup: Backup, *, force: bool, now: float) -> Path | No
             write_private(home.root / name, content)
     write_private(home.restored, json.dumps(first_unknown).encode())
     return aside
+
+
+def expect_more_replicas(home: Home) -> None:
+    """Have the next controller adopt machines that this state does not know: another controller has launched them.
+
+    Raises SQLAlchemyError or OSError.
+    """
+    with _reading(make_url(home.database_url)) as c:
+        first = {str(row["name"]): int(row["next_replica_id"]) for row in rows_of(c, "services")}
+    write_private(home.restored, json.dumps(first).encode())
 
 
 def _insist_on_empty(home: Home, backup: Backup, url: URL, force: bool) -> None:

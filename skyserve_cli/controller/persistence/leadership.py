@@ -77,7 +77,7 @@ class Leadership:
         if self.epoch:
             renewed = self._store.renew_lease(self.epoch, ttl_s=self._ttl_s)
             if renewed is None:
-                return partial(self._lose, self._store.lease())
+                return partial(self._on_lost, self._store.lease())
             return partial(self._hold, renewed, sent_at)
         seen = self._store.lease()
         since = self._unchanged_since if self._is_known(seen) else sent_at
@@ -115,7 +115,7 @@ class Leadership:
     def lost(self) -> None:
         """The database has said so."""
         if self.leads:
-            self._lose(None)
+            self._on_lost(None)
 
     def reconnect(self) -> None:
         """Give the connection up on which a query is not responded to."""
@@ -165,12 +165,12 @@ class Leadership:
         self._follow(lease, sent_at)
 
     def _follow(self, lease: ControllerLease, sent_at: float) -> None:
-        """Read the database's clock, unless the response took so long that it says little."""
+        """Read the database's clock, unless the response took so long that it shows little."""
         now = self._steady.now()
         if now - sent_at < CLOCK_READ_WITHIN_S or not self._read_at[0]:
             self._read_at = (lease.read_at, now)
 
-    def _lose(self, lease: ControllerLease | None) -> None:
+    def _on_lost(self, lease: ControllerLease | None) -> None:
         self.is_over = True
         self._lease = lease
         self._valid_until = float("-inf")
@@ -178,7 +178,7 @@ class Leadership:
         log.warning("epoch %d is over; %s leads", self.epoch, leader)
 
 
-class LeaseKeeper(threading.Thread):
+class LeaseRenewer(threading.Thread):
     """Steps for as long as the process runs.
 
     `started` is called when the term begins, `over` when it is over, or when this process cannot go on with it: `turn` is

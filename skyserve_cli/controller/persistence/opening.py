@@ -7,6 +7,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from skyserve_cli.controller.persistence.moved import why_not_to_start
 from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.home import Home
 from skyserve_cli.state.copies import copies
@@ -15,7 +16,7 @@ from skyserve_cli.state.store import Store
 
 
 class CannotOpenError(Exception):
-    """The database cannot be used now; the text says why and what to do. `is_final`: trying again would not help."""
+    """The database cannot be used now; the text gives the reason and what to do. `is_final`: trying again would not help."""
 
     def __init__(self, message: str, *, is_final: bool) -> None:
         super().__init__(message)
@@ -24,6 +25,9 @@ class CannotOpenError(Exception):
 
 def opened(home: Home) -> Store:
     """Return the store of this home. Raises CannotOpenError."""
+    reason = why_not_to_start(home)
+    if reason is not None:
+        raise CannotOpenError(reason, is_final=True)
     try:
         return Store(home.database_url)
     except DamagedDatabaseError as error:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from sqlalchemy.exc import SQLAlchemyError
 
 from skyserve_cli.controller.reconcile.clock import Clock
-from skyserve_cli.controller.reconcile.traffic_book import TrafficBook
+from skyserve_cli.controller.reconcile.traffic_buffer import TrafficBuffer
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.samples import Slot
 from skyserve_cli.state.series import RINGS
@@ -27,7 +27,7 @@ MOST_UNWRITTEN = 30
 class SeriesRecorder(threading.Thread):
     """`clock` is the one that dates rows."""
 
-    def __init__(self, store: Store, book: TrafficBook, clock: Clock) -> None:
+    def __init__(self, store: Store, book: TrafficBuffer, clock: Clock) -> None:
         super().__init__(name="series", daemon=True)
         self._store = store
         self._book = book
@@ -45,7 +45,7 @@ class SeriesRecorder(threading.Thread):
             self.join(timeout=10.0)
 
     def round(self) -> None:
-        """Store the slot that has just ended, and those that could not be stored before."""
+        """Store the slot that is complete, and those that could not be stored before."""
         taken = self._book.take()
         at = int((self._clock.now() - SLOT_S / 2) // SLOT_S) * SLOT_S  # a timer may be early by a little
         if taken:

@@ -9,7 +9,7 @@ from policies.history import Load
 
 SHORTEST_WINDOW_S = 10.0
 MANY_TARGETS = 500
-HEARD_S = 30.0  # an agent probes a target that is not ready every few seconds
+RESPONSIVE_S = 30.0  # an agent probes a target that is not ready every few seconds
 
 
 def slowdown(targets: int) -> float:
@@ -30,8 +30,8 @@ def load_of(stats: Stats, table: Table | None, elsewhere: frozenset[int] = froze
         queued=stats.queued,
         ongoing=stats.ongoing,
         empty=frozenset(int(name) for name in draining - busy),
-        heard=frozenset(
-            int(one.id) for one in stats.targets if one.heard_s is not None and one.heard_s <= HEARD_S
+        responsive=frozenset(
+            int(one.id) for one in stats.targets if one.heard_s is not None and one.heard_s <= RESPONSIVE_S
         ),
         known=True,
     )
@@ -52,6 +52,6 @@ def merged(loads: Sequence[Load]) -> Load:
         queued=sum(load.queued for load in known),
         ongoing=sum(load.ongoing for load in known),
         empty=frozenset.intersection(*(load.empty for load in loads)),
-        heard=frozenset().union(*(load.heard for load in known)),
+        responsive=frozenset().union(*(load.responsive for load in known)),
         known=True,
     )

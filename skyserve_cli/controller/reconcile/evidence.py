@@ -63,8 +63,8 @@ class DaemonEvidence:
         self._asked_since = attention.now()
 
     def of(self, service: str) -> Evidence:
-        heard = {replica_id for load in self._loads(service) for replica_id in load.heard}
-        return Evidence(self._attention.since, self._prober.failed(service), heard, self._is_online())
+        responsive = {replica_id for load in self._loads(service) for replica_id in load.responsive}
+        return Evidence(self._attention.since, self._prober.failed(service), responsive, self._is_online())
 
     def _loads(self, service: str) -> tuple[Load, ...]:
         return (self._fleet.load(service), *self._regional.loads(service))

@@ -60,7 +60,7 @@ class Fleet(Protocol):
     goal: Goal
     load: Load
 
-    def believed(self, evidence: Evidence) -> Evidence:
+    def for_fleet(self, evidence: Evidence) -> Evidence:
         """Return as much of the evidence of the service's probes as is about this fleet."""
         ...
 
@@ -91,7 +91,7 @@ class ReplicaFleet:
         self.goal = service.goal
         self.load = service.load
 
-    def believed(self, evidence: Evidence) -> Evidence:
+    def for_fleet(self, evidence: Evidence) -> Evidence:
         return evidence
 
     def learn(self, change: TickTransitions, memory: Memory) -> Memory:
@@ -137,7 +137,7 @@ class AgentFleet:
         self.goal = agent_goal(service.goal)
         self.load = Load()
 
-    def believed(self, evidence: Evidence) -> Evidence:
+    def for_fleet(self, evidence: Evidence) -> Evidence:
         """Agents have supervisors, and no probes."""
         return replace(evidence, failed=None)
 

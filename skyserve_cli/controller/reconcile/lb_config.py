@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -13,6 +13,7 @@ from lb.config.schema import Readiness, Table, Target
 from policies import rollout
 from policies.goals import Goal
 from policies.model import Json, Replica, ReplicaState
+from policies.regions.residency import served_zones
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
 from policies.throughput import qps_of
 from skyserve_cli.spec.model import ServiceSpec
@@ -86,9 +87,14 @@ def _slo(spec: ServiceSpec) -> Slo:
     return Slo(ttft_s=(given.ttft_ms or 0.0) / 1000.0, tpot_s=(given.tpot_ms or 0.0) / 1000.0)
 
 
-def without_loopback(table: Table) -> Table:
-    """For an agent on another machine: replicas on this one are not reachable from there."""
-    kept = tuple(target for target in table.targets if not _is_loopback(target.url))
+def without_loopback(table: Table, in_clusters: Collection[str] = ()) -> Table:
+    """For an agent on another machine: replicas on this one are not reachable from there.
+
+    The targets `in_clusters` are Pods, whose addresses are given by their cluster and never of this machine.
+    """
+    kept = tuple(
+        target for target in table.targets if target.id in in_clusters or not _is_loopback(target.url)
+    )
     if len(kept) == len(table.targets):
         return table
     return replace(table, targets=kept, revision=f"{table.revision}-remote")
@@ -119,6 +125,7 @@ def _target(replica: Replica, spec: ServiceSpec, goal: Goal, tls_name: str) -> T
         capacity=max(_LEAST_CAPACITY, qps_of(replica.offer, rates)) if rates else 1.0,
         price_usd_hour=replica.offer.price_usd_hour,
         tls_name=tls_name,
+        zones=served_zones(spec.residency, f"{replica.zone.cloud}/{replica.zone.region}"),
     )
 
 

@@ -89,11 +89,11 @@ def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
                 yield Progressed(replica.id, instance.message)
     if instance.preempt_at is not None and instance.preempt_at != replica.preempt_at:
         yield PreemptionNotice(replica.id, instance.preempt_at)
-    if instance.retire_at is not None and _is_news(instance.retire_at, replica.retire_at):
+    if instance.retire_at is not None and _is_earlier(instance.retire_at, replica.retire_at):
         yield RetireNotice(replica.id, instance.retire_at or None)
 
 
-def _is_news(retire_at: float, known: float | None) -> bool:
+def _is_earlier(retire_at: float, known: float | None) -> bool:
     """Return whether a retirement is announced for earlier than was known.
 
     Announced instants move a little from one report to the next, and where only "within an hour" is known they move on with an

@@ -1,4 +1,4 @@
-"""From a spec to what the floors below need: goal, requirements, token, launch order. Pure."""
+"""From a spec to values of the packages below: goal, requirements, token, launch order. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from policies.balancers import AgentFleet, AgentRegion
+from policies.balancers import AgentFleetState, AgentRegion
 from policies.goals import Goal, ScalingGoal, SloGoal
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Role
 from policies.registry import MIXERS
@@ -67,7 +67,7 @@ def _slo_of(spec: ServiceSpec) -> SloGoal | None:
         capacity_qps=spec.slo.capacity_qps,
         cold_start_s=min(_FIRST_COLD_START_S, max(1.0, spec.probe.initial_delay_s)),
         forecast=spec.slo.autoscaler == "predictive",
-        looks=spec.slo.autoscaler != "reactive",
+        computes_forecast=spec.slo.autoscaler != "reactive",
         learns_cold_start=True,
     )
 
@@ -167,7 +167,7 @@ def agent_requirements_of(regional: RegionalAgents) -> Requirements:
 
 def agent_fleet_of(
     row: ServiceRow, agents: Sequence[Replica], spec_of: Callable[[int], ServiceSpec]
-) -> AgentFleet:
+) -> AgentFleetState:
     """Return the agents that are wanted and those that there are; `spec_of` gives the spec of a version."""
     wanted = spec_of(row.version).regional
 
@@ -176,7 +176,7 @@ def agent_fleet_of(
         was = spec_of(agent.version).regional
         return was.port == wanted.port and kind in (None, agent.offer.instance_type)
 
-    return AgentFleet(
+    return AgentFleetState(
         places=tuple(AgentRegion(*place) for place in wanted.places),
         count=wanted.count,
         agents=tuple(agents),
@@ -221,7 +221,7 @@ def agent_addresses(rows: Iterable[ServiceRow]) -> dict[str, frozenset[str]]:
     return {row.name: frozenset(of(row)) for row in rows}
 
 
-def stands_beside(row: ServiceRow, spec: ServiceSpec) -> bool:
+def has_local_agent(row: ServiceRow, spec: ServiceSpec) -> bool:
     """Return whether the service has an agent beside the controller.
 
     As its only one, or until the first one of those that an update put into regions is ready.
@@ -237,7 +237,7 @@ def agent_order_of(
 ) -> LaunchOrder:
     """Everything the launch of an agent's machine needs.
 
-    What the agent is made of comes later, and again with every release; its machine only has the keeper and the token of
+    What the agent is made of comes later, and again with every release; its machine only has the supervisor and the token of
     its admin port.
     """
     port = spec.regional.port

@@ -22,6 +22,7 @@ from skyserve_cli.controller.reconcile.mappers import (
 from skyserve_cli.controller.reconcile.resource_match import candidates_of
 from skyserve_cli.controller.reconcile.spreading import spreading
 from skyserve_cli.controller.reconcile.update_plan import course, extra, usual_start_s
+from skyserve_cli.spec.infra import KUBERNETES
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import ServiceRow
 
@@ -45,7 +46,7 @@ def update_plan(
     planned = first_plan(spec, offers, clouds, now)
     same = frozenset({running.version, *running.same_replicas}) if keeps else frozenset[int]()
     row = replace(running, version=running.version + 1, same_replicas=same, update_mode=mode)
-    # What failed says nothing about the new version.
+    # What failed is no evidence about the new version.
     memory = replace(running.memory, rollout={})
     made = course(goal_of(row, spec), running.replicas, offers, memory, now)
     ended = {each.replica_id for each in made.ends}
@@ -119,15 +120,15 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
         "refused": _refused(spec, offers, clouds),
         "usd_per_hour": round(sum(launch.offer.price_usd_hour for launch in launches), 6),
         "usd_per_hour_on_demand": round(sum(on_demand_price(launch.offer) for launch in launches), 6),
-        "beside_usd_per_hour": round(_beside(launches, spec, clouds), 6),
+        "beside_usd_per_hour": round(_extra_usd_hour(launches, spec, clouds), 6),
         "spreading": _spreading_view(launches, offers, spec),
     }
 
 
-def _beside(launches: Sequence[Launch], spec: ServiceSpec, clouds: Clouds) -> float:
+def _extra_usd_hour(launches: Sequence[Launch], spec: ServiceSpec, clouds: Clouds) -> float:
     """Disks and addresses of all machines."""
     each = (
-        clouds.beside_usd_hour(launch.offer.zone.cloud, spec.resources[launch.offer.choice].disk_size_gb)
+        clouds.extra_usd_hour(launch.offer.zone.cloud, spec.resources[launch.offer.choice].disk_size_gb)
         for launch in launches
     )
     return spec.num_nodes * sum(each)
@@ -147,7 +148,13 @@ def insist_on_regions(spec: ServiceSpec, clouds: Clouds) -> None:
                 f"take one of {', '.join(known)}"
             )
         if not clouds.listed(agent_requirements_of(replace(spec.regional, places=(place,)))):
-            raise CloudNotEnabledError(f"{at}: {place.cloud} offers no machine for a load balancer there")
+            what = (
+                "no cluster of that name takes load balancers; name one of clouds.kubernetes.contexts, set "
+                "clouds.kubernetes.agent_image, and have a node there that is not a spot node"
+                if place.cloud == KUBERNETES
+                else f"{place.cloud} offers no machine for a load balancer there"
+            )
+            raise CloudNotEnabledError(f"{at}: {what}")
 
 
 def _first_agents(spec: ServiceSpec, observation: Observation, clouds: Clouds) -> list[Launch]:

@@ -12,6 +12,7 @@ from lb.config.demand import Demand
 from lb.config.schema import Table, Target
 from policies.history import Load
 from policies.model import Event, Offer, Replica
+from policies.regions.ownership import NO_DISTANCES, Distances
 from provisioners.port.base import Instance, InstanceState, Requirements, is_silent
 from skyserve_cli.spec.model import Probe, ServiceSpec
 
@@ -193,6 +194,10 @@ class Regional(Protocol):
         """Return the minutes that each of its agents has reported; None: one has not."""
         ...
 
+    def distances(self, service: str) -> Distances:
+        """Return what its agents have measured."""
+        ...
+
 
 class NoRegions:
     """A `Regional` without any agent."""
@@ -208,6 +213,9 @@ class NoRegions:
 
     def demands(self, service: str) -> Sequence[Demand | None]:
         return ()
+
+    def distances(self, service: str) -> Distances:
+        return NO_DISTANCES
 
 
 @dataclass(frozen=True, slots=True)

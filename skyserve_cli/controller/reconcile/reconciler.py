@@ -8,7 +8,7 @@ row has a launch outstanding, a TERMINATING row a terminate, whichever process w
 the row, so making one again is the same as having made it once.
 
 A tick costs by what changed: a service is only decided about again when something that the decision depends on differs
-(`kept_turns`), and all that the tick writes is one transaction.
+(`turn_cache`), and all that the tick writes is one transaction.
 
 On start nothing is planned for a service until every cloud it has instances in has been listed once: what
 happened while no controller ran is learned before anything is decided.
@@ -29,8 +29,7 @@ from policies.budget import usd_hour
 from policies.model import Event, Launch, Plan
 from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.clock import Clock
-from skyserve_cli.controller.reconcile.demand_book import DemandBook
-from skyserve_cli.controller.reconcile.kept_turns import KeptTurns, Observed
+from skyserve_cli.controller.reconcile.demand_cache import DemandCache
 from skyserve_cli.controller.reconcile.mappers import agent_addresses
 from skyserve_cli.controller.reconcile.orphan_watch import OrphanWatch
 from skyserve_cli.controller.reconcile.ports import (
@@ -60,6 +59,7 @@ from skyserve_cli.controller.reconcile.tick_cache import (
     Orders,
 )
 from skyserve_cli.controller.reconcile.turn import Decided, ServiceTurn, TickOffers
+from skyserve_cli.controller.reconcile.turn_cache import Observed, TurnCache
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow
@@ -137,7 +137,7 @@ class Reconciler:
         owner = store.owner()
         self._epoch = epoch
         self._seen: Counter[str] = Counter()  # listings of each cloud since this process started
-        self._demand = DemandBook(store)
+        self._demand = DemandCache(store)
         self._service_turn = ServiceTurn(
             specs=specs,
             offers=self._offers,
@@ -152,8 +152,8 @@ class Reconciler:
         )
         self._orphans = OrphanWatch(owner, runner, self._seen, adoption)
         self._keeps = keeps
-        maker = OrderMaker(specs, owner, lb_host, epoch, targets_ca)
-        self._kept = KeptTurns(specs, self._offers, self._demand, self._service_turn, maker)
+        maker = OrderMaker(specs, owner, lb_host, epoch, targets_ca, self._regional.distances)
+        self._kept = TurnCache(specs, self._offers, self._demand, self._service_turn, maker)
         self._orders: dict[str, Orders] = {}  # of each service, as last given
         self._turn = _Turn(clouds=set(enabled_clouds))  # of all services, as last given
         self._listings = Listings()

@@ -9,12 +9,13 @@ from urllib.parse import urlsplit
 
 from lb.config.schema import Table
 from policies.model import Replica, ReplicaState, Role
+from policies.regions.ownership import NO_DISTANCES, Distances, Ownership
 from provisioners.port.base import Instance, InstanceState, peers_port
 from skyserve_cli.controller.reconcile.lb_config import table_of, without_loopback
 from skyserve_cli.controller.reconcile.listing_events import unattended
 from skyserve_cli.controller.reconcile.mappers import (
+    has_local_agent,
     name_orders_of,
-    stands_beside,
     tls_name_of,
     token_of,
 )
@@ -28,18 +29,25 @@ from skyserve_cli.controller.reconcile.ports import (
     Specs,
 )
 from skyserve_cli.controller.reconcile.region_tables import (
+    entered_table,
     is_linked,
     own_table,
+    owners_of,
+    region_of,
+    unmeasured,
 )
 from skyserve_cli.controller.reconcile.served_replicas import counts_served, has_one_version
 from skyserve_cli.controller.reconcile.tick_cache import (
     Orders,
 )
 from skyserve_cli.controller.reconcile.turn import Decided
+from skyserve_cli.spec.infra import KUBERNETES
+from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import ServiceRow
 
 _PROBED = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.NOT_READY)
 _CONNECTED = (*_PROBED, ReplicaState.DRAINING)
+_MEASURED_WITHIN_S = 60.0
 _OUTSTANDING = {
     ReplicaState.REQUESTED: OperationKind.LAUNCH,
     ReplicaState.TERMINATING: OperationKind.TERMINATE,
@@ -53,8 +61,17 @@ class OrderMaker:
     """
 
     def __init__(
-        self, specs: Specs, owner: str, lb_host: str, epoch: Callable[[], int], targets_ca: str = ""
+        self,
+        specs: Specs,
+        owner: str,
+        lb_host: str,
+        epoch: Callable[[], int],
+        targets_ca: str = "",
+        distances: Callable[[str], Distances] = lambda service: NO_DISTANCES,
     ) -> None:
+        self._distances = distances
+        self._owners: dict[str, Ownership] = {}  # by service, as last decided
+        self._linked_since: dict[str, float] = {}  # when a service with linked agents was first decided about
         self._targets_ca = targets_ca
         self._specs = specs
         self._owner = owner
@@ -71,22 +88,24 @@ class OrderMaker:
         window_s = spec.load_window_s
         counts_demand = goal.scaling.slo is not None
         tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
-        beside: dict[str, AgentOrder | None] = {}
-        if (live or not goal.down) and stands_beside(row, spec):
+        local_orders: dict[str, AgentOrder | None] = {}
+        if (live or not goal.down) and has_local_agent(row, spec):
             host = spec.load_balancer.host or self._lb_host
-            beside[row.name] = AgentOrder(row.name, host, row.lb_port, table, tls, window_s, counts_demand)
+            local_orders[row.name] = AgentOrder(
+                row.name, host, row.lb_port, table, tls, window_s, counts_demand
+            )
         calls, probes = self._calls_and_probes(row, (*live, *agents), listings)
-        remote = without_loopback(table)
+        if is_linked(spec):
+            self._decide_owners(row.name, spec, live, agents, now)
+        pods = {str(replica.id) for replica in live if replica.zone.cloud == KUBERNETES}
+        remote = without_loopback(table, pods)
         return Orders(
             calls=tuple(calls),
             probes=tuple(probes),
-            agents=beside,
+            agents=local_orders,
             regional=tuple(
                 replace(
-                    self._linked(row, self._regional_order(row, agent, remote, tls, window_s), live, agents)
-                    if is_linked(spec)
-                    else self._regional_order(row, agent, remote, tls, window_s),
-                    counts_demand=counts_demand,
+                    self._regional_order_of(decided, agent, remote, tls, now), counts_demand=counts_demand
                 )
                 for agent in agents
                 if agent.state in _CONNECTED and agent.endpoint is not None
@@ -95,16 +114,71 @@ class OrderMaker:
             clouds=frozenset(replica.zone.cloud for replica in (*live, *agents)),
         )
 
+    def _decide_owners(
+        self, service: str, spec: ServiceSpec, live: Sequence[Replica], agents: Sequence[Replica], now: float
+    ) -> None:
+        """Decide whose the replicas are, if anything is known of that: after a start agents have not reported yet."""
+        waited_s = now - self._linked_since.setdefault(service, now)
+        distances, before = self._distances(service), self._owners.get(service)
+        if before is not None or distances.rtts_s or waited_s >= _MEASURED_WITHIN_S:
+            before = before or Ownership(0, distances.owners)
+            self._owners[service] = owners_of(live, agents, distances.rtt_s, now, spec.residency, before)
+
+    def awaits_distances(self, service: str, agents: Sequence[Replica], now: float) -> bool:
+        """Return whether agents may be about to measure regions on which the owners of the service's replicas depend."""
+        if now - self._linked_since.get(service, now) >= _MEASURED_WITHIN_S:
+            return False
+        owners = self._owners.get(service)
+        living = {region_of(one.zone) for one in agents if one.state is ReplicaState.READY}
+        return owners is None or unmeasured(owners, living, self._distances(service).rtt_s)
+
+    def forget(self, service: str) -> None:
+        """The service is gone."""
+        self._owners.pop(service, None)
+        self._linked_since.pop(service, None)
+
+    def _regional_order_of(
+        self, decided: Decided, agent: Replica, table: Table, tls: tuple[str, str] | None, now: float
+    ) -> RegionalOrder:
+        """Return the order for an agent on a machine of its own."""
+        row, spec = decided.row, decided.spec
+        table = entered_table(table, spec.residency, region_of(agent.zone))
+        order = self._regional_order(row, agent, table, tls, spec.load_window_s)
+        if not is_linked(spec):
+            return order
+        return self._linked(row, spec, order, decided.change.live(), decided.agents.live(), now)
+
     def _linked(
-        self, row: ServiceRow, order: RegionalOrder, replicas: Sequence[Replica], agents: Sequence[Replica]
+        self,
+        row: ServiceRow,
+        spec: ServiceSpec,
+        order: RegionalOrder,
+        replicas: Sequence[Replica],
+        agents: Sequence[Replica],
+        now: float,
     ) -> RegionalOrder:
         """Return the order for an agent that has peers in other regions."""
 
         def token(agent: Replica) -> str:
             return token_of(self._owner, row.name, row.incarnation, agent.id, agent.offer)
 
+        distances, before = self._distances(row.name), self._owners.get(row.name)
         agent = next(one for one in agents if one.id == order.replica_id)
-        own, elsewhere = own_table(order.table, replicas, agents, agent, token)
+        own, elsewhere = own_table(
+            order.table,
+            replicas,
+            agents,
+            agent,
+            token,
+            distances.rtt_s,
+            now=now,
+            zones=spec.residency,
+            spill=spec.regional.spill,
+            usd_per_second=spec.regional.usd_per_second,
+            before=before,
+            is_decided=before is not None,
+            has_tls=spec.tls is not None,
+        )
         return replace(order, table=own, peers_port=peers_port(order.port), elsewhere=elsewhere)
 
     def _regional_order(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from policies.goals import AcceleratorQps
 from policies.model import Offer
-from policies.placement import thrift
+from policies.placement import price_limits
 from policies.throughput import usd_of_work
 
 LEAST_USD_HOUR = 0.000_001
@@ -37,9 +37,9 @@ def spreading(
     Each rented replica is compared with the cheapest offer of its capacity type that the user prefers as much, for the same
     `work`. Replicas on own hosts do not count.
     """
-    rented = thrift.rented(offers)
+    rented = price_limits.without_own_hosts(offers)
     preferences = {replace(offer, preference=0): offer.preference for offer in rented}
-    own = thrift.own_zones(offers)
+    own = price_limits.own_zones(offers)
     paid, least, zones = 0.0, 0.0, set()
     for offer in launched:
         preference = preferences.get(offer)

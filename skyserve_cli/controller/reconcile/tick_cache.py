@@ -144,7 +144,7 @@ def _differing(before: Sequence[Instance], after: Sequence[Instance]) -> set[str
     return names | {instance.service for instance in old.values()}
 
 
-def is_news(kept: Kept, listings: Iterable[InstanceListing], changed: Collection[str]) -> bool:
+def is_relevant(kept: Kept, listings: Iterable[InstanceListing], changed: Collection[str]) -> bool:
     """Return whether one of the sightings may mean something new for the service.
 
     `changed` as `Listings.changed` returned it.

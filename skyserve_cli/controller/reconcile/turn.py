@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from policies.brake import Evidence, TerminationLog, judge
+from policies.brake import Evidence, TerminationLog, confirmed
 from policies.deadlines import due
 from policies.goals import Goal
 from policies.history import Load
@@ -14,9 +14,9 @@ from policies.model import EndReason, Event, GaveUp, Memory, Offer, Plan, Replic
 from provisioners.port.base import Requirements
 from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.demand import merged
-from skyserve_cli.controller.reconcile.demand_book import DemandBook
+from skyserve_cli.controller.reconcile.demand_cache import DemandCache
 from skyserve_cli.controller.reconcile.fleets import AgentFleet, Fleet, ReplicaFleet, Service
-from skyserve_cli.controller.reconcile.mappers import goal_of, stands_beside
+from skyserve_cli.controller.reconcile.mappers import goal_of, has_local_agent
 from skyserve_cli.controller.reconcile.ports import (
     BalancerFleet,
     InstanceListing,
@@ -100,7 +100,7 @@ class ServiceTurn:
         evidence: Callable[[str], Evidence],
         adoption: Adoption | None,
         seen: Mapping[str, int],
-        demand: DemandBook,
+        demand: DemandCache,
     ) -> None:
         self._specs = specs
         self._offers = offers
@@ -182,13 +182,13 @@ class ServiceTurn:
 
     def load(self, row: ServiceRow, spec: ServiceSpec) -> Load:
         """Return the demand that all agents of the service have seen."""
-        beside = [self._fleet.load(row.name)] if stands_beside(row, spec) else []
-        return merged([*beside, *self._regional.loads(row.name)])
+        local_loads = [self._fleet.load(row.name)] if has_local_agent(row, spec) else []
+        return merged([*local_loads, *self._regional.loads(row.name)])
 
     def take_demand(self, row: ServiceRow, spec: ServiceSpec, now: float) -> bool:
         """Store the minutes that its agents have reported. Returns whether there were any."""
-        beside = [self._fleet.demand(row.name)] if stands_beside(row, spec) else []
-        return self._demand.take(row.name, [*beside, *self._regional.demands(row.name)], now)
+        local_demands = [self._fleet.demand(row.name)] if has_local_agent(row, spec) else []
+        return self._demand.take(row.name, [*local_demands, *self._regional.demands(row.name)], now)
 
     def _give_up(self, service: str, fleet: Fleet, change: TickTransitions) -> str:
         """Apply the deadlines that have passed, as far as this controller can trust its own probes. Returns why not all."""
@@ -196,9 +196,9 @@ class ServiceTurn:
         overdue = tuple(due(replicas, fleet.goal, fleet.load, change.now))
         if not overdue:
             return ""
-        evidence = fleet.believed(self._evidence(service))
+        evidence = fleet.for_fleet(self._evidence(service))
         terminated = self._given_up.setdefault(fleet.name, TerminationLog())
-        verdict = judge(overdue, replicas, fleet.goal, evidence, terminated, change.now)
+        verdict = confirmed(overdue, replicas, fleet.goal, evidence, terminated, change.now)
         change.take(verdict.events)
         for event in verdict.events:
             if isinstance(event, GaveUp) and event.reason is EndReason.PROBE_FAILED:
@@ -206,7 +206,7 @@ class ServiceTurn:
         return verdict.note
 
     def _noted(self, decided: Plan, own: _FleetTurn, agents: _FleetTurn) -> Plan:
-        """Return the plan with what is doubtful about it, each sentence once."""
+        """Return the plan with its doubts as notes, each once."""
         doubts = [own.doubt, agents.doubt, *self._blindness(own.change.live(), decided.notes)]
         new = dict.fromkeys(
             doubt for doubt in doubts if doubt and not any(doubt in note for note in decided.notes)
@@ -231,7 +231,7 @@ class ServiceTurn:
 
 
 def _together(row: ServiceRow, own: _FleetTurn, agents: _FleetTurn) -> Plan:
-    """Return one plan for both fleets. Without one for the replicas, what is shown of the service stays as it is."""
+    """Return one plan for both fleets. Without one for the replicas, the displayed state of the service stays as it is."""
     if own.plan is None:
         return Plan((), agents.memory, (row.notes,) if row.notes else (), row.target, row.wanted)
     if agents.plan is None:

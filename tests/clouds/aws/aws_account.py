@@ -1,4 +1,4 @@
-"""An AWS account: what it may, what there is room for, and the lives of its instances. Of moto's insides only the state
+"""An AWS account: its permissions, its capacity, and the lifetimes of its instances. Of moto's insides only the state
 of an instance is touched here, which a canary test watches."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class AwsAccount:
     page_size: int = 1000
     room: dict[tuple[str, str, str], int] = field(
         default_factory=dict
-    )  # (zone id, type, market): so many more
+    )  # (zone id, type, market): that many more
     quota_vcpus: dict[tuple[str, str], int] = field(default_factory=dict)  # (region, quota code)
     prices: list[tuple[str, str, float, float]] = field(
         default_factory=list
@@ -135,7 +135,7 @@ class AwsAccount:
             self._lives[instance_id].instance.stop()
 
     def shut_down(self, instance_id: str) -> None:
-        """The machine shuts down from inside: what becomes of it, its order says."""
+        """The machine shuts down from inside; its order decides the rest."""
         with self.lock:
             behaviour = self._lives[instance_id].instance.instance_initiated_shutdown_behavior
         if behaviour == "terminate":
@@ -145,7 +145,7 @@ class AwsAccount:
             self.stop_instance(instance_id)
 
     def usd_hour(self) -> float:
-        """What is billed now: instances while they run, and volumes as long as they exist."""
+        """The resources that are billed now: instances while they run, and volumes as long as they exist."""
         with self.lock:
             self._age()
             running = [

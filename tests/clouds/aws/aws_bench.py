@@ -46,7 +46,7 @@ class Killed(BaseException):
 
 @dataclass(slots=True)
 class Tripwire:
-    """Ends the process at one of the SDK's calls: `at` counts from 0, before the request is sent or after the answer
+    """Ends the process at one of the SDK's calls: `at` counts from 0, before the request is sent or after the response
     has come."""
 
     at: int | None = None

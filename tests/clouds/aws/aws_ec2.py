@@ -47,7 +47,7 @@ _QUOTAS = {  # vCPUs, by the letter of the family and the market
 
 @dataclass(slots=True)
 class StrictEc2(AwsAccount):
-    """What the account answers."""
+    """The responses of the account."""
 
     def answer(self, call: Call, environ: dict[str, Any]) -> tuple[Response, list[Callable[[], None]]]:
         self._age()
@@ -58,7 +58,7 @@ class StrictEc2(AwsAccount):
         return answer if isinstance(answer, tuple) else (answer, [])
 
     def _forward(self, call: Call, environ: dict[str, Any]) -> Response:
-        """Let moto answer, on pages of our size."""
+        """Let moto respond, on pages of our size."""
         if "MaxResults" in call.params:
             call.params["MaxResults"] = str(min(int(call.params["MaxResults"]), self.page_size))
         body = call.body()

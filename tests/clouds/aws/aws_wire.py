@@ -1,4 +1,4 @@
-"""HTTP as AWS speaks it: which service, region and action a request is for, and how each service says no."""
+"""HTTP as AWS speaks it: which service, region and action a request is for, and how each service refuses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STATUSES = {
 
 
 class Refusal(Exception):
-    """A service says no."""
+    """A refusal of a service."""
 
     def __init__(self, code: str, message: str = "") -> None:
         super().__init__(code)
@@ -89,7 +89,7 @@ class Call:
 
 
 def call_of(environ: Mapping[str, Any], body: bytes) -> Call:
-    """Read a signed request. One that is not signed is nobody's."""
+    """Read a signed request. One that is not signed has no owner."""
     parts = str(environ.get("HTTP_AUTHORIZATION", "")).partition("Credential=")[2].split(",")[0].split("/")
     if len(parts) != 5:
         raise Refusal("MissingAuthenticationToken")
@@ -130,9 +130,9 @@ def answered_list(
 
 
 def without_instances(body: bytes, hidden: set[str]) -> bytes:
-    """An answer of DescribeInstances in which some are missing, as they are in the first seconds."""
+    """A response of DescribeInstances in which some are missing, as in the first seconds."""
     ElementTree.register_namespace("", XMLNS)
-    root = ElementTree.fromstring(body)  # noqa: S314 (our own answer)
+    root = ElementTree.fromstring(body)  # noqa: S314 (our own response)
     for instances in root.iterfind(".//{*}instancesSet"):
         for item in list(instances):
             if item.findtext("{*}instanceId") in hidden:

@@ -19,7 +19,7 @@ from tests.clouds.aws.aws_wire import Call, Refusal, call_of, refused
 
 
 class VirtualTime:
-    """A clock that moves when somebody sleeps."""
+    """A clock that sleeps move."""
 
     def __init__(self, start: float = 1_800_000_000.0) -> None:
         self._at = start
@@ -92,7 +92,7 @@ class AwsWorld(StrictEc2):
         self._faults.append(Fault(action, code, times, after, region, message))
 
     def cut(self, action: str, *, times: int = 1, after: bool = False) -> None:
-        """The connection breaks: before the request is read, or with the answer on its way."""
+        """The connection breaks: before the request is read, or with the response on its way."""
         self.fail(action, "", times=times, after=after)
 
     def calm(self) -> None:
@@ -180,7 +180,7 @@ class AwsWorld(StrictEc2):
 
 
 class _Quiet(WSGIRequestHandler):
-    """Says nothing of every request, nor of connections that we cut on purpose. Tells the world's time."""
+    """Logs neither requests nor connections that we cut on purpose. Sends the world's time."""
 
     def unix_now(self) -> float:
         raise NotImplementedError

@@ -1,7 +1,7 @@
 """Two descriptions of what Azure's bodies may contain, which were made independently of each other.
 
 `by_table`: the compact table `azure_types.json` of the mappers of Azure's JavaScript SDK (its source and versions are in the
-file; `azure_types.mjs` makes it). It knows fields, kinds, what is required and what only Azure may write.
+file; `azure_types.mjs` makes it). It knows fields, kinds, required fields and fields that only Azure may write.
 `by_models`: the models of the Python SDK, which know fields and the values of open enumerations.
 """
 
@@ -34,18 +34,18 @@ TYPES = {
     "microsoft.resources/resourcegroups": ("ResourceGroup", resources.ResourceGroup),
 }
 
-# The SDK's list of sizes is stale, as its documentation says itself: any size is allowed.
+# The SDK's list of sizes is stale, as its documentation admits: any size is allowed.
 _OPEN = {"vmSize"}
 
 
 def request_problems(kind: str, body: Any) -> list[str]:
-    """What is wrong with a body that is sent to make a resource of this kind (provider/type, in lower case)."""
+    """The faults of a body that is sent to make a resource of this kind (provider/type, in lower case)."""
     table_type, model = TYPES[kind]
     return by_table(table_type, body) + by_models(model, body)
 
 
 def answer_problems(kind: str, body: Any) -> list[str]:
-    """What is wrong with a resource as it is answered."""
+    """The faults of a resource as it is returned."""
     table_type, model = TYPES[kind]
     return by_table(table_type, body, answer=True) + by_models(model, body)
 

@@ -38,7 +38,7 @@ class Call:
 
 @dataclass(slots=True)
 class Fault:
-    """For the next `times` calls that fit. Status 0 hangs up without an answer."""
+    """For the next `times` calls that fit. Status 0 hangs up without a response."""
 
     method: str
     path: str  # a regular expression, searched

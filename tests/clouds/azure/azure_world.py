@@ -1,7 +1,7 @@
 """A small Azure: what it has room for, what stands in it, and what time does to that. `azure_server` speaks HTTP for it.
 
-Time is `clock`, which tests move; a resource changes when the time for it has come and somebody looks. Everything that is
-sent and answered is held against two descriptions of the API (`azure_contract`); what is wrong is refused, and kept in
+Time is `clock`, which tests move; a resource changes when the time for it has come and someone looks. Everything that is
+sent and returned is held against two descriptions of the API (`azure_contract`); faults are refused, and kept in
 `violations`, which a test that is over should find empty.
 """
 
@@ -36,7 +36,7 @@ Body = dict[str, Any]
 
 
 class Clock:
-    """Virtual time; whoever sleeps moves it. Thread-safe."""
+    """Virtual time; a sleep moves it. Thread-safe."""
 
     def __init__(self, now: float = 1_780_000_000.0) -> None:
         self._now = now
@@ -52,7 +52,7 @@ class Clock:
 
 
 class Refusal(Exception):
-    """An answer that is an error."""
+    """A response that is an error."""
 
     def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(f"{status} {code}: {message}")
@@ -73,7 +73,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a machine that starts is made of, for whoever wants to boot it."""
+    """The parts of a machine that starts, for tests that boot it."""
 
     id: str
     name: str
@@ -130,7 +130,7 @@ class World:
     clock_off_s: float = 0.0  # how far Azure's clock is ahead of the caller's
     identities: dict[str, list[str]] = field(default_factory=dict)  # of machines: what they may do, by token
 
-    # Controls. Keys of `room`: (zone name or region, size, is_spot), room for so many more; no entry is any number. How a machine for which
+    # Controls. Keys of `room`: (zone name or region, size, is_spot), room for that many more; no entry is any number. How a machine for which
     # there is no room fails: at once, or after it was accepted, as "Failed" or by vanishing.
     room: dict[tuple[str, str, bool], int] = field(default_factory=dict)
     failing: str = "at once"  # | "later" | "vanishes"
@@ -183,7 +183,7 @@ class World:
         return sorted(name for kind in (VM, NIC, IP, DISK) for name in self.alive(kind))
 
     def usd_hour(self) -> float:
-        """What is billed now. A machine that was switched off from inside ("stopped") costs what a running one does, one that is
+        """The resources that are billed now. A machine that was switched off from inside ("stopped") costs what a running one does, one that is
         deallocated only its disk and address ("States and billing status of Azure Virtual Machines")."""
         with self.at_work():
             powers = [each.power for each in self.resources.values() if each.kind == VM]
@@ -213,7 +213,7 @@ class World:
             del self.resources[self._vm(name).id.lower()]
 
     def lose_group(self, group: str) -> None:
-        """Somebody deletes a resource group by hand."""
+        """Someone deletes a resource group by hand."""
         with self.at_work():
             self._drop_group(f"/subscriptions/{self.subscription}/resourcegroups/{group}".lower())
 
@@ -221,7 +221,7 @@ class World:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Up to date, and nobody else at it. Hooks are called when the lock is free again."""
+        """Up to date, and no one else at it. Hooks are called when the lock is free again."""
         with self._lock:
             self._catch_up()
             try:
@@ -331,7 +331,7 @@ class World:
         return body
 
     def types_below(self, id_: str) -> set[str]:
-        """The types of what is in a group."""
+        """The types of the resources in a group."""
         return {
             each.kind for key, each in self.resources.items() if key.startswith(f"{id_.lower()}/providers/")
         }
@@ -439,7 +439,7 @@ class World:
         os_disk = vm.body["properties"]["storageProfile"]["osDisk"]
         disk_id = f"{prefix}/providers/Microsoft.Compute/disks/{os_disk['name']}"
         properties = {"creationData": {"createOption": "FromImage"}, "diskState": "Attached"}
-        # The disk has no tags of its own: nobody may rely on them.
+        # The disk has no tags of its own: no one may rely on them.
         self._store(
             disk_id, DISK, {**common, "managedBy": vm.id, "properties": properties}, None, "Succeeded"
         )
@@ -592,7 +592,7 @@ class World:
             raise Refusal(400, "InvalidTag", "A tag is too long.")
 
     def _check_policies(self, id_: str, body: Body) -> None:
-        """Those of the organisation, for what is made and for the cards and addresses that come with it."""
+        """Those of the organisation, for new resources and for the cards and addresses that come with it."""
         profile = body.get("properties", {}).get("networkProfile", {})
         made = [body, *profile.get("networkInterfaceConfigurations", [])]
         for card in made[1:]:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Controller:
-    """One make-believe Google Cloud, and whoever asks it for machines. A restart forgets everything."""
+    """One make-believe Google Cloud, and a client that requests machines. A restart forgets everything."""
 
     def __init__(self, world: World, url: str) -> None:
         self.world = world
@@ -59,7 +59,7 @@ class Controller:
 
 @contextmanager
 def controller(world: World | None = None) -> Iterator[Controller]:
-    """On the way out: the fake's answers were all valid, and nobody ever had two machines for one order."""
+    """On the way out: the fake's responses were all valid, and no one ever had two machines for one order."""
     world = world or World()
     with serving(world) as url:
         yield Controller(world, url)

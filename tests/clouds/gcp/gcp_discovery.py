@@ -1,4 +1,4 @@
-"""Requests and answers against Google's own description of its APIs.
+"""Requests and responses against Google's own description of its APIs.
 
 The discovery documents ship with google-api-python-client. They say which methods there are, which parameters and fields
 those take, of which type, pattern and enumeration. What they do not say (which fields are required) `gcp_world` checks.
@@ -20,7 +20,7 @@ import googleapiclient
 _DOCUMENTS = Path(googleapiclient.__file__).parent / "discovery_cache" / "documents"
 _RANGES = {"int32": (-(2**31), 2**31 - 1), "uint32": (0, 2**32 - 1)}
 _LONG = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}
-# A field that only answers have says so in one of two ways.
+# A field of responses only is marked in one of two ways.
 _OUTPUT_ONLY = re.compile(r"^(Output only\. )?\[Output Only\]", re.IGNORECASE)
 
 
@@ -61,7 +61,7 @@ class Discovery:
         ]
 
     def problems(self, schema: Mapping[str, Any], value: Any, at: str, *, is_request: bool) -> Iterator[str]:
-        """Sentences about whatever in `value` is not as the schema says."""
+        """Sentences about whatever in `value` does not fit the schema."""
         if "$ref" in schema:
             schema = self.schemas[schema["$ref"]]
         kind = schema.get("type")
@@ -112,7 +112,7 @@ def read(
 
 
 def answer_problems(method: Mapping[str, Any], api: Discovery, answer: Any) -> list[str]:
-    """What is wrong with a successful answer."""
+    """The faults of a successful response."""
     if "response" not in method:
         return []
     return list(api.problems(method["response"], answer, "$", is_request=False))

@@ -56,7 +56,7 @@ class Ground(ABC):
     api_key: str = "key-1"
 
     host_role: frozenset[str] | None = None  # the same in the project of the Shared VPC
-    subnet_role: frozenset[str] | None = None  # what is given on each subnetwork beside the roles
+    subnet_role: frozenset[str] | None = None  # permissions on each subnetwork beside the roles
     requires_os_login: bool = False  # constraints of the organisation
     requires_shielded: bool = False
     required_labels: frozenset[str] = frozenset()
@@ -288,7 +288,7 @@ class Ground(ABC):
         }
 
     def allows(self, permission: str, project: str = PROJECT, *, on_subnetwork: bool = True) -> bool:
-        """What is given on a subnetwork counts for what is done with it, and not in a test of its project."""
+        """Permissions on a subnetwork count for its use, and not in a test of its project."""
         role = self.host_role if project == SHARED else self.role
         is_given = role is None or permission in role
         if on_subnetwork and permission.startswith("compute.subnetworks."):

@@ -43,7 +43,7 @@ class Instances(Ground):
     operation_s: float = 2.0
     boot_s: float = 20.0
     preemption_s: float = 30.0
-    hidden_s: float = 0.0  # a new instance cannot be seen at first, by nobody
+    hidden_s: float = 0.0  # a new instance cannot be seen at first, by no one
     list_lag_s: float = 0.0  # nor, a little longer, in aggregated lists
     page_size: int = 500
     # Machines by zone and whether they are spot; any number where nothing is said.
@@ -366,7 +366,7 @@ class Instances(Ground):
         }
 
     def _settle(self) -> None:
-        """Finish what is due, in order of time."""
+        """Finish the due operations, in order of time."""
         now = self.clock.now()
         for operation in sorted(self.operations, key=lambda operation: operation.done_at):
             if not operation.is_done and operation.done_at <= now:

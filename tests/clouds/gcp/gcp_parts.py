@@ -20,7 +20,7 @@ class Clock(Protocol):
 
 
 class VirtualClock:
-    """Passes only when somebody sleeps."""
+    """Moves only by sleeps."""
 
     def __init__(self, start: float = 1_800_000_000.0) -> None:
         self._now = start
@@ -46,7 +46,7 @@ class RealClock:
 
 
 class Refusal(Exception):
-    """An error answer, in Google's shape."""
+    """An error response, in Google's shape."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)

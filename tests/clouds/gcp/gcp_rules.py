@@ -1,4 +1,4 @@
-"""What Google requires of a new instance beyond what its discovery document says."""
+"""What Google requires of a new instance beyond its discovery document."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The make-believe Google Cloud on a socket of the loopback interface.
 
-Every request is validated before it is obeyed, every answer before it is sent; what is wrong with an answer is this
+Every request is validated before it is obeyed, every response before it is sent; faults of a response are this
 fake's own fault, and is kept in `World.violations`.
 """
 

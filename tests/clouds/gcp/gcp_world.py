@@ -20,7 +20,7 @@ from tests.clouds.gcp.gcp_parts import Fault, Refusal, not_found
 from tests.clouds.gcp.gcp_permissions import needs_of
 from tests.clouds.meter import ADDRESS_USD_HOUR, DISK_USD_HOUR, MACHINE_USD_HOUR
 
-_WAIT_S = 120.0  # the longest answer of a `wait`
+_WAIT_S = 120.0  # the longest response of a `wait`
 
 
 @dataclass
@@ -31,12 +31,12 @@ class World(Instances):
     clock_off_s: float = 0.0  # how far Google's clock is ahead of the caller's
     identities: dict[str, frozenset[str]] = field(default_factory=dict)  # of machines: permissions by token
     faults: list[Fault] = field(default_factory=list)
-    # The controller dies at this call from now on (0 is the next): before it, or after its effect.
+    # The controller crashes at this call from now on (0 is the next): before it, or after its effect.
     crash: tuple[int, bool] | None = None
     is_down: bool = False  # it is dead: nothing that it sends arrives
     calls: list[Call] = field(default_factory=list)
     refused: list[tuple[str, list[str]]] = field(default_factory=list)  # requests that are none
-    violations: list[str] = field(default_factory=list)  # our own answers that are none
+    violations: list[str] = field(default_factory=list)  # our own malformed responses
     limits: Limits = field(init=False)  # by "read", "list", "wait" and "write"
 
     def __post_init__(self) -> None:
@@ -67,13 +67,13 @@ class World(Instances):
             )
 
     def stop(self, zone: str, name: str) -> None:
-        """Somebody shuts the machine down from inside: it stays, and its disk is billed."""
+        """Someone shuts the machine down from inside: it stays, and its disk is billed."""
         with self._lock:
             self._settle()
             self.instances[zone, name]["status"] = "TERMINATED"
 
     def usd_hour(self) -> float:
-        """What is billed now: instances while they run, disks and addresses as long as they exist. An instance that has
+        """The resources that are billed now: instances while they run, disks and addresses as long as they exist. An instance that has
         stopped gives its ephemeral address back, and keeps its disk ("VM instance lifecycle")."""
         with self._lock:
             self._settle()
@@ -99,7 +99,7 @@ class World(Instances):
     # --- for the server -------------------------------------------------------------------------------------
 
     def enter(self, call: Call) -> int | None:
-        """None if whoever sent the call is dead by now; 1 if they die before they hear of it, else 0."""
+        """None if the caller has crashed by now; 1 if the caller crashes before the response, else 0."""
         with self._lock:
             if self.is_down or self.crash == (0, False):
                 self.is_down, self.crash = True, None

@@ -25,7 +25,7 @@ PATIENCE_S = 90.0
 
 
 def until(holds: Callable[[], T | None], what: str = "it") -> T:
-    """The first answer that is true; not for ever."""
+    """The first response that is true; not for ever."""
     ends_at = time.monotonic() + PATIENCE_S
     while time.monotonic() < ends_at:
         answer = holds()
@@ -130,7 +130,7 @@ def bring_up(
     vm: Vm,
     order: LaunchOrder,
     node: ReplicaNode | None = None,
-    tell: Callable[[Progress], object] = lambda progress: None,
+    on_progress: Callable[[Progress], object] = lambda progress: None,
     boot_timeout_s: float = 60.0,
 ) -> Host:
     node = node or node_of(order)
@@ -140,7 +140,7 @@ def bring_up(
         steps_for(order, node),
         now=unix_now,
         pause=lambda duration_s: time.sleep(min(duration_s, 0.1)),
-        tell=tell,
+        on_progress=on_progress,
         boot_timeout_s=boot_timeout_s,
     )
     return drive.drive()

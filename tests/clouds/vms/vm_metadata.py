@@ -1,6 +1,6 @@
 """The metadata services of three clouds, inside a machine's network namespace, run and controlled from the test.
 
-Strict about what the clouds are strict about: AWS answers only with a session token (IMDSv2), GCP only with
+Strict about what the clouds are strict about: AWS responds only with a session token (IMDSv2), GCP only with
 `Metadata-Flavor: Google`, Azure only with `Metadata: true`, and all refuse what came through a proxy.
 """
 
@@ -22,7 +22,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 class Metadata:
-    """What the service of one machine says. `asked` are the paths of all requests, refused ones marked with "!"."""
+    """The metadata service of one machine. `asked` are the paths of all requests, refused ones marked with "!"."""
 
     def __init__(self, cloud: str, instance_id: str) -> None:
         self.cloud = cloud

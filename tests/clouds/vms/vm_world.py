@@ -6,9 +6,9 @@ is left. What it needs from this checkout is copied to that disk: its users need
 may be in a folder of root's own. It boots like one: after `boot_s` sshd comes up with the host key of its image, then the user data runs as
 root, and `shutdown` ends it. Ending its first process is the end of all, as if the power had gone.
 
-A machine lives no longer than the test: its power is a pipe that the test holds. What is left of a test that was killed
+A machine exists no longer than the test: its power is a pipe that the test holds. The remains of a test that was killed
 (a namespace, interfaces, an empty folder) is removed by the next one: worlds have names and locks, and whatever carries
-the name of a world that nobody has a lock of is swept. Needs root, `ip`, `unshare`, overlayfs and sshd.
+the name of a world that no one has a lock of is swept. Needs root, `ip`, `unshare`, overlayfs and sshd.
 """
 
 from __future__ import annotations
@@ -392,7 +392,7 @@ def _python(script: str) -> str | None:
 
 
 def _take(networks: Sequence[IPv4Network]) -> tuple[IPv4Network, int]:
-    """The first network that nobody has, and its lock."""
+    """The first network that no one has, and its lock."""
     _ROOT.mkdir(exist_ok=True)
     until = time.monotonic() + _WAIT_S
     while time.monotonic() < until:
@@ -418,7 +418,7 @@ def _sweep_if_free(path: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _sweep(path.stem)
     except OSError:
-        return  # somebody has it
+        return  # someone has it
     finally:
         os.close(fd)
 

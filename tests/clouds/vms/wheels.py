@@ -1,4 +1,4 @@
-"""What is installed here, for machines without a network: as wheels, or as the files themselves."""
+"""The packages installed here, for machines without a network: as wheels, or as the files themselves."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def _with_needs(names: Iterable[str]) -> Iterator[Distribution]:
 def _pack(folder: Path, found: Distribution) -> None:
     files = [path for path in found.files or () if ".." not in path.parts and "__pycache__" not in path.parts]
     (about,) = {path.parts[0] for path in files if path.parts[0].endswith(".dist-info")}
-    tag = next(line[5:] for line in (found.read_text("WHEEL") or "").splitlines() if line.startswith("Tag: "))
+    lines = (found.read_text("WHEEL") or "").splitlines()
+    tag = [line[5:] for line in lines if line.startswith("Tag: ")][-1]  # the first may be of Python 2
     name = f"{about.removesuffix('.dist-info')}-{tag}.whl"
     with zipfile.ZipFile(folder / name, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as wheel:
         for path in files:

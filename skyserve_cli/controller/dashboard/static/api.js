@@ -1,7 +1,7 @@
 // The public JSON API of the controller, with ETags, and the stream of changes.
 
 const kept = new Map(); // address -> {etag, body}
-export const session = { actions: false, token: null };
+export const session = { name: "", role: "", chat: false, actions: false, token: null };
 
 export class NoSession extends Error {}
 
@@ -22,9 +22,10 @@ export async function enter() {
 
 export async function get(address) {
   const before = kept.get(address);
-  const response = await fetch(address, { headers: before ? { "If-None-Match": before.etag } : {}, cache: "no-store" });
+  const response = await fetch(address, { headers: before ? { "If-None-Match": before.etag } : {}, cache: "no-store" })
+    .catch(() => { throw new Error("the controller does not respond; trying again"); }); // the browser's own words say less
   if (response.status === 304) return before.body;
-  const body = await answer(response);
+  const body = await decoded(response);
   const etag = response.headers.get("ETag");
   if (etag) kept.set(address, { etag, body });
   return body;
@@ -32,14 +33,14 @@ export async function get(address) {
 
 export async function act(address, body) {
   const headers = { "Content-Type": "application/json", "X-Skyserve-Action": session.token || "" };
-  return answer(await fetch(address, { method: "POST", headers, body: JSON.stringify(body) }));
+  return decoded(await fetch(address, { method: "POST", headers, body: JSON.stringify(body) }));
 }
 
-async function answer(response) {
+async function decoded(response) {
   if (response.status === 401) throw new NoSession((await response.json()).error);
   if (!response.ok) {
     const text = await response.text();
-    let why = `the controller answered ${response.status}`;
+    let why = `the controller returned ${response.status}`;
     try { why = JSON.parse(text).error || why; } catch { /* not from the controller */ }
     throw new Error(why);
   }

@@ -58,10 +58,10 @@ async function streamed(name, messages, key, reply) {
 }
 
 function why(text, status) {
-  try { const { error } = JSON.parse(text); return error.message || error; } catch { return `the endpoint answered ${status}`; }
+  try { const { error } = JSON.parse(text); return error.message || error; } catch { return `the endpoint returned ${status}`; }
 }
 
-// Which replica answered and why, how much of the prompt it had, and where the stream went on.
+// Which replica responded and why, how much of the prompt it had, and where the stream went on.
 async function story(name, { id, first }) {
   const parts = [`first token after ${seconds(first)}`];
   const { requests } = await get(`/v1/services/${name}/explain?limit=100`);

@@ -19,7 +19,7 @@ export function service(main, name) {
   main.append(el("h1", {}, name), el("p", {}, chosen, " ", el("a", { href: `/s/${name}/explain` }, "Why requests went where they went")));
   const top = section(main), line = section(main, "Replicas over time"), spent = section(main, "Spending"),
     promise = section(main), load = section(main, "Requests"), places = section(main), list = section(main, "Replicas"), happened = section(main, "Last events");
-  main.append(el("section", {}, el("h2", {}, "Try it"), chat(name))); // is drawn once: what was said stays
+  if (session.chat) main.append(el("section", {}, el("h2", {}, "Try it"), chat(name))); // is drawn once: what was said stays
 
   async function refresh() {
     const since = Date.now() / 1000 - window_s;

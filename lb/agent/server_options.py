@@ -1,0 +1,126 @@
+"""The options of the process, and the agent that is built by them: certificates, shared limits and the access log included."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import ssl
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lb.agent.agent import Agent
+from lb.agent.descriptors import max_clients, raise_limit
+from lb.agent.limits_file import LimitsFile
+from lb.config.schema import Table
+from lb.core.limit_store import LimitStore
+from lb.observe.access_log import AccessLog, RequestRecord
+from lb.observe.tracing import Tracing
+
+if TYPE_CHECKING:
+    from lb.regions.identity import Identity
+
+_log = logging.getLogger("lb.agent.server")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where to listen, unless the table sets it. The admin port is open only if there is an `admin_token`."""
+
+    table: Table
+    host: str = "127.0.0.1"
+    port: int = 0
+    region: str = ""
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 0
+    admin_token: str | None = None
+    open_probes: bool = False
+    table_file: Path | None = None
+    ready_file: Path | None = None
+    tls_certfile: Path | None = None
+    tls_keyfile: Path | None = None
+    shutdown_grace_s: float = 120.0
+    reuse_port: bool = False
+    access_log: bool = False
+    targets_cafile: Path | None = None
+    fast_path: bool = True
+    handover_socket: Path | None = None
+    limits_file: Path | None = None
+    traffic_file: Path | None = None
+    peers_host: str = "0.0.0.0"  # noqa: S104 (agents of other regions connect from anywhere, with certificates)
+    peers_port: int = 0
+    peers_certfile: Path | None = None
+    peers_cafile: Path | None = None
+
+
+def build_agent(options: ServerOptions, tracer: Tracing | None) -> Agent:
+    """Return an agent for these options. Needs a running event loop.
+
+    Raises OSError or ssl.SSLError if a certificate cannot be read.
+    """
+    return Agent(
+        options.table,
+        region=options.region,
+        table_file=options.table_file,
+        clock=asyncio.get_running_loop().time,
+        id_prefix=secrets.token_hex(6),
+        rng=random.Random(secrets.randbits(64)),
+        tracing=tracer,
+        access_log=_access_log() if options.access_log else None,
+        targets_tls=_targets_tls(options),
+        fast_path=options.fast_path,
+        max_clients=max_clients(raise_limit()),
+        limits=_limits(options),
+        traffic_file=options.traffic_file,
+        unix_time_s=time.time,
+        identity=_identity(options),
+    )
+
+
+def tls_context(options: ServerOptions) -> ssl.SSLContext | None:
+    if options.tls_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(options.tls_certfile, options.tls_keyfile)
+    return context
+
+
+def _targets_tls(options: ServerOptions) -> ssl.SSLContext | None:
+    """For targets that are addressed by https, with a certificate authority of their own; None for the system's."""
+    if options.targets_cafile is None:
+        return None
+    return ssl.create_default_context(cafile=str(options.targets_cafile))
+
+
+def _identity(options: ServerOptions) -> Identity | None:
+    if options.peers_certfile is None or options.peers_cafile is None:
+        return None
+    from lb.regions.identity import Identity
+
+    return Identity(options.peers_cafile, options.peers_certfile)
+
+
+def _limits(options: ServerOptions) -> LimitStore | None:
+    """Shared with other agents of this host; None if there is no file for it.
+
+    An agent that does not start helps no client, so one that cannot share limits serves with its own.
+    """
+    if options.limits_file is None:
+        return None
+    try:
+        return LimitsFile(options.limits_file)
+    except OSError as error:
+        _log.error(
+            "limits of API keys are per process: limits_file=%s why=%r", options.limits_file, str(error)
+        )
+        return None
+
+
+def _access_log() -> Callable[[RequestRecord], None]:
+    log = AccessLog(time.time)
+    return lambda facts: print(log.line(facts), file=sys.stderr, flush=True)

@@ -1,0 +1,139 @@
+"""What an agent reports of its demand and load (`GET /-/stats`): frozen values <-> JSON. See `lb.config.schema`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from lb.config.decode import MAX_TEXT, Fields
+
+_TARGET_STATS = {"id", "in_flight", "requests", "errors", "ejected", "heard_s", "served_s"}
+_MOST = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStats:
+    """One target in a window: attempts made on it, how many failed, and what it has in flight now.
+
+    A target that left the table stays here while it still has requests in flight, so a controller can see it
+    run dry. It last sent something, or responded to a probe, `heard_s` seconds ago (None: an agent that does not report it).
+    The first byte of its last response with a status of 2xx came `served_s` seconds ago (None: there was none, or the agent
+    does not report it).
+    """
+
+    id: str
+    in_flight: int
+    requests: int
+    errors: int
+    ejected: bool
+    heard_s: float | None = None
+    served_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "in_flight": self.in_flight,
+            "requests": self.requests,
+            "errors": self.errors,
+            "ejected": self.ejected,
+            "heard_s": self.heard_s,
+            "served_s": self.served_s,
+        }
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> TargetStats:
+        if _are_target_stats(value):
+            return cls(**value)
+        fields = Fields(value, path)
+        stats = cls(
+            id=fields.name("id"),
+            in_flight=fields.count("in_flight"),
+            requests=fields.count("requests"),
+            errors=fields.count("errors"),
+            ejected=fields.flag("ejected"),
+            heard_s=fields.number_or_none("heard_s", 0.0, 1e12),
+            served_s=fields.number_or_none("served_s", 0.0, 1e12),
+        )
+        fields.done()
+        return stats
+
+
+def _are_target_stats(value: object) -> TypeGuard[dict[str, Any]]:
+    """Return whether this is what `TargetStats.to_json` writes.
+
+    A controller reads thousands a second; other tables are read field by field, for its error.
+    """
+    if type(value) is not dict or value.keys() != _TARGET_STATS:
+        return False
+    name, heard_s, served_s = value["id"], value["heard_s"], value["served_s"]
+    return (
+        type(name) is str
+        and 0 < len(name) <= MAX_TEXT
+        and name.isprintable()
+        and all(
+            type(value[key]) is int and 0 <= value[key] <= _MOST
+            for key in ("in_flight", "requests", "errors")
+        )
+        and type(value["ejected"]) is bool
+        and (heard_s is None or (type(heard_s) is float and 0.0 <= heard_s <= 1e12))
+        and (served_s is None or (type(served_s) is float and 0.0 <= served_s <= 1e12))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Demand and load.
+
+    `requests` arrived and `rejected` were turned away during the last `window_s`; `ongoing` is how many were in flight or
+    held at a time, on the mean over it.
+
+    Held and rejected requests are among `requests`: they are demand as well.
+    """
+
+    service: str
+    region: str
+    revision: str
+    uptime_s: float
+    window_s: float
+    requests: int
+    in_flight: int
+    queued: int
+    rejected: int
+    ongoing: float = 0.0
+    targets: tuple[TargetStats, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "service": self.service,
+            "region": self.region,
+            "revision": self.revision,
+            "uptime_s": self.uptime_s,
+            "window_s": self.window_s,
+            "requests": self.requests,
+            "in_flight": self.in_flight,
+            "queued": self.queued,
+            "rejected": self.rejected,
+            "ongoing": self.ongoing,
+            "targets": [target.to_json() for target in self.targets],
+        }
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> Stats:
+        fields = Fields(value, path)
+        in_flight, queued = fields.count("in_flight"), fields.count("queued")
+        stats = cls(
+            service=fields.text("service"),
+            region=fields.text("region"),
+            revision=fields.text("revision"),
+            uptime_s=fields.number("uptime_s", 0.0, 1e12),
+            window_s=fields.number("window_s", 0.0, 1e9),
+            requests=fields.count("requests"),
+            in_flight=in_flight,
+            queued=queued,
+            rejected=fields.count("rejected"),
+            # An agent of an earlier version reports no mean; the present value is the best guess.
+            ongoing=fields.number("ongoing", 0.0, 1e12, float(in_flight + queued)),
+            targets=tuple(TargetStats.from_json(one, at) for one, at in fields.items("targets")),
+        )
+        fields.done()
+        return stats

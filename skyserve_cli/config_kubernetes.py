@@ -1,0 +1,187 @@
+"""The section `clouds.kubernetes` of `config.yaml`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from provisioners.kubernetes.settings import DEFAULT_IMAGE, SCHEDULE_WAIT_S, Cluster, NodePool, NodePrice
+from skyserve_cli.config_section import CloudConfig, Strict
+
+_DNS = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+_CURRENT = "default"  # our name of the cluster if config.yaml names none
+
+
+class PriceConfig(Strict):
+    usd_hour: float = Field(
+        default=0.0, ge=0, le=10_000, description="of one accelerator, or of a Pod without any"
+    )
+    spot_usd_hour: float | None = Field(default=None, ge=0, le=10_000, description="the same on spot nodes")
+
+
+class PoolConfig(Strict):
+    """Nodes that exist only while something needs them."""
+
+    zone: str = Field(description="value of the label topology.kubernetes.io/zone of its nodes")
+    accelerators: dict[str, int] = Field(
+        default={}, max_length=1, description="one kind, and how many of it a node has, like {L4: 1}"
+    )
+    cpus: float = Field(default=4.0, gt=0, le=1024, description="of a node, that Pods may request")
+    memory_gb: float = Field(default=16.0, gt=0, le=32_768, description="of a node, that Pods may request")
+    spot: bool = Field(default=False, description="whether its nodes are spot nodes")
+    labels: dict[str, str] = Field(
+        default={}, description="of its nodes; of a pool with accelerators those that name them"
+    )
+
+    @field_validator("accelerators")
+    @classmethod
+    def _whole(cls, accelerators: dict[str, int]) -> dict[str, int]:
+        if any(count < 1 for count in accelerators.values()):
+            raise ValueError("must count whole accelerators, like {L4: 1}")
+        return accelerators
+
+
+class ContextConfig(Strict):
+    """One cluster."""
+
+    context: str | None = Field(
+        default=None, description="of the kubeconfig; by default the one of this name"
+    )
+    namespaces: tuple[str, ...] = Field(
+        default=(), description="in which replicas may be, the usual one first; by default the context's"
+    )
+    schedule_wait_seconds: float = Field(
+        default=SCHEDULE_WAIT_S,
+        gt=0,
+        le=3600,
+        description="how long a Pod may find no node until the zone counts as full; 600 where an autoscaler adds nodes",
+    )
+    pools: tuple[PoolConfig, ...] = Field(
+        default=(), description="nodes that do not exist until they are needed"
+    )
+    prices: dict[str, PriceConfig] = Field(
+        default={}, description="by accelerator, `cpu` for a Pod without any; what is not named is free"
+    )
+    node_selector: dict[str, str] = Field(default={}, description="labels of the only nodes to use")
+    tolerations: tuple[dict[str, Any], ...] = Field(
+        default=(), description="of Pods, beside those of GPU and spot nodes"
+    )
+    gpu_resource: str = Field(
+        default="", description="by which nodes offer GPUs, if not the vendor's usual one"
+    )
+    service_account: str | None = Field(
+        default=None, description="of Pods, whose token they get; by default they get none"
+    )
+    priority_class: str | None = Field(default=None, description="of Pods")
+    reaper_service_account: str | None = Field(
+        default=None,
+        description="of a CronJob that deletes Pods whose controller is gone; `serve check --policy kubernetes-reaper` prints it",
+    )
+    dead_man_minutes: int = Field(
+        default=4320,
+        ge=10,
+        le=43200,
+        description="how long Pods may be without a controller, with a reaper_service_account",
+    )
+    runtime_class: str | None = Field(default=None, description="of Pods")
+    service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
+        default="ClusterIP",
+        description="of the Services of load balancers; with LoadBalancer they have an address outside the cluster",
+    )
+    service_annotations: dict[str, str] = Field(
+        default={}, description="of these Services, by which vendors choose the kind of load balancer"
+    )
+
+    @field_validator("namespaces")
+    @classmethod
+    def _are_names(cls, namespaces: tuple[str, ...]) -> tuple[str, ...]:
+        for name in namespaces:
+            if not re.fullmatch(_DNS, name):
+                raise ValueError(f"{name!r} is no name of a namespace")
+        return namespaces
+
+    @field_validator("tolerations")
+    @classmethod
+    def _are_tolerations(cls, tolerations: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        known = {"key", "operator", "value", "effect", "tolerationSeconds"}
+        for one in tolerations:
+            strange = sorted(one.keys() - known)
+            if strange:
+                raise ValueError(f"a toleration has no {strange[0]!r} (it has {', '.join(sorted(known))})")
+        return tolerations
+
+
+class KubernetesConfig(CloudConfig):
+    kubeconfig: str | None = Field(
+        default=None, description="file with the contexts; by default $KUBECONFIG, then ~/.kube/config"
+    )
+    image: str = Field(default=DEFAULT_IMAGE, description="of a replica whose service file names none")
+    contexts: dict[str, ContextConfig] = Field(
+        default={},
+        description="clusters, by names of your own; by default the current context of the kubeconfig",
+    )
+    labels: dict[str, str] = Field(default={}, description="labels of all Pods")
+    agent_image: str | None = Field(
+        default=None,
+        description="image of load balancers (packaging/Containerfile, target agent), for `load_balancers.regions`. null: none here",
+    )
+
+    @field_validator("contexts")
+    @classmethod
+    def _are_regions(cls, contexts: dict[str, ContextConfig]) -> dict[str, ContextConfig]:
+        for name in contexts:
+            if not name or "/" in name or ":" in name or name == "*":
+                raise ValueError(
+                    f"{name!r} cannot be a name in infra: choose one without / and :, and set its `context`"
+                )
+        return contexts
+
+    def clusters(self) -> list[Cluster]:
+        """Return a cluster for each namespace."""
+        named = self.contexts or {_CURRENT: ContextConfig()}
+        return [
+            cluster
+            for name, section in named.items()
+            for cluster in self._clusters(name, section, is_named=bool(self.contexts))
+        ]
+
+    def _clusters(self, name: str, section: ContextConfig, *, is_named: bool) -> Iterator[Cluster]:
+        prices = {key: _price(price) for key, price in section.prices.items()}
+        pools = tuple(_pool(one) for one in section.pools)
+        for index, namespace in enumerate(section.namespaces or (None,)):
+            yield Cluster(
+                region=name if index == 0 else f"{name}:{namespace}",
+                context=section.context or (name if is_named else None),
+                namespace=namespace,
+                is_first=index == 0,
+                schedule_wait_s=section.schedule_wait_seconds,
+                image=self.image,
+                pools=pools,
+                prices=prices,
+                labels=self.labels,
+                node_selector=section.node_selector,
+                tolerations=section.tolerations,
+                gpu_resource=section.gpu_resource,
+                service_account=section.service_account,
+                priority_class=section.priority_class,
+                runtime_class=section.runtime_class,
+                reaper_account=section.reaper_service_account,
+                agent_image=self.agent_image,
+                service_type=section.service_type,
+                service_annotations=section.service_annotations,
+                dead_man_s=section.dead_man_minutes * 60,
+            )
+
+
+def _price(section: PriceConfig) -> NodePrice:
+    return NodePrice(section.usd_hour, section.spot_usd_hour)
+
+
+def _pool(section: PoolConfig) -> NodePool:
+    accelerator, count = next(iter(section.accelerators.items()), (None, 0))
+    return NodePool(
+        section.zone, accelerator, count, section.cpus, section.memory_gb, section.spot, section.labels
+    )

@@ -1,0 +1,157 @@
+"""Who calls the API, and what they may do: the owner of the home, or the holder of a token with a role.
+
+`RIGHTS` names the role that each route needs; a route that it does not name needs `admin`. A token may be limited to some
+services. What runs or reads on the controller's own host needs `admin` too, because it could read the keys of the home.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import orjson
+
+from provisioners.port.base import Requirements
+from provisioners.remote.bootstrap_steps import is_url
+from skyserve_cli.controller.reconcile.resource_match import copies_of
+from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.state.team import TokenRow
+
+TOKEN_PREFIX = "sks_"  # noqa: S105 - what a token begins with
+
+
+class AccessRole(str, Enum):
+    """Each role may do what those before it may."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    def includes(self, other: AccessRole) -> bool:
+        order = list(AccessRole)
+        return order.index(self) >= order.index(other)
+
+
+class ForbiddenError(Exception):
+    """The caller may not do this; the text names what is missing."""
+
+
+class Caller(NamedTuple):
+    """`services` None: all."""
+
+    name: str
+    role: AccessRole
+    services: frozenset[str] | None = None
+
+    def covers(self, service: str) -> bool:
+        return self.services is None or service in self.services
+
+
+OWNER = Caller("owner", AccessRole.ADMIN)
+#: Of the request that is being served. Threads of `asyncio.to_thread` have it too.
+_caller: ContextVar[Caller] = ContextVar("caller", default=OWNER)
+
+_VIEWER, _OPERATOR = AccessRole.VIEWER, AccessRole.OPERATOR
+#: By method and path, as the router has it.
+RIGHTS: Mapping[tuple[str, str], AccessRole] = MappingProxyType(
+    {
+        ("GET", "/v1/health"): _VIEWER,
+        ("GET", "/v1/services"): _VIEWER,
+        ("GET", "/v1/services/{name}"): _VIEWER,
+        ("GET", "/v1/services/{name}/history"): _VIEWER,
+        ("GET", "/v1/services/{name}/series"): _VIEWER,
+        ("GET", "/v1/services/{name}/report"): _VIEWER,
+        ("GET", "/v1/services/{name}/explain"): _VIEWER,
+        ("GET", "/v1/fleet"): _VIEWER,
+        ("GET", "/v1/stream"): _VIEWER,
+        ("GET", "/v1/events"): _VIEWER,
+        ("GET", "/v1/logs/load_balancer/{name}"): _VIEWER,
+        ("GET", "/v1/logs/replica/{name}/{id}"): _VIEWER,
+        ("GET", "/v1/logs/replica/{name}/{id}/{node}"): _VIEWER,
+        ("POST", "/v1/dashboard"): _VIEWER,
+        ("PUT", "/v1/services/{name}"): _OPERATOR,
+        ("POST", "/v1/services/{name}/down"): _OPERATOR,
+        ("POST", "/v1/services/{name}/chat"): _OPERATOR,
+        ("POST", "/v1/services/{name}/replicas/{id}/down"): _OPERATOR,
+        ("GET", "/v1/services/{name}/replicas/{id}/access"): _OPERATOR,
+        ("POST", "/v1/plan"): _OPERATOR,
+        ("POST", "/v1/tidy"): _OPERATOR,
+    }
+)
+
+
+def calling() -> Caller:
+    """Return the caller of the request that is being served; the owner where there is none."""
+    return _caller.get()
+
+
+def set_caller(caller: Caller) -> None:
+    _caller.set(caller)
+
+
+def new_token() -> str:
+    return TOKEN_PREFIX + secrets.token_urlsafe(32)
+
+
+def digest_of(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def caller_of(row: TokenRow) -> Caller:
+    return Caller(row.name, AccessRole(row.role), None if row.services is None else frozenset(row.services))
+
+
+def authorize(caller: Caller, method: str, path: str, service: str | None) -> None:
+    """Raise ForbiddenError unless the caller may use this route, for this service if the path names one."""
+    needed = RIGHTS.get(("GET" if method == "HEAD" else method, path), AccessRole.ADMIN)
+    if not caller.role.includes(needed):
+        raise ForbiddenError(
+            f"the token {caller.name} has the role {caller.role.value}; this needs the role {needed.value}"
+        )
+    insist_on(caller, [] if service is None else [service])
+
+
+def insist_on(caller: Caller, services: Sequence[str]) -> None:
+    """Raise ForbiddenError unless the caller's token covers all of these services."""
+    for service in services:
+        if not caller.covers(service):
+            raise ForbiddenError(f"the token {caller.name} does not cover the service {service}")
+
+
+def insist_on_other_hosts(spec: ServiceSpec, need: Requirements) -> None:
+    """Raise ForbiddenError if the spec uses the controller's host and the caller is no admin.
+
+    `need` is what the clouds are requested for, with their names.
+    """
+    caller = calling()
+    if caller.role is AccessRole.ADMIN:
+        return
+    used = {
+        "event_callback": spec.event_callback is not None,
+        "workdir": spec.workdir is not None,
+        "file_mounts": any(not is_url(source) for source in copies_of(spec.file_mounts).values()),
+        "service.tls": spec.tls is not None,
+        "resources.infra: local": any(candidate.cloud == "local" for candidate in need.candidates),
+        "load_balancers.regions: local": any(place.cloud == "local" for place in spec.regional.places),
+    }
+    named = [key for key, is_used in used.items() if is_used]
+    if named:
+        raise ForbiddenError(
+            f"{', '.join(named)}: uses the controller's host, which needs the role admin; "
+            f"the token {caller.name} has the role {caller.role.value}"
+        )
+
+
+def visible(body: bytes) -> bytes:
+    """Return a JSON object without the `services` that the caller's token does not cover."""
+    caller = calling()
+    if caller.services is None:
+        return body
+    content: dict[str, Any] = orjson.loads(body)
+    content["services"] = [view for view in content["services"] if caller.covers(view["name"])]
+    return orjson.dumps(content)

@@ -1,0 +1,252 @@
+"""Looks after one load balancer agent on a machine of its own, over SSH: its release, its table, and what it says.
+
+The agent has one connection, through which files go there and, by a forward on loopback, HTTP to its admin port, which only the controller
+can reach. A supervisor on the machine (`lb.agent.supervisor`) sees to the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import aiohttp
+import orjson
+
+from lb.config.schema import Readiness, Stats, Table, WireError
+from policies.backoff import delay_s
+from policies.history import Load
+from policies.model import Event, ProbeFailed, ProbePassed
+from provisioners.port.commands import HostConnection, ShellError
+from provisioners.port.errors import ProvisionError
+from provisioners.remote.ssh_tunnel import PortForward
+from skyserve_cli.controller.balancers.agent_reader import AdminPort
+from skyserve_cli.controller.balancers.demand_follower import DemandFollower
+from skyserve_cli.controller.balancers.deploy import (
+    Release,
+    Serving,
+    deploy,
+    end_frozen,
+    release_of,
+    serving,
+    tidy,
+)
+from skyserve_cli.controller.balancers.fleet_services import FleetServices
+from skyserve_cli.controller.balancers.peer_links import PeerLinks
+from skyserve_cli.controller.balancers.regional_view import RegionalView
+from skyserve_cli.controller.balancers.totals_follower import TotalsFollower
+from skyserve_cli.controller.reconcile.demand import load_of, slowdown
+from skyserve_cli.controller.reconcile.ports import RegionalOrder
+from skyserve_cli.controller.reconcile.region_tables import drained_elsewhere, region_of
+from skyserve_cli.controller.reconcile.served_replicas import served_report
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+HURRY_S = 0.1  # while something drains, or a release is about to take over
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+LONGEST_INSTALL_PAUSE_S = (
+    60.0  # where the libraries cannot be installed: each try costs that machine seconds of its CPU
+)
+SILENT_AFTER_S = 10.0  # an agent that has said nothing for so long does not pass its probe
+FROZEN_AFTER_SILENCES = 4
+
+
+class MachineAgentSupervisor:
+    """Looks after one agent."""
+
+    def __init__(
+        self, fleet: FleetServices, session: aiohttp.ClientSession, order: RegionalOrder, now: float
+    ) -> None:
+        self._fleet = fleet
+        self._session = session
+        self._order = order
+        self._forward = PortForward()
+        self._shell: HostConnection | None = None
+        self._release: Release | None = None
+        self._deployed: str | None = None  # the name of the release
+        self._serving: Serving | None = None
+        self._acked: Table | None = None
+        self._responded_at = now
+        self._has_passed = False
+        self._failures = 0  # in a row
+        self._silences = 0  # in a row, of an agent that can be reached
+        self._installs = 0  # that failed, in a row
+        self._trouble = ""
+        self._elsewhere: frozenset[int] = frozenset()  # see `RegionalOrder`; of the table that was pushed
+        self.region = region_of(order.instance.zone)
+        self.links = PeerLinks(fleet.now)
+        self._table = self.links.table(order)  # that it should have
+        self._stirred = asyncio.Event()
+        self.load = Load()
+        self.minutes = DemandFollower(fleet.now)
+        self._totals = TotalsFollower(*order.key, fleet.traffic, asyncio.get_running_loop().time)
+
+    def set_order(self, order: RegionalOrder) -> None:
+        if order.table.revision != self._order.table.revision:
+            self._stirred.set()
+        self._order = order
+        self._table = self.links.table(order)
+
+    def transition(self, now: float) -> tuple[str, Event] | None:
+        """Return whether it passes, where that is another thing than what the reconciler knows."""
+        order = self._order
+        if self._has_passed and not self._failures:
+            return None if order.passing else (order.service, ProbePassed(order.replica_id))
+        if order.passing and now - self._responded_at > SILENT_AFTER_S:
+            return order.service, ProbeFailed(order.replica_id, self._trouble or "the agent does not answer")
+        return None
+
+    def view(self) -> RegionalView:
+        acked, serving_now = self._acked, self._serving
+        synced = acked is not None and acked.revision == self._table.revision
+        ready = sum(t.state is Readiness.READY for t in acked.targets) if synced and acked else 0
+        version = serving_now.version if serving_now else None
+        newest = (
+            serving_now is not None
+            and self._release is not None
+            and serving_now.release == self._release.name
+        )
+        starts = serving_now.starts if serving_now else 0
+        links, ttft_s = self.links.shown(acked), self._totals.ttft_s
+        return RegionalView(synced, version, newest, ready, starts, self._trouble, *links, ttft_s)
+
+    def admin_port(self) -> AdminPort | None:
+        if self._serving is None:
+            return None
+        return AdminPort(f"http://127.0.0.1:{self._forward.port}", self._authorization())
+
+    def let_go(self) -> None:
+        self._forward.close()
+        if self._shell is not None:
+            self._shell.close()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self._stirred.clear()
+            started = asyncio.get_running_loop().time()
+            try:
+                await self._turn()
+            except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError, KeyError) as error:
+                why = (
+                    str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+                )  # ours says it all
+                is_silent = isinstance(error, TimeoutError) and not self._fleet.was_lost(started)
+                self._failed(why, is_silent=is_silent)
+            except (ShellError, ProvisionError) as error:
+                self._failed(error.message)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stirred.wait(), self._pause_s())
+
+    @property
+    def responded_at(self) -> float | None:
+        """When the agent last responded."""
+        return self._responded_at if self._has_passed else None
+
+    def _failed(self, why: str, *, is_silent: bool = False) -> None:
+        self.load = replace(self.load, responsive=frozenset())  # as far as is known now
+        self._fleet.served.silent(*self._order.key)
+        if why != self._trouble:
+            log.warning("load balancer agent %s/%d: %s", self._order.service, self._order.replica_id, why)
+        self._trouble = why
+        self._failures += 1
+        if is_silent:
+            self._silences += 1
+        else:
+            self._serving = None  # it may have been restarted, with other ports
+
+    def _pause_s(self) -> float:
+        if self._installs:
+            return delay_s(self._installs, LONGEST_PAUSE_S, LONGEST_INSTALL_PAUSE_S)
+        if self._failures:
+            return delay_s(self._failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        draining = self._acked is not None and any(
+            target.state is Readiness.DRAINING for target in self._acked.targets
+        )
+        awaits = self._serving is None or self._release is None or self._serving.release != self._release.name
+        if awaits and not self._trouble:
+            return HURRY_S
+        targets = 0 if self._acked is None else len(self._acked.targets)
+        return (HURRY_S if draining else POLL_S) * slowdown(targets)
+
+    async def _turn(self) -> None:
+        order, on_thread = self._order, self._fleet.on_thread
+        source = self._fleet.login_source(order.instance.zone.cloud)
+        if self._shell is None or not self._shell.is_open:
+            self._forward.nowhere()
+            self._shell = await on_thread(partial(source.log_in, order.instance))
+            self._serving = None
+        shell, folder = self._shell, source.work_folder(order.instance)
+        release = self._release = release_of(order, self._fleet.bundle(), self._fleet.peer_files.of)
+        if self._deployed != release.name:
+            self._installs += 1
+            await on_thread(partial(deploy, shell, folder, release, self._table.to_json()))
+            self._installs = 0
+            self._deployed = release.name
+        serving_now = self._serving
+        if serving_now is None or serving_now.release != release.name:
+            serving_now = await on_thread(partial(serving, shell, folder))
+            if serving_now is None or serving_now.admin_port is None:
+                raise ValueError(f"release {release.name} does not serve yet")
+            if serving_now.release == release.name:
+                await on_thread(partial(tidy, shell, folder, release.bundle.version))
+            self._serving = serving_now
+            self._forward.lead(shell, serving_now.admin_port)
+        if self._silences >= FROZEN_AFTER_SILENCES and serving_now.pid is not None:
+            self._silences = 0
+            await on_thread(partial(end_frozen, shell, serving_now))
+            raise ValueError("the agent is silent; it is restarted if it is to its own machine, too")
+        if self._acked is None or self._acked.revision != self._table.revision:
+            await self._push(self._table)
+        await self._poll(order.window_s)
+        url = f"http://127.0.0.1:{self._forward.port}"
+        asks = serving_now.release == release.name and order.peers_port is not None
+        if asks and await self.links.poll(self._session, url, self._authorization()):
+            self._table = self.links.table(self._order)
+            self._stirred.set()
+        await self._totals.follow(self._session, url, self._authorization())
+        if order.counts_demand and await self.minutes.follow(self._session, url, self._authorization()):
+            self._fleet.wake()
+        self._responded_at = self._fleet.now()
+        self._failures = self._silences = 0
+        is_refused = serving_now.refused == release.name
+        self._trouble = (
+            "its newest code does not come up there; the code before goes on" if is_refused else ""
+        )
+        if not self._has_passed:
+            self._has_passed = True
+            self._fleet.wake()
+
+    def _authorization(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._fleet.admin_token(self._order.instance.token)}"}
+
+    async def _push(self, table: Table) -> None:
+        url = f"http://127.0.0.1:{self._forward.port}/-/targets"
+        async with self._session.put(url, json=table.to_json(), headers=self._authorization()) as response:
+            if response.status != 200:
+                raise ValueError(f"push refused: {response.status} {(await response.text())[:200]}")
+        self._acked = table
+        self._fleet.wake()
+        self._elsewhere = drained_elsewhere(self._order.elsewhere, table)
+
+    async def _poll(self, window_s: float) -> None:
+        url = f"http://127.0.0.1:{self._forward.port}/-/stats?window_s={window_s:g}"
+        asked_at = asyncio.get_running_loop().time()
+        async with self._session.get(url, headers=self._authorization()) as response:
+            response.raise_for_status()
+            stats = Stats.from_json(orjson.loads(await response.read()))
+        table = self._acked
+        if table is not None and stats.revision != table.revision:
+            self._acked = None  # it began with an older one: push again
+            self._stirred.set()
+            return
+        self._fleet.served.reported(*self._order.key, served_report(stats, asked_at))
+        load = load_of(stats, table, self._elsewhere)
+        stirring = load.empty - self.load.empty or (load.queued > 0) != (self.load.queued > 0)
+        self.load = load
+        if stirring:
+            self._fleet.wake()

@@ -1,0 +1,104 @@
+"""What a deployment is made of: the wheel, the unit, and the files that a configuration names."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import yaml
+
+from skyserve_cli.deployment.host import HostFacts, unit_text
+from skyserve_cli.deployment.named_files import copies_of, named_files, with_paths
+from skyserve_cli.deployment.wheel import PACKAGES, packed
+
+ROOT = Path(__file__).parents[2]
+FACTS = HostFacts(
+    1000, "me", "/home/me", "/home/me/.skyserve", True, True, False, False, False, False, False, False
+)
+
+
+def test_the_wheel_of_what_runs_here_is_installed_by_pip(tmp_path: Path) -> None:
+    wheel = packed(distribution("skyserve"), ROOT)
+    assert wheel.digest == packed(distribution("skyserve"), ROOT).digest
+    (tmp_path / wheel.file_name).write_bytes(wheel.content)
+    names = zipfile.ZipFile(tmp_path / wheel.file_name).namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == set(PACKAGES)
+    for path in (ROOT / "skyserve_cli").rglob("*.*"):
+        if path.is_file() and path.suffix not in (".pyc", ".so"):
+            assert path.relative_to(ROOT).as_posix() in names
+    target = tmp_path / "target"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target]
+    subprocess.run([*pip, tmp_path / wheel.file_name], check=True)
+    assert (target / "bin" / "serve").is_file()
+    script = "import skyserve_cli.deployment.wheel as w; print(w.__file__)"
+    shown = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": str(target)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.startswith(str(target))
+
+
+def test_a_unit_restarts_the_controller_and_ends_nothing_else(tmp_path: Path) -> None:
+    facts = FACTS
+    text = unit_text(facts, "/home/me/with space 100%/serve")
+    for line in (
+        'Environment="SKYSERVE_HOME=/home/me/.skyserve"',
+        'ExecStart="/home/me/with space 100%%/serve" controller start --foreground',
+        "Restart=on-failure",
+        "KillMode=process",
+        "WantedBy=default.target",
+    ):
+        assert f"\n{line}\n" in text
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze, which would check the unit")
+    path = tmp_path / "skyserve-controller.service"
+    path.write_text(unit_text(facts, "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True)
+    assert path.name not in done.stderr, done.stderr
+
+
+def test_homes_have_units_of_their_own() -> None:
+    other = HostFacts(
+        1000, "me", "/home/me", "/srv/two", True, True, False, False, False, False, False, False
+    )
+    assert FACTS.unit == "skyserve-controller"
+    assert other.unit.startswith("skyserve-controller-")
+
+
+CONFIG = """
+clouds:
+  ssh:
+    pools:
+      rack: {user: me, identity_file: ~/.ssh/id, hosts: [{address: h, known_hosts: "/etc/known"}]}   # a comment
+  kubernetes: {kubeconfig: /k, labels: {known_hosts: {}}}
+controller: {listen: {port: 9000, certfile: /c.pem, keyfile: null}}
+"""
+
+
+def test_the_files_of_a_configuration_are_found_and_replaced_in_its_text() -> None:
+    found = named_files(CONFIG)
+    assert [(one.key, one.path) for one in found] == [
+        ("clouds.ssh.pools.rack.identity_file", "~/.ssh/id"),
+        ("clouds.ssh.pools.rack.hosts[0].known_hosts", "/etc/known"),
+        ("clouds.kubernetes.kubeconfig", "/k"),
+        ("controller.listen.certfile", "/c.pem"),
+    ]
+    text = with_paths(CONFIG, found[:2], "/home/me/.skyserve/files")
+    assert "# a comment" in text
+    before, after = yaml.safe_load(CONFIG), yaml.safe_load(text)
+    pool = after["clouds"]["ssh"]["pools"]["rack"]
+    names = copies_of(found)
+    assert pool["identity_file"] == f"/home/me/.skyserve/files/{names['~/.ssh/id']}"
+    assert pool["hosts"][0]["known_hosts"].endswith("-known")
+    pool["identity_file"], pool["hosts"][0]["known_hosts"] = "~/.ssh/id", "/etc/known"
+    assert after == before
+    assert named_files("") == []
