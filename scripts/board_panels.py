@@ -268,4 +268,9 @@ FLEET = (
         (("time() - skyserve_controller_store_good_timestamp_seconds", "{{instance}}"),),
         "s",
     ),
+    Panel(
+        "Age of the newest backup",
+        (("time() - skyserve_controller_backup_timestamp_seconds", "{{instance}}"),),
+        "s",
+    ),
 )

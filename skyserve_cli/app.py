@@ -75,6 +75,8 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
         "skyserve_cli.controller.api.remote.RemoteError": 2,
         "skyserve_cli.controller.persistence.opening.CannotOpenError": 1,
         "skyserve_cli.controller.persistence.backup.BackupError": 1,
+        "skyserve_cli.buckets.port.BadPlaceError": 2,
+        "skyserve_cli.buckets.port.BucketError": 1,
         "skyserve_cli.controller.api.client.MisconfiguredError": 2,
         "skyserve_cli.controller.api.client.ControllerDownError": 1,
         "skyserve_cli.controller.api.client.UnreachableError": 1,

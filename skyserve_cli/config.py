@@ -20,7 +20,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from provisioners import plugins
 from provisioners.own_address import ADDRESS_URL
 from provisioners.registry import PROVISIONERS
-from skyserve_cli.config_clouds import SECTIONS, RentedConfig
+from skyserve_cli.config_backup import BackupConfig
+from skyserve_cli.config_clouds import SECTIONS, AwsConfig, RentedConfig
 from skyserve_cli.config_notify import Destination
 from skyserve_cli.config_section import CloudConfig, Strict
 from skyserve_cli.spec.problems import did_you_mean, dotted
@@ -95,6 +96,9 @@ class ControllerConfig(Strict):
         gt=0,
         description="what the machines of all services may cost together, USD per hour; beyond it no replica is launched. "
         "null: no limit",
+    )
+    backup: BackupConfig | None = Field(
+        default=None, description="daily backup of the home to a bucket. null: none"
     )
     address_url: str | None = Field(
         default=ADDRESS_URL,
@@ -198,6 +202,12 @@ class Config(Strict):
         return read
 
 
+def aws_profile(config: Config) -> str | None:
+    """Return the profile of the AWS configuration files that `clouds.aws` names; None: the default one."""
+    section = config.clouds.get("aws")
+    return section.profile if isinstance(section, AwsConfig) else None
+
+
 def load_config(path: Path) -> Config:
     """Return the configuration at `path`, or the defaults where there is none. Raises ConfigError."""
     if not path.exists():
@@ -240,6 +250,8 @@ def _model_above(where: tuple[int | str, ...]) -> type[BaseModel]:
             return section_model(name)
         case ("controller", "listen", _, *_):
             return ListenConfig
+        case ("controller", "backup", _, *_):
+            return BackupConfig
         case ("controller", _, *_):
             return ControllerConfig
         case ("dashboard", _, *_):

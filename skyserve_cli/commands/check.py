@@ -13,10 +13,12 @@ from provisioners.port.base import Candidate, Requirements
 from provisioners.port.errors import ProvisionError
 from provisioners.port.vm import Checked, Finding
 from provisioners.registry import PROVISIONERS
+from skyserve_cli.buckets.port import BucketError
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import Format, OutputFormat, View, Yes, home
-from skyserve_cli.config import ConfigError, load_config
-from skyserve_cli.output import CommandFailed, WrongUsage, put, put_json
+from skyserve_cli.config import ConfigError, aws_profile, load_config
+from skyserve_cli.config_backup import BackupConfig
+from skyserve_cli.output import CommandFailed, WrongUsage, date_time, inform, plural, put, put_json
 from skyserve_cli.text_tables import put_table, table
 
 ANYTHING = Requirements((Candidate(use_spot=True), Candidate(use_spot=False)))
@@ -82,6 +84,9 @@ def check(
         )
         return
     found = [_ask(clouds, name) for name in clouds.enabled]
+    backup = clouds.config.controller.backup
+    if backup is not None:
+        inform(backup_line(backup, aws_profile(clouds.config)))
     if output is OutputFormat.JSON:
         put_json(found)
     else:
@@ -106,6 +111,24 @@ def check(
             put_table(table(("CLOUD", "CHECKED", "LEVEL", "FOUND"), checked))
     if not any(cloud["usable"] for cloud in found):
         raise CommandFailed(f"no cloud can be used; enable one in {here.config}")
+
+
+def backup_line(backup: BackupConfig, profile: str | None) -> str:
+    """Return whether the bucket of `controller.backup` can be listed from here, and its newest backup. Nothing is written."""
+    from skyserve_cli.buckets.opening import bucket_at
+    from skyserve_cli.controller.persistence.backup import BackupError, read_passphrase
+    from skyserve_cli.controller.persistence.backup_schedule import newest_first
+
+    key = "controller.backup"
+    try:
+        read_passphrase(backup.passphrase_file)
+        there = newest_first(each.name for each in bucket_at(backup.place, aws_profile=profile).objects())
+    except (BackupError, BucketError) as error:
+        return f"{key}: not usable: {error}"
+    except OSError as error:
+        return f"{key}.passphrase_file: {backup.passphrase_file}: {error.strerror or error}"
+    newest = f"the newest of {date_time(there[0].made_at)}" if there else "none was made yet"
+    return f"{key}: {backup.place.url} has {plural(len(there), 'backup')}, {newest}"
 
 
 def _chosen(wanted: Sequence[str], enabled: Sequence[str]) -> list[str]:

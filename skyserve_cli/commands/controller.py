@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from skyserve_cli.commands.controller_backup import backup, database_sentences, restore
 from skyserve_cli.commands.controller_elsewhere import deploy, move
 from skyserve_cli.commands.options import Format, OutputFormat, home
 from skyserve_cli.commands.options import controller as connect_any
@@ -19,6 +19,7 @@ from skyserve_cli.commands.options import own_controller as connect
 from skyserve_cli.commands.sentences import CONTROLLER_DOWN
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, ControllerDownError, RefusedError
 from skyserve_cli.controller.api.remote import Contexts
+from skyserve_cli.controller.persistence.backup_schedule import sentence_of
 from skyserve_cli.controller.persistence.home_lock import locked
 from skyserve_cli.controller.persistence.moved import read_moved, remove_markers, why_not_to_start
 from skyserve_cli.home import Home, is_held
@@ -69,7 +70,7 @@ def _expect_more_replicas(here: Home) -> None:
     from skyserve_cli.controller.persistence.backup import expect_more_replicas
 
     if here.moved.exists():
-        with _sentences("cannot be read"):
+        with database_sentences("cannot be read"):
             expect_more_replicas(here)
 
 
@@ -129,6 +130,9 @@ def status(output: Format = OutputFormat.TABLE) -> None:
         f"running for {span(health['uptime_s'])}, process {health['pid']}, version {health['version']}, "
         f"{'at' if '://' in client.where else 'home'} {client.where}, clouds: {clouds}"
     )
+    backup = health.get("backup")
+    if backup is not None:
+        put(sentence_of(backup, date_time(backup["newest_at"]) if backup["newest_at"] else ""))
 
 
 app.command()(deploy)
@@ -137,14 +141,8 @@ app.command()(move)
 
 # --- keys and backups ---------------------------------------------------------------------------------------
 
-PassphraseFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--passphrase-file",
-        help="SecretBox the backup with the passphrase on the first line of this file; - reads standard input.",
-        metavar="FILE",
-    ),
-]
+app.command()(backup)
+app.command()(restore)
 
 
 @app.command()
@@ -186,83 +184,6 @@ def rotate() -> None:
         inform("new: machines.key")
 
 
-@app.command()
-def backup(
-    file: Annotated[Path, typer.Argument(help="Where to write it; only you may read it.", metavar="FILE")],
-    passphrase_file: PassphraseFile = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
-) -> None:
-    """Write all that a new home needs into one file: the state, the keys, and config.yaml.
-
-    The controller may be running. Without a passphrase, the file opens every secret and every machine to its reader.
-    """
-    from skyserve_cli.controller.persistence.backup import read_passphrase, write_backup
-    from skyserve_cli.controller.reconcile.clock import SystemClock
-
-    here = home()
-    if file.exists() and not force:
-        raise CommandFailed(f"{file} exists; choose another name, or replace it with --force")
-    _insist_on_same_database(here)
-    with _sentences("cannot be written"):
-        passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
-        content = write_backup(here, file.absolute(), passphrase, SystemClock().now())
-    here.backup_hinted.touch(mode=0o600)
-    inform(f"wrote {file}: {content}, {file.stat().st_size:,} bytes")
-    if passphrase is None:
-        inform("it is not sealed; keep it where only you can read it, or use --passphrase-file")
-
-
-@app.command()
-def restore(
-    file: Annotated[
-        Path, typer.Argument(help="A backup, or a daily copy from the home's backups/.", metavar="FILE")
-    ],
-    passphrase_file: PassphraseFile = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what the home has.")] = False,
-) -> None:
-    """Make this home what it was when FILE was written. The controller must be stopped.
-
-    Start the controller afterwards: machines that were launched since are adopted by their tags, and those that belong to no
-    service are terminated. New replicas get ids that no earlier one had.
-    """
-    from skyserve_cli.controller.persistence.backup import read_backup, read_passphrase
-    from skyserve_cli.controller.persistence.backup import restore as restore_home
-    from skyserve_cli.controller.reconcile.clock import SystemClock
-
-    here = home()
-    here.create()
-    if is_held(here.lock) or is_held(here.supervisor_lock):
-        raise CommandFailed("the controller is running; stop it first with `serve controller stop`")
-    inform(f"reading {file}")
-    with _sentences("cannot be read"):
-        passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
-        found = read_backup(file, passphrase)
-    inform(f"restoring {found.counts()}, as of {date_time(found.made_at)}")
-    with _sentences("cannot be restored"), locked(here.lock):
-        aside = restore_home(here, found, force=force, now=SystemClock().now())
-    if aside is not None:
-        inform(f"what was there before is in {aside}")
-    if not found.files:
-        inform("a daily copy has no keys; those of this home are used")
-    inform("restored; `serve controller start` starts the controller, which adopts the machines that run")
-
-
-@contextmanager
-def _sentences(what: str) -> Iterator[None]:
-    """Turn the errors of disks and databases into one sentence."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from skyserve_cli.controller.reconcile.store_health import sentence_of
-
-    try:
-        yield
-    except SQLAlchemyError as error:
-        raise CommandFailed(f"the backup {what}: the database reports: {sentence_of(error)}") from error
-    except OSError as error:
-        where = "" if error.filename is None else f"{error.filename}: "
-        raise CommandFailed(f"the backup {what}: {where}{error.strerror or error}") from error
-
-
 @contextmanager
 def _stopped(here: Home) -> Iterator[None]:
     """With the controller stopped, if it was running, and its lock held; started again afterwards, even after an error."""
@@ -280,18 +201,3 @@ def _stopped(here: Home) -> Iterator[None]:
         if was_running:
             connect().ensure_running()
             inform("controller started")
-
-
-def _insist_on_same_database(here: Home) -> None:
-    """The controller may have been started with another $SKYSERVE_DB than this command."""
-    from sqlalchemy.engine import make_url
-
-    try:
-        used = connect().health().get("database")
-    except ControllerDownError:
-        return
-    ours = make_url(here.database_url).render_as_string(hide_password=True)
-    if used is not None and used != ours:
-        raise CommandFailed(
-            f"the controller uses the database {used}, not {ours}; set SKYSERVE_DB as it was for the controller"
-        )

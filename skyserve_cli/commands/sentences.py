@@ -43,6 +43,7 @@ EVENTS = {
     "RegionClosed": "region closed",
     "Removed": "removed",
     "clock": "clock",
+    "backup": "backup",
     "error": "error",
     "goal": "goal",
     "network": "network",

@@ -25,6 +25,7 @@ from skyserve_cli.commands.options import (
     home,
 )
 from skyserve_cli.commands.prices import confirm, insist_on_offers, listed_plan, plan_table, plan_total
+from skyserve_cli.config import load_config
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, inform, put, put_json
@@ -89,11 +90,13 @@ def hint_at_backup(here: Home, clouds: Collection[str]) -> None:
     """At the first service on machines that are rented say that nothing but this home can log in to them."""
     if here.backup_hinted.exists() or set(clouds) <= _NOT_RENTED:
         return
+    if load_config(here.config).controller.backup is not None:
+        return
     here.create()
     here.backup_hinted.touch(mode=0o600)
     inform(
         f"machines that are rented can only be found and logged in to with the keys in {here.root}; keep a sealed copy on "
-        "another host:\n  serve controller backup FILE --passphrase-file PASSPHRASE"
+        "another host:\n  serve controller backup FILE --passphrase-file PASSPHRASE\nor set controller.backup in config.yaml"
     )
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from policies.model import Offer
 from provisioners.port.base import Gated, Instance, Provisioner, Requirements
 from provisioners.remote.certificates import Authority
+from skyserve_cli.buckets.opening import bucket_at
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
-from skyserve_cli.config import Config
+from skyserve_cli.config import Config, aws_profile
 from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
@@ -25,6 +26,7 @@ from skyserve_cli.controller.clouds.log_archive import LogArchive
 from skyserve_cli.controller.clouds.operation_runner import ThreadOperationRunner
 from skyserve_cli.controller.event_reports import EventReports
 from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
+from skyserve_cli.controller.persistence.bucket_backup import BackupUploader
 from skyserve_cli.controller.persistence.leadership import Leadership, about, holder_of
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.readiness import HttpProber
@@ -226,7 +228,20 @@ def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
     )
 
 
-def service_of(base: Foundation, workers: Workers, reconciler: Reconciler) -> ControllerService:
+def backup_uploader(base: Foundation) -> BackupUploader | None:
+    """Return the thread that makes a backup a day; None if none is configured."""
+    config = base.config.controller.backup
+    if config is None:
+        return None
+    profile = aws_profile(base.config)
+    return BackupUploader(
+        base.home, config, lambda: bucket_at(config.place, aws_profile=profile), base.store, base.clock
+    )
+
+
+def service_of(
+    base: Foundation, workers: Workers, reconciler: Reconciler, uploader: BackupUploader | None
+) -> ControllerService:
     """Return the application service that the API is over."""
     return ControllerService(
         store=base.store,
@@ -245,4 +260,5 @@ def service_of(base: Foundation, workers: Workers, reconciler: Reconciler) -> Co
         log_archive=workers.log_archive,
         store_health=reconciler.store_health,
         load_balancer_log=lambda name: base.home.load_balancers / Path(name).name / "agent.log",
+        backup=lambda: uploader.view() if uploader is not None and uploader.is_alive() else None,
     )

@@ -32,7 +32,7 @@ from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.http import Api
 from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.api.team import Team
-from skyserve_cli.controller.assembly import Foundation, Workers, reconciler_of, service_of
+from skyserve_cli.controller.assembly import Foundation, Workers, backup_uploader, reconciler_of, service_of
 from skyserve_cli.controller.balancers.agent_reader import AgentReader
 from skyserve_cli.controller.callbacks import Callbacks
 from skyserve_cli.controller.clouds.garbage_collector import Sweeper
@@ -40,6 +40,7 @@ from skyserve_cli.controller.dashboard.endpoint import Dashboard
 from skyserve_cli.controller.gc_pauses import GcPauses
 from skyserve_cli.controller.leader_label import leader_label
 from skyserve_cli.controller.notify.watch import NotificationWatch
+from skyserve_cli.controller.persistence.bucket_backup import BackupUploader
 from skyserve_cli.controller.persistence.housekeeping import Housekeeper
 from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysError
 from skyserve_cli.controller.persistence.leadership import LeaseRenewer
@@ -75,9 +76,12 @@ async def run(home: Home) -> None:
     base = Foundation.of(home, config)
     workers = Workers(base, loop)
     reconciler = reconciler_of(base, workers)
-    service = service_of(base, workers, reconciler)
+    uploader = backup_uploader(base)
+    service = service_of(base, workers, reconciler, uploader)
     await workers.start()
-    threads = _Threads(base, workers, reconciler, service, lambda: loop.call_soon_threadsafe(stopping.set))
+    threads = _Threads(
+        base, workers, reconciler, service, uploader, lambda: loop.call_soon_threadsafe(stopping.set)
+    )
     threads.start()
     agents = AgentReader(workers.fleet.admin_ports, workers.regional.admin_ports)
     team = Team(base.store, base.clock)
@@ -131,6 +135,7 @@ class _Threads:
         workers: Workers,
         reconciler: Reconciler,
         service: ControllerService,
+        uploader: BackupUploader | None,
         stop: Callable[[], object],
     ) -> None:
         store, clock, home, controller = base.store, base.clock, base.home, base.config.controller
@@ -151,13 +156,16 @@ class _Threads:
         )
         followers = (self._sweeper, self._housekeeper, self._callbacks, self._recorder)
         notify = (self.notifications,) if base.config.notify else ()
-        self.term.threads = (self._ticker, *followers, *notify)
+        self._uploaders = () if uploader is None else (uploader,)
+        self.term.threads = (self._ticker, *followers, *notify, *self._uploaders)
         self._lease_renewer = LeaseRenewer(base.leadership, self.term.begin, begin_again, self._ticker.turn)
 
     def start(self) -> None:
         self._lease_renewer.start()
 
     async def stop(self) -> None:
+        for uploader in self._uploaders:
+            uploader.stop()
         self._callbacks.stop()
         await asyncio.to_thread(self._ticker.stop)
         await asyncio.to_thread(self._housekeeper.stop)

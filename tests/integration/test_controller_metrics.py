@@ -32,6 +32,7 @@ TOKEN = "reads-numbers"
 HEALTH = {
     "uptime_s": 12.5,
     "lease": {"leads": True, "epoch": 3, "leader": "me"},
+    "backup": {"to": "s3://b", "newest_at": 900.0, "overdue": False, "why": ""},
     "store": {"ok": True, "since": 1000.0, "why": ""},
 }
 
@@ -119,6 +120,9 @@ def test_values_are_those_of_the_views() -> None:
     assert found["skyserve_controller_uptime_seconds", ()] == 12.5
     assert found["skyserve_controller_store_ok", ()] == 1
     assert found["skyserve_controller_store_good_timestamp_seconds", ()] == 1000
+    assert found["skyserve_controller_backup_timestamp_seconds", ()] == 900
+    none = samples(exposition({**HEALTH, "backup": None}, []))
+    assert "skyserve_controller_backup_timestamp_seconds" not in {name for name, _ in none}
 
 
 def test_what_is_unknown_has_no_series_and_hostile_text_stays_a_label() -> None:

@@ -78,9 +78,11 @@ class ControllerService:
         log_archive: LogArchive,
         load_balancer_log: Callable[[str], Path],
         store_health: StoreHealth,
+        backup: Callable[[], Mapping[str, Any] | None] = lambda: None,
     ) -> None:
         self._store = store
         self._store_health = store_health
+        self._backup = backup
         self._specs = specs
         self._seal = seal
         self._clouds = clouds
@@ -108,6 +110,7 @@ class ControllerService:
             "store": self._store_health.to_json(),
             "database": self._store.url.render_as_string(hide_password=True),
             "lease": self._leadership.to_json(),
+            "backup": self._backup(),
         }
 
     def put(

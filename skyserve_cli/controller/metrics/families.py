@@ -97,6 +97,11 @@ def _demand(view: View) -> Iterable[Sample]:
             yield (of,), float(slo[name]) / 60.0
 
 
+def _backup(view: View) -> Iterable[Sample]:
+    backup = view.get("backup")
+    return () if backup is None else (((), float(backup["newest_at"] or 0.0)),)
+
+
 def _service(
     name: str, kind: str, text: str, read: Callable[[View], Iterable[Sample]], *labels: str
 ) -> Family:
@@ -211,5 +216,13 @@ OF_CONTROLLER = (
         "When the state could last be read and written, in UNIX seconds.",
         "store",
         "since",
+    ),
+    Family(
+        "skyserve_controller_backup_timestamp_seconds",
+        "gauge",
+        "When the newest backup in the bucket was made, in UNIX seconds, 0 if there is none; no series without "
+        "`controller.backup`.",
+        (),
+        _backup,
     ),
 )

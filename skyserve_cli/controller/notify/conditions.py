@@ -16,13 +16,14 @@ from skyserve_cli.state.outbox import Key
 
 View = Mapping[str, Any]
 
-SHORT, GIVEN_UP, BUDGET, PREEMPTIONS, CUT_OFF, STORE = KINDS = (
+SHORT, GIVEN_UP, BUDGET, PREEMPTIONS, CUT_OFF, STORE, BACKUP = KINDS = (
     "short",
     "version_given_up",
     "budget",
     "preemptions",
     "cut_off",
     "store",
+    "backup",
 )
 
 SHORT_AFTER_S = 600.0
@@ -65,6 +66,17 @@ def of_store(health: View, now: float) -> dict[Key, Condition]:
     away_s = span(max(0.0, now - store["since"]))
     text = f"the controller has not been able to read or write its state for {away_s}: {store['why']}"
     return {("", STORE): Condition(f"{text}. Replicas serve on, but none is replaced", STORE_AFTER_S)}
+
+
+def of_backup(health: View, now: float) -> dict[Key, Condition]:
+    """Return whether the newest backup in the bucket is older than two intervals, which are two days by default."""
+    backup = health.get("backup")
+    if backup is None or not backup["overdue"]:
+        return {}
+    newest = backup["newest_at"]
+    age = f"the newest backup is {span(now - newest)} old" if newest else "there is no backup"
+    why = f"; the last attempt failed: {backup['why']}" if backup["why"] else ""
+    return {("", BACKUP): Condition(f"{age} in {backup['to']}{why}")}
 
 
 def _of_service(view: View, now: float) -> Iterator[tuple[str, Condition]]:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from skyserve_cli.config_notify import Destination
 from skyserve_cli.controller.callbacks import CommandRunner
 from skyserve_cli.controller.notify.alarms import Notice, decide
-from skyserve_cli.controller.notify.conditions import KINDS, STORE, of_services, of_store
+from skyserve_cli.controller.notify.conditions import BACKUP, KINDS, STORE, of_backup, of_services, of_store
 from skyserve_cli.controller.notify.courier import Courier
 from skyserve_cli.controller.notify.delivery import deliver
 from skyserve_cli.controller.notify.message import message_of
@@ -97,7 +97,8 @@ class NotificationWatch(threading.Thread):
     def step(self) -> None:
         """Look once. Raises SQLAlchemyError, LeaseLostError if nothing could be stored; then nothing was decided."""
         now = self._clock.now()
-        found, known = of_store(self._health(), now), [STORE]
+        health = self._health()
+        found, known = of_store(health, now) | of_backup(health, now), [STORE, BACKUP]
         try:
             if not self._has_started:
                 self._alarms = self._begin() | self._alarms

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from cryptography.fernet import Fernet, InvalidToken
@@ -78,19 +78,37 @@ def kept_files(home: Home) -> tuple[Path, ...]:
 
 
 def write_backup(home: Home, target: Path, passphrase: str | None, now: float) -> str:
-    """Make the backup of a home; a controller may be running.
+    """Write the backup of a home to a file; a controller may be running.
 
-    Returns its content. Raises BackupError, SQLAlchemyError or OSError; the target is there whole or not at all.
+    Returns its content in words. Raises BackupError, SQLAlchemyError or OSError; the target is there whole or not at all.
+    """
+    made = packed(home, now)
+    write_private(target, made.content if passphrase is None else sealed(made.content, passphrase))
+    return made.words
+
+
+class Packed(NamedTuple):
+    """A backup that is not sealed, what it has in words, and the owner of its database."""
+
+    content: bytes
+    words: str
+    owner: str
+
+
+def packed(home: Home, now: float) -> Packed:
+    """Return the backup of a home; a controller may be running.
+
+    Raises BackupError, SQLAlchemyError or OSError.
     """
     file = sqlite_file(make_url(home.database_url))
     if file is not None and not file.exists():
         raise BackupError(
             f"there is no database at {file}, so there is nothing to back up; check SKYSERVE_HOME and SKYSERVE_DB"
         )
-    packed = io.BytesIO()
+    out = io.BytesIO()
     with (
         _reading(make_url(home.database_url)) as c,
-        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive,
+        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive,
     ):
         revision = revision_of(c)
         if revision is None:
@@ -98,11 +116,12 @@ def write_backup(home: Home, target: Path, passphrase: str | None, now: float) -
                 f"{make_url(home.database_url).render_as_string()} has no tables, so there is nothing to back up"
             )
         tables = tables_of(c)
+        owner = next((str(row["owner"]) for row in rows_of(c, "identity")), "")
         count = 0
         for name in tables:
-            with archive.open(f"rows/{name}.jsonl", "w", force_zip64=True) as out:
+            with archive.open(f"rows/{name}.jsonl", "w", force_zip64=True) as rows:
                 for row in rows_of(c, name):
-                    out.write(line_of(row))
+                    rows.write(line_of(row))
                     count += 1
         for path in kept_files(home):
             if path.exists():
@@ -115,9 +134,8 @@ def write_backup(home: Home, target: Path, passphrase: str | None, now: float) -
             "tables": tables,
         }
         archive.writestr("manifest.json", json.dumps(manifest))
-    content = packed.getvalue()
-    write_private(target, content if passphrase is None else _sealed(content, passphrase))
-    return f"{count} rows, {sum(path.exists() for path in kept_files(home))} files of the home"
+    words = f"{count} rows, {sum(path.exists() for path in kept_files(home))} files of the home"
+    return Packed(out.getvalue(), words, owner)
 
 
 @contextmanager
@@ -136,12 +154,17 @@ def _reading(url: URL) -> Iterator[sa.Connection]:
 
 
 def read_backup(source: Path, passphrase: str | None) -> Backup:
-    """Raise BackupError or OSError."""
+    """Return the backup, or daily copy, in a file. Raises BackupError or OSError."""
     with source.open("rb") as file:
         content = file.read(len(_SQLITE))
         if content == _SQLITE:
             return _of_copy(source)
         content += file.read()
+    return parse_backup(content, passphrase, str(source))
+
+
+def parse_backup(content: bytes, passphrase: str | None, source: str) -> Backup:
+    """Return the backup in these bytes; `source` names them in errors. Raises BackupError."""
     if content.startswith(SEALED):
         if passphrase is None:
             raise BackupError(f"{source} is sealed; give its passphrase with --passphrase-file")
@@ -276,12 +299,13 @@ def _move_aside(home: Home, parts: list[Path] | tuple[Path, ...], backup: Backup
 # --- sealing ------------------------------------------------------------------------------------------------
 
 
-def _sealed(content: bytes, passphrase: str) -> bytes:
+def sealed(content: bytes, passphrase: str) -> bytes:
+    """Return the content encrypted with a key that follows from the passphrase."""
     salt = secrets.token_bytes(_SALT_BYTES)
     return SEALED + salt + _cipher(passphrase, salt).encrypt(content)
 
 
-def _opened(content: bytes, passphrase: str, source: Path) -> bytes:
+def _opened(content: bytes, passphrase: str, source: str) -> bytes:
     salt, token = content[len(SEALED) :][:_SALT_BYTES], content[len(SEALED) + _SALT_BYTES :]
     try:
         return _cipher(passphrase, salt).decrypt(token)

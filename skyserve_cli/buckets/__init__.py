@@ -1,0 +1,1 @@
+"""Object stores: objects of a few megabytes by name, below a prefix of a bucket or in a folder. One module per vendor."""
