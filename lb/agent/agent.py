@@ -32,7 +32,9 @@ from lb.observe.metrics import Metrics
 from lb.observe.tracing import Tracing
 from lb.proxy.context import Proxy
 from lb.proxy.fast_path import open_fast_path
+from lb.proxy.gauges import agent_gauges
 from lb.proxy.sweep import Sweep, move_waiting
+from lb.proxy.warmer import Warmer
 from policies.routing.registry import make_policy
 
 if TYPE_CHECKING:
@@ -113,6 +115,7 @@ class Agent:
         self.proxy.on_missing_model = self.model_poller.missing_model
         self.links = None if identity is None else self._link(identity, rng.getrandbits(48))
         self.sweep = Sweep(self.proxy)
+        self.warmer = Warmer(self.proxy, self._fetcher.post, self._is_leaving)
         self.proxy.on_changed = lambda: move_waiting(self.proxy)
         self.checker = HealthChecker(
             self.targets,
@@ -145,6 +148,9 @@ class Agent:
     def table(self) -> Table:
         return self.targets.table
 
+    def _is_leaving(self) -> bool:
+        return self.retired or self.proxy.closing or self.proxy.draining
+
     @property
     def closing(self) -> bool:
         return self.proxy.closing
@@ -161,6 +167,7 @@ class Agent:
             self._restarted("load poller", self.prober.run),
             self._restarted("model poller", self.model_poller.run),
             self._restarted("distances", self.distances.run),
+            self._restarted("warming", self.warmer.run),
             self._restarted("tidying", self._drop_idle),
             self._restarted("noting traffic", self._note_traffic),
             *([] if self.links is None else [self._restarted("links", self.links.run)]),
@@ -221,13 +228,14 @@ class Agent:
         if self.links is not None:
             table = self.links.takeovers.extended(table)
         self._set_authority(table)
-        changes = self.targets.apply(table, self._clock())
+        before, changes = self.targets.table, self.targets.apply(table, self._clock())
         self.metrics.use_table(table)
         self._fetcher.retain({target.url for target in table.targets})
         if self.links is not None:
             self.links.apply(table.regions)
         self.proxy.applied()
         self.model_poller.wake()
+        self.warmer.applied(before, changes)
         if changes.added or changes.removed:
             _log.info("apply revision=%s added=%s removed=%s", table.revision, changes.added, changes.removed)
         return changes
@@ -300,6 +308,7 @@ class Agent:
             rejected=self.proxy.rejections.count(now, window_s),
             ongoing=self.proxy.ongoing.mean(now, window_s),
             targets=self.targets.stats(now, window_s),
+            warming=tuple(self.targets.warming),
         )
 
     def demand(self, since: int) -> Demand:
@@ -328,19 +337,8 @@ class Agent:
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        proxy = self.proxy
-        agent_gauges = {
-            "client_connections": len(proxy.clients),
-            "buffered_bytes": proxy.buffers.taken,
-            "buffer_limit_bytes": proxy.buffers.limit,
-            "internal_errors": proxy.faults.total,
-            "retries_refused": proxy.retries.refused,
-        }
-        if proxy.max_clients is not None:
-            agent_gauges["max_client_connections"] = proxy.max_clients
-        return self.metrics.expose(
-            self.targets, proxy.queued, self._clock(), self.targets.gauges(), agent_gauges, self.regions()
-        )
+        queued, gauges, of_policy = self.proxy.queued, agent_gauges(self.proxy), self.targets.gauges()
+        return self.metrics.expose(self.targets, queued, self._clock(), of_policy, gauges, self.regions())
 
     def close(self) -> None:
         """Nothing goes on after this."""

@@ -118,7 +118,7 @@ def _worker(target: Target, health: Health, in_flight: int) -> dict[str, Any]:
         **target.to_json(),
         "worker_type": "regular",
         "connection_mode": "http",
-        "is_healthy": health is Health.GOOD,
+        "is_healthy": health.is_good,
         "standing": health.value,
         "load": in_flight,
     }

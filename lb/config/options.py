@@ -200,6 +200,13 @@ class MetricsOptions(_Options):
 
 
 @dataclass(frozen=True, slots=True)
+class Warming(_Options):
+    """For how long the cache of a new target is filled before it takes its share (see `lb.core.warming`); 0: not at all."""
+
+    seconds: float = _number(15.0, 0.0, 600.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Slo(_Options):
     """Which requests count as late: a first byte after `ttft_s`, or more than `tpot_s` per token after it; 0: no bound."""
 

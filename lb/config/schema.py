@@ -24,6 +24,7 @@ from lb.config.options import (
     Retries,
     Session,
     Slo,
+    Warming,
 )
 from lb.config.regions import Regions
 from lb.config.stats import Stats, TargetStats
@@ -172,6 +173,7 @@ class Table:
     epoch: int = 0
     targets_ca: str = ""
     slo: Slo = field(default_factory=Slo)
+    warming: Warming = field(default_factory=Warming)
     regions: Regions | None = None
     residency: tuple[str, ...] = ()
     standby: tuple[Standby, ...] = ()
@@ -197,6 +199,8 @@ class Table:
         extra: dict[str, Any] = {"targets_ca": self.targets_ca} if self.targets_ca else {}
         if self.slo != Slo():
             extra["slo"] = self.slo.to_json()
+        if self.warming != Warming():
+            extra["warming"] = self.warming.to_json()
         if self.regions is not None:
             extra["regions"] = self.regions.to_json()
         if self.residency:
@@ -245,6 +249,7 @@ class Table:
             epoch=fields.count("epoch", 0),
             targets_ca=fields.certificate("targets_ca"),
             slo=Slo.from_json(fields.take("slo", {}), fields.at("slo")),
+            warming=Warming.from_json(fields.take("warming", {}), fields.at("warming")),
             regions=None if regions is None else Regions.from_json(regions, fields.at("regions")),
             residency=fields.names("residency"),
             standby=tuple(Standby.from_json(one, at) for one, at in fields.items("standby")),

@@ -87,7 +87,8 @@ class Stats:
     `requests` arrived and `rejected` were turned away during the last `window_s`; `ongoing` is how many were in flight or
     held at a time, on the mean over it.
 
-    Held and rejected requests are among `requests`: they are demand as well.
+    Held and rejected requests are among `requests`: they are demand as well. `warming` are the targets whose caches are being
+    filled (see `lb.core.warming`).
     """
 
     service: str
@@ -101,9 +102,12 @@ class Stats:
     rejected: int
     ongoing: float = 0.0
     targets: tuple[TargetStats, ...] = ()
+    warming: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        # A controller that is older than this key reads statistics without it.
+        extra: dict[str, Any] = {"warming": list(self.warming)} if self.warming else {}
+        return extra | {
             "service": self.service,
             "region": self.region,
             "revision": self.revision,
@@ -134,6 +138,7 @@ class Stats:
             # An agent of an earlier version reports no mean; the present value is the best guess.
             ongoing=fields.number("ongoing", 0.0, 1e12, float(in_flight + queued)),
             targets=tuple(TargetStats.from_json(one, at) for one, at in fields.items("targets")),
+            warming=fields.names("warming"),
         )
         fields.done()
         return stats

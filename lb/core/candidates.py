@@ -4,6 +4,8 @@ The targets are kept in one group per health, each with the list of those that a
 of one target only. Some changes come with time: an ejection expires, what an engine has reported goes stale. They wait
 in a heap, and are made at the first choice after their instant. So a request pays for a comparison of two numbers,
 and a change for a binary search, however many targets there are.
+
+Targets whose cache is being filled are good ones, and offered only while no other good one admits.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from policies.routing.base import TargetView
 from policies.routing.target_list import TargetList
 
 _NEVER = float("inf")
-_BEST_FIRST = (Health.GOOD, Health.EJECTED, Health.UNHEALTHY)
+_BEST_FIRST = (Health.GOOD, Health.WARMING, Health.EJECTED, Health.UNHEALTHY)
 
 
 class _Group:
@@ -55,6 +57,7 @@ class Candidates:
         "_memberships",
         "_open",
         "_rebuild",
+        "_spare",
         "_timers",
         "_timers_set",
         "_version",
@@ -66,6 +69,7 @@ class Candidates:
         self._open = open_bookings
         self._groups: dict[Health, _Group] = {}
         self._best = _NOTHING  # the first that has members
+        self._spare: _Group | None = None  # those being warmed, if there are any beside others
         self._memberships: dict[TargetState, _Membership] = {}
         self._by_epoch: dict[int, TargetState] = {}
         self._timers: list[tuple[float, int, TargetState]] = []  # a heap
@@ -83,13 +87,17 @@ class Candidates:
     def views(self, now: float) -> Sequence[TargetView]:
         if now >= self._due_at:
             self._settle(now)
-        return self._best.admitting
+        admitting = self._best.admitting
+        return admitting if self._spare is None or admitting else self._spare.admitting
 
     def best(self, now: float) -> Sequence[TargetView]:
         """Return all of the best health, whether they admit or not."""
         if now >= self._due_at:
             self._settle(now)
-        return self._best.members
+        members = self._best.members
+        if self._spare is None or self._best.admitting or not self._spare.admitting:
+            return members
+        return [*members, *self._spare.admitting]
 
     def room(self, now: float) -> bool:
         """Return whether any target admits one more request, of any health."""
@@ -119,7 +127,10 @@ class Candidates:
             ranks = gone.get(group, ())
             if len(group.members) > len(ranks):
                 listed = group.admitting if gated else group.members
-                return health, listed.without(ranks) if ranks else listed
+                kept = listed.without(ranks) if ranks else listed
+                if self._spare is not None and not group.admitting.without(ranks):
+                    kept = [*kept, *self._spare.admitting.without(gone.get(self._spare, ()))]
+                return health, kept
         return Health.CLOSED, []
 
     # --- changes
@@ -176,6 +187,8 @@ class Candidates:
             self._version += has_more
         self._changed.clear()
         self._best = next((self._groups[one] for one in _BEST_FIRST if self._groups[one].members), _NOTHING)
+        warming = self._groups[Health.WARMING]
+        self._spare = warming if warming.members and self._best is not warming else None
         self._due_at = self._timers[0][0] if self._timers else _NEVER
 
     def _build(self, now: float) -> None:

@@ -88,7 +88,7 @@ class TargetChoice(TargetStatus):
         entry = self._entries.get(target_id)
         if entry is None:
             return False
-        return entry.health(now) is Health.GOOD or entry.view in self._candidates.best(now)
+        return entry.health(now).is_good or entry.view in self._candidates.best(now)
 
     def ready(self, target_id: str, now: float, policy: str | None = None) -> bool:
         """Return whether a target of the table could take work now: its engine has nothing pending, or little to do before it."""
@@ -98,7 +98,7 @@ class TargetChoice(TargetStatus):
     def takes_another(self, booking: Booking, now: float, over: bool) -> bool:
         """Return whether the booking's target is healthy and takes one more request, this one being `over` or not."""
         entry = booking.entry
-        if entry.health(now) is not Health.GOOD:
+        if not entry.health(now).is_good:
             return False
         return entry.view.in_flight - over < entry.gate.cap or self.ready(entry.key.id, now)
 

@@ -41,9 +41,15 @@ class Health(str, Enum):
     """What a target is offered as, best first."""
 
     GOOD = "good"
+    WARMING = "warming"  # good, and its cache is being filled: used where no other good one has room
     EJECTED = "ejected"
     UNHEALTHY = "unhealthy"
     CLOSED = "closed"  # draining or gone: takes nothing new
+
+    @property
+    def is_good(self) -> bool:
+        """Return whether it is ready and not ejected."""
+        return self is Health.GOOD or self is Health.WARMING
 
 
 class Outlook(str, Enum):
@@ -172,7 +178,7 @@ class TargetState:
             return Health.UNHEALTHY
         if self.ejected_until is not None and (now < self.ejected_until or self.trial is not None):
             return Health.EJECTED
-        return Health.GOOD
+        return Health.WARMING if self.view.warming else Health.GOOD
 
     def outlook(self, now: float) -> Outlook:
         """Of an attempt on it that waits for its first byte."""

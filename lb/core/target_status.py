@@ -31,6 +31,7 @@ class TargetStatus:
         self._draining: dict[
             TargetState, None
         ] = {}  # with a deadline, and not handed over; also those that left
+        self.warming: dict[str, None] = {}  # the targets whose caches are being filled
         self.replaced = 0  # how often the table has been
         self._candidates = Candidates(self._entries, self._open)
         self.residency = Residency()  # by which requests may not have some of them
@@ -106,7 +107,7 @@ class TargetStatus:
         return {
             entry.key.id
             for entry in self._entries.values()
-            if entry.epoch not in exclude and entry.health(now) is Health.GOOD
+            if entry.epoch not in exclude and entry.health(now).is_good
         }
 
     def probe_list(self) -> list[tuple[Key, Target, int]]:
@@ -118,6 +119,11 @@ class TargetStatus:
         keys = [entry.key for entry in self._newly_busy]
         self._newly_busy.clear()
         return keys
+
+    def waiting(self, key: Key) -> int:
+        """Return how many requests a target of the table has without a first byte."""
+        entry = self._current(key)
+        return 0 if entry is None else entry.view.waiting
 
     def is_busy(self, key: Key) -> bool:
         """Return whether a target of the table has requests in flight."""

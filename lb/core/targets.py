@@ -216,6 +216,24 @@ class TargetTable(TargetChoice):
         if entry is not None:
             entry.view.rtt_s = rtt_s
 
+    def warm(self, key: Key, warming: bool) -> None:
+        """The cache of a target is being filled, or not any longer (see `lb.core.warming`)."""
+        entry = self._current(key)
+        if entry is not None and entry.view.warming is not warming:
+            entry.view.warming = warming
+            if warming:
+                self.warming[key.id] = None
+            else:
+                del self.warming[key.id]
+            self._candidates.changed(entry)
+            self._relieved[key.id] = None
+
+    def cached(self, key: Key, request: RequestView) -> None:
+        """A target of the table has computed the prompt for no client."""
+        if self._current(key) is not None:
+            for cached in self._active_policies.on_cached:
+                cached(request, key.id)
+
     def listed(self, key: Key, models: ModelList | None) -> bool:
         """Record that a target lists these models (None: it lists none).
 
@@ -267,6 +285,7 @@ class TargetTable(TargetChoice):
         del self._entries[entry.key.id]
         entry.departed = True
         self._troubled.discard(entry)
+        self.warming.pop(entry.key.id, None)
         for those in (self._busy, self._newly_busy, self._left_out):
             those.pop(entry, None)
         if entry.view.in_flight:

@@ -1,4 +1,4 @@
-"""Small GET requests of the agent's own: health probes, and polls of engines' loads. Bounded in size and time."""
+"""Small requests of the agent's own: health probes, polls of engines' loads, prompts to be cached. Bounded in size and time."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ class HttpGetter:
     async def fetch(self, target: Target, path: str, timeout_s: float, *, fresh: bool = False) -> Fetched:
         """Raise OSError (also for a response that is not HTTP, or too long) or asyncio.TimeoutError."""
         return await asyncio.wait_for(self._fetch(target, path, timeout_s, fresh), timeout_s)
+
+    async def post(self, target: Target, path: str, body: bytes, timeout_s: float) -> Fetched:
+        """Send JSON, on a connection of its own. Raises as `fetch`."""
+
+        async def posted() -> Fetched:
+            connection = await self._pools.of(target).connect(timeout_s)
+            return await self._request(connection, path, True, body)
+
+        return await asyncio.wait_for(posted(), timeout_s)
 
     async def alive(self, target: Target, timeout_s: float) -> bool:
         """Probe a target: True for a response below 500 on its health path, or without a path for a connection.
@@ -72,14 +81,19 @@ class HttpGetter:
                 pass  # it had gone stale
         return await self._request(await pool.connect(timeout_s), path, fresh)
 
-    async def _request(self, connection: TargetConnection, path: str, fresh: bool) -> Fetched:
+    async def _request(
+        self, connection: TargetConnection, path: str, fresh: bool, body: bytes | None = None
+    ) -> Fetched:
         call = _Fetch(asyncio.get_running_loop())
         connection.sink = call
         pool = connection.pool
         ending = b"Connection: close\r\n" if fresh else b""
+        method = b"GET" if body is None else b"POST"
+        if body is not None:
+            ending += b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
         connection.transport.write(
-            b"GET %b%b HTTP/1.1\r\nHost: %b\r\nUser-Agent: skyserve-lb\r\nAccept: */*\r\n%b\r\n"
-            % (pool.base_path, path.encode(), pool.address, ending)
+            b"%b %b%b HTTP/1.1\r\nHost: %b\r\nUser-Agent: skyserve-lb\r\nAccept: */*\r\n%b\r\n%b"
+            % (method, pool.base_path, path.encode(), pool.address, ending, body or b"")
         )
         done = False
         try:

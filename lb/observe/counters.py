@@ -88,6 +88,10 @@ class Counts:
     continued: int = 0
     continue_refused: defaultdict[str, int] = field(default_factory=_by_kind)
     handed_over: int = 0
+    warmups: defaultdict[str, int] = field(default_factory=_by_kind)  # by why they ended
+    warmed_prefixes: int = 0
+    warmed_bytes: int = 0
+    warming_s: float = 0.0
     stalled: int = 0
     prompt_bytes: int = 0
     matched_bytes: int = 0

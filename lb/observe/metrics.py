@@ -210,7 +210,7 @@ class Metrics:
             sums.add("in_flight", labels, view.in_flight)
             sums.add("waiting", labels, view.waiting)
             sums.add("targets", labels, 1)
-            sums.add("good", labels, 1 if health is Health.GOOD else 0)
+            sums.add("good", labels, 1 if health.is_good else 0)
             for one in Health:
                 sums.add("standing", (*labels, one.value), 1 if one is health else 0)
             if view.running is not None or view.pending is not None:

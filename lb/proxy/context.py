@@ -18,7 +18,7 @@ from lb.core.retry import Tries, is_repeatable
 from lb.core.scheduler import Scheduler
 from lb.core.sliding_window import WindowCounter, WindowMean
 from lb.core.target_state import TargetState
-from lb.core.targets import Booking, Health, Key, TargetTable
+from lb.core.targets import Booking, Key, TargetTable
 from lb.engines.kinds import EngineKind, kind_named
 from lb.http.cors import CorsRules
 from lb.http.messages import Reader, RequestHead
@@ -209,7 +209,7 @@ class Proxy:
         now = self.clock()
         if self.closing or self.draining:
             return False
-        if any(health is Health.GOOD for _, health, _ in self.table.rows(now)):
+        if any(health.is_good for _, health, _ in self.table.rows(now)):
             return True
         return self.forwarding is not None and self.forwarding.has_available_peer(now)
 

@@ -12,8 +12,10 @@ from lb.config.options import Continue, CookieMode
 from lb.core.api_keys import Admission, ApiKeyStore, Unauthorized
 from lb.core.hop import NAME as HOP
 from lb.core.hop import RequestHop
+from lb.core.residency import Zones
 from lb.core.targets import TargetTable
 from lb.core.tenant import Limited
+from lb.core.warming import PromptSample, PromptSamples
 from lb.http import error_responses, session_cookie
 from lb.http.cors import CorsRules
 from lb.http.messages import RequestHead
@@ -26,6 +28,7 @@ from lb.stream.model_name import model_of, names_a_model
 from lb.stream.openai_request import NOT_PARSED, ParsedRequest
 from lb.stream.resume_state import ResumeState
 from lb.stream.token_usage import BYTES_PER_TOKEN
+from lb.stream.warming_request import PATHS as SAMPLED
 from policies.routing.base import RequestView
 from policies.routing.registry import POLICIES
 
@@ -75,12 +78,14 @@ class RequestAdmission:
         self._id_prefix = id_prefix
         self._begin_span = begin_span
         self._ready = ready
+        self.samples = PromptSamples(table.table)
         self.cors: CorsRules | None = None
         self.apply()
         self._number = 0
 
     def apply(self) -> None:
         """Another table is in force."""
+        self.samples.apply(self._table.table)
         cors = self._table.table.cors
         self._entrance = frozenset(self._table.table.residency)
         regions = self._table.table.regions
@@ -184,7 +189,7 @@ class RequestAdmission:
                 parsed = openai_request.scan(body) if dense else openai_request.read(body)
             if prompts:
                 prompt = openai_request.prompt_of(parsed.json, body)
-            scope = f"{admission.tenant}\x00{parsed.model}"
+            scope = _scope(admission, parsed.model)
             session = session or parsed.user
         has_model = routed and body and head.method == b"POST" and names_a_model(path)
         model = model_of(parsed, body) if has_model else parsed.model
@@ -193,22 +198,22 @@ class RequestAdmission:
             limited = self._api_keys.reserve(admission, prompt_tokens, parsed.most_tokens, now)
             if limited is not None:
                 return self._limited(limited)
+        if now >= self.samples.due_at and not (dense or body_left):
+            self._sample(head, body, admission, now)
         set_cookie = b""
         if self._cookies and not session and admission.hop is None:
             secure = client.hop.scheme == b"https"
             session, set_cookie = session_cookie.read_or_make(head.cookie, secure=secure)
-        own_id, request_id, shown_id = self._ids(head)
-        method, plain = head.method_text, head.path_text
+        (own_id, request_id, shown_id), method, plain = self._ids(head), head.method_text, head.path_text
         view = RequestView(own_id, method, plain, len(body), prompt, scope, session, parsed.max_tokens)
         span = ""
         if self._begin_span is not None:
             span = self._begin_span(head.traceparent.decode("latin-1"))
             head = head.without(b"traceparent")  # targets get our span instead
-        continues = overrides.continues and not body_left
+        cors, continues = self.cors, overrides.continues and not body_left
         resume_state = None
         if parsed.stream and continues and parsed.json is not None:
             resume_state = self._resume_state(path, parsed, body, admission.hop)
-        cors = self.cors
         return Arrival(  # by position: keywords would cost each request half a microsecond
             now,
             head,
@@ -224,8 +229,21 @@ class RequestAdmission:
             None if cors is None or admission.hop is not None else cors[head.origin],
             set_cookie,
             admission.hop,
-            admission.zones if admission.hop is not None else admission.zones | self._entrance,
+            self._zones(admission),
         )
+
+    def _sample(self, head: RequestHead, body: bytes, admission: Admission, now: float) -> None:
+        """Keep a prompt for replicas that join (see `lb.core.warming`)."""
+        if head.path not in SAMPLED or head.method != b"POST":
+            return
+        parsed = openai_request.read(body)
+        if parsed.json is not None:
+            scope, prompt = _scope(admission, parsed.model), openai_request.prompt_of(parsed.json, body)
+            zones = self._zones(admission)
+            self.samples.add(PromptSample(now, scope, zones, parsed.model, head.path, body, prompt))
+
+    def _zones(self, admission: Admission) -> Zones:
+        return admission.zones if admission.hop is not None else admission.zones | self._entrance
 
     def _ids(self, head: RequestHead) -> tuple[str, bytes, str]:
         """Return our own id, that of X-Request-Id, and the latter as text."""
@@ -260,3 +278,7 @@ class RequestAdmission:
             ours.get(b"session", b"")[: openai_request.MAX_SESSION_BYTES].decode("latin-1"),
             ours.get(b"continue", b"").lower() != b"off",
         )
+
+
+def _scope(admission: Admission, model: str) -> str:
+    return f"{admission.tenant}\x00{model}"

@@ -62,6 +62,9 @@ class ProxiedRequest(ForwardingRequest):
 
     def _launch(self, choice: Choice, now: float) -> None:
         self.arrival.explanation.note(now, "chose", choice.target_id, choice.because, choice)
+        for target_id in self.proxy.table.warming:
+            if target_id != choice.target_id:
+                self.arrival.explanation.note(now, "passed_over", target_id, "its cache is being filled")
         prompt = self.view.prompt
         if prompt is not None:
             counts = self.proxy.metrics.counts

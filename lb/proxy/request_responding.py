@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from lb.core.failures import BLAME, Failure
 from lb.core.residency import may_have
-from lb.core.targets import Booking, Health
+from lb.core.targets import Booking
 from lb.engines.kinds import EngineKind, kind_named
 from lb.http.messages import ResponseHead
 from lb.http.upstream import TargetConnection
@@ -60,7 +60,7 @@ class RespondingRequest(RequestCore):
             well = (
                 target.id
                 for target, health, _ in proxy.table.rows(now)
-                if health is Health.GOOD and may_have(target.zones, zones)
+                if health.is_good and may_have(target.zones, zones)
             )
             models, model = proxy.table.models, self.arrival.model
             others = {one for one in well if one != booking.key.id and models.serves(one, model) is not False}

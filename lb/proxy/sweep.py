@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from lb.core.failures import Failure
-from lb.core.targets import Booking, Health, Outlook
+from lb.core.targets import Booking, Outlook
 from lb.proxy.context import Proxy
 from lb.proxy.request import ProxiedRequest
 
@@ -161,7 +161,7 @@ def move_waiting(proxy: Proxy) -> None:
                 health, _ = proxy.table.candidates(now, request.tried)
                 # A server that does one request at a time looks frozen while it works on this very one: without
                 # a bound, the request would be started again and again and keep all of them busy.
-                if health is Health.GOOD and request.tries.executions < retries.max_total_retries:
+                if health.is_good and request.tries.executions < retries.max_total_retries:
                     request.tries.executions += 1
                     request.call_back("its target is in doubt and another is healthy")
         except Exception as error:  # noqa: BLE001 (the barrier)

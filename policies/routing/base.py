@@ -49,6 +49,7 @@ class TargetView:
 
     `running`, `pending` and `kv_usage` (0 to 1) are the engine's own account, with what has been sent since
     booked on top of `pending`; None where the engine reports nothing. `queued` are those that it reported as pending itself.
+    `warming`: its cache is being filled; it is offered only where no other target has room.
     """
 
     id: str
@@ -66,6 +67,7 @@ class TargetView:
     kv_usage: float | None = None
     rtt_s: float = 0.0
     price_usd_hour: float = 0.0
+    warming: bool = False
 
 
 class Choice(NamedTuple):
@@ -131,6 +133,10 @@ class RoutingPolicy(Protocol):
         """
         ...
 
+    def cached(self, request: RequestView, target_id: str) -> None:
+        """The prompt is in the target's cache, by a request that is no client's and counts as no load."""
+        ...
+
     def forget(self, target_id: str) -> None:
         """The target has left the table for good; an unknown id is fine."""
         ...
@@ -158,6 +164,8 @@ class Policy:
     def responded(self, request: RequestView, target_id: str, now: float) -> None: ...
 
     def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None: ...
+
+    def cached(self, request: RequestView, target_id: str) -> None: ...
 
     def forget(self, target_id: str) -> None: ...
 

@@ -42,9 +42,12 @@ class PrefixPolicy(SamplingPolicy):
         self._tree = RadixTree(max_tree_bytes)
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
+        self.cached(request, target_id)
+        super().record(request, target_id, now)
+
+    def cached(self, request: RequestView, target_id: str) -> None:
         if request.prompt:
             self._tree.insert(request.scope, request.prompt[:MAX_PROMPT_BYTES], target_id)
-        super().record(request, target_id, now)
 
     def forget(self, target_id: str) -> None:
         self._tree.forget(target_id)

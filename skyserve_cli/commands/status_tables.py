@@ -142,6 +142,10 @@ def _notes(view: View) -> Iterator[str]:
     standing_in = sum(replica["stands_in"] and replica["state"] != "GONE" for replica in view["replicas"])
     if standing_in:
         yield f"{stand_ins(standing_in)}; spot ready: {_ready(view, 'spot')}"
+    warming = view.get("warming")  # a controller of an earlier release sends none
+    if warming:
+        names = ", ".join(map(str, warming))
+        yield f"new replicas compute frequent prefixes before they get their share of the requests: {names}"
 
 
 def _availability_lines(view: View, now: float) -> Iterator[str]:

@@ -25,12 +25,13 @@ from lb.config.options import (
     PushMode,
     Retries,
     Session,
+    Warming,
 )
 from skyserve_cli.spec.fields import AboveZero, Port, SomeSeconds, Text, not_bool, one_of, refuse
 from skyserve_cli.spec.front_door import CorsSection, Network, SessionSection, cors
 from skyserve_cli.spec.model import LoadBalancerSpec
 from skyserve_cli.spec.references import NAME
-from skyserve_cli.spec.section import Section, Words
+from skyserve_cli.spec.section import Section, Shorthand, Words
 
 MIB = 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
@@ -38,7 +39,7 @@ _LONGEST_NAME = 100
 _PUSHING = [mode.value for mode in PushMode]
 _CONTINUATION = [mode.value for mode in Continue]
 
-_limits, _retries, _breaker, _pushing = Limits(), Retries(), Breaker(), Pushing()
+_limits, _retries, _breaker, _pushing, _warming = Limits(), Retries(), Breaker(), Pushing(), Warming()
 _NUMBER = BeforeValidator(not_bool)
 
 
@@ -51,6 +52,11 @@ def _within(options: type, name: str, unit: float = 1) -> Any:
 def _continuation(value: object) -> str:
     """``off`` without quotes is YAML's word for false."""
     return Continue.OFF.value if value is False else one_of(*_CONTINUATION)(value)
+
+
+def _no_warming(value: object) -> object:
+    """``off`` without quotes is YAML's word for false."""
+    return {"seconds": 0} if value is False or value == "off" else value
 
 
 def _variable(value: object) -> str:
@@ -156,6 +162,11 @@ class MetricsSection(Section):
     """Whether metrics of replicas have a series for each, by the label target; up to 100, the rest is one series."""
 
 
+class WarmingSection(Section):
+    seconds: Annotated[float, _NUMBER, _within(Warming, "seconds")] = _warming.seconds
+    """How long a new replica computes prefixes of recent prompts at most, before it gets its share of the requests."""
+
+
 class LoadBalancerSection(Section):
     stream_timeout_seconds: SomeSeconds = _limits.idle_timeout_s
     """A response that sends nothing for this long is given up."""
@@ -191,6 +202,10 @@ class LoadBalancerSection(Section):
     """Networks of proxies whose X-Forwarded-For, -Proto and -Host, X-Real-IP and Forwarded are passed on. Default: none."""
     session: SessionSection = SessionSection()
     """What keeps a client with one replica, for load_balancing_policy: consistent_hash."""
+    warming: Annotated[WarmingSection, Shorthand({"enum": ["off", False]}), BeforeValidator(_no_warming)] = (
+        WarmingSection()
+    )
+    """How the cache of a new replica is filled; or off."""
     metrics: MetricsSection = MetricsSection()
     """The labels that the load balancer's metrics have."""
     host: Text | None = None
@@ -231,4 +246,5 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
         trusted_proxies=section.trusted_proxies,
         session=Session(CookieMode(section.session.cookie)),
         metrics=MetricsOptions(section.metrics.target_label),
+        warming=Warming(section.warming.seconds),
     )

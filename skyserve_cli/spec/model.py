@@ -11,7 +11,17 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from lb.config.cors import Cors
-from lb.config.options import Access, Breaker, Continuation, Limits, MetricsOptions, Pushing, Retries, Session
+from lb.config.options import (
+    Access,
+    Breaker,
+    Continuation,
+    Limits,
+    MetricsOptions,
+    Pushing,
+    Retries,
+    Session,
+    Warming,
+)
 from policies.goals import PlacementGoal, ScalingGoal
 from policies.regions.registry import DEFAULT_REGION_POLICY
 from policies.regions.residency import ResidencyZone
@@ -107,6 +117,7 @@ class LoadBalancerSpec:
     trusted_proxies: tuple[str, ...] = ()
     session: Session = field(default_factory=Session)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    warming: Warming = field(default_factory=Warming)
 
 
 class AgentPlace(NamedTuple):

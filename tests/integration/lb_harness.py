@@ -73,6 +73,7 @@ class ToyTarget:
         self.name = name
         self.behave: Behaviour = behave or self.say_name
         self.list_models: Behaviour | None = None  # what it responds to the agent's poll of its models
+        self.respond_to_poll: Behaviour | None = None  # to other polls
         self.frozen = False
         self.probes = 0
         self.seen: list[Seen] = []
@@ -115,8 +116,11 @@ class ToyTarget:
                 if polled and seen.path == "/v1/models" and self.list_models is not None:
                     await self.list_models(seen)
                     continue
-                if polled and seen.path != "/health":
-                    await seen.answer(b"", "404 Not Found")  # the agent detects the engine
+                if polled and seen.method == "GET" and seen.path != "/health":
+                    if self.respond_to_poll is not None:
+                        await self.respond_to_poll(seen)
+                    else:
+                        await seen.answer(b"", "404 Not Found")  # the agent detects the engine
                     continue
                 if seen.path == "/health":
                     self.probes += 1

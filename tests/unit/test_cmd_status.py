@@ -68,6 +68,13 @@ def test_the_line_of_a_service(view: dict[str, Any], line: str) -> None:
     assert words(shown(view)[1]) == line
 
 
+def test_replicas_whose_caches_are_filled_have_a_note() -> None:
+    assert any(
+        line.endswith("their share of the requests: 3, 4") for line in shown(service() | {"warming": [3, 4]})
+    )
+    assert not any("share of the requests" in line for line in shown(service() | {"warming": []}))
+
+
 def test_load_balancers_in_regions_have_a_table_of_their_own() -> None:
     agent = {
         **replica(7, "on_demand"), "endpoint": "http://192.0.2.1:8000", "agent_version": "4610500197bd", "newest": False,

@@ -68,6 +68,7 @@ def test_an_agent_is_told_what_the_file_says() -> None:
             trusted_proxies: [10.0.0.0/8, "::1"]
             session: {cookie: auto}
             metrics: {target_label: true}
+            warming: {seconds: 4}
             cors: {origins: ["https://*.example.org"], max_age_seconds: 5, credentials: true}
         run: serve
         """
@@ -75,6 +76,7 @@ def test_an_agent_is_told_what_the_file_says() -> None:
     told = a_table(spec=spec).to_json()
     assert told["policy"] == "cache_aware"
     assert told["limits"]["stall_timeout_s"] == 7.0
+    assert told["warming"] == {"seconds": 4.0}
     assert told["limits"]["max_body_bytes"] == 3 * 1024 * 1024
     assert (told["limits"]["max_held"], told["limits"]["hold_s"]) == (11, 13.0)
     assert (told["pushing"]["mode"], told["pushing"]["cap"]) == ("fixed_cap", 5)

@@ -749,6 +749,12 @@ class Books(RuleBasedStateMachine):
             opened = self.it.loaded(key, load, self.now - took_s, self.now)
             assert self.it.room(self.now) or not opened or self.it.health(key, self.now) is Health.CLOSED
 
+    @rule(data=st.data(), warming=st.booleans())
+    def warm(self, data: st.DataObject, warming: bool) -> None:
+        keys = [key for key, _, _ in self.it.probe_list()]
+        if keys:
+            self.it.warm(data.draw(st.sampled_from(keys)), warming)
+
     @rule(mode=st.sampled_from(PushMode))
     def push_otherwise(self, mode: PushMode) -> None:
         self.wire = replace(self.wire, pushing=Pushing(mode, 2))
@@ -800,7 +806,10 @@ class Books(RuleBasedStateMachine):
         assert self.it.admits(self.now, epochs) == bool(views)
         if not self.it.table.pushing.is_polled and best is not Health.CLOSED:
             cap = 2 if self.it.table.pushing.mode is PushMode.FIXED_CAP else sys.maxsize
-            expected = [one.id for one, health, in_flight in rows if health is best and in_flight < cap]
+            room = [(one.id, health) for one, health, in_flight in rows if in_flight < cap]
+            expected = [name for name, health in room if health is best]
+            if best is Health.GOOD and not expected:
+                expected = [name for name, health in room if health is Health.WARMING]
             assert [view.id for view in views] == [views[at].id for at in range(len(views))] == expected
 
     def teardown(self) -> None:

@@ -21,6 +21,7 @@ from lb.config.options import (
     PushMode,
     Retries,
     Session,
+    Warming,
 )
 from policies.routing.registry import POLICIES
 from skyserve_cli.spec import (
@@ -107,6 +108,8 @@ SAID = {
         LoadBalancerSpec(pushing=Pushing(PushMode.FIXED_CAP, Pushing().cap)),
     ),
     "blind": ("pushing: blind", LoadBalancerSpec(pushing=Pushing(PushMode.BLIND))),
+    "a shorter warming": ("warming: {seconds: 5}", LoadBalancerSpec(warming=Warming(5.0))),
+    "no warming": ("warming: off", LoadBalancerSpec(warming=Warming(0.0))),
     "a queue": (
         "queue: {size: 0, timeout_seconds: 0}",
         LoadBalancerSpec(Limits(max_held=0, hold_s=0.0)),
@@ -185,6 +188,7 @@ WRONG = {
     "cookies of all pages": ("cors: {origins: ['*'], credentials: yes}", "cors.credentials", "origins contains *"),
     "a network with a host in it": ("trusted_proxies: [10.0.0.1/8]", "trusted_proxies[0]", "such as 10.0.0.0/8"),
     "a cookie of one's own": ("session: {cookie: mine}", "session.cookie", "must be one of auto, off"),
+    "a warming of an hour": ("warming: {seconds: 3600}", "warming.seconds", "at most 600"),
     "a label that is a word": ("metrics: {target_label: all}", "metrics.target_label", "true or false"),
     "a metric of one's own": ("metrics: {user_label: true}", "metrics.user_label", "unknown key"),
     "an override that is a word": ("allow_policy_override: perhaps", "allow_policy_override", "true or false"),

@@ -100,6 +100,7 @@ def service_view(
         ],
         "load_balancers_wanted": 0 if row.down else spec.regional.count * len(spec.regional.places),
         "load": {"requests_per_s": rate, "in_flight": load.in_flight, "queued": load.queued},
+        "warming": sorted(load.warming),
         "cost": _cost_view(row, spent),
         "replicas": [
             {

@@ -33,6 +33,7 @@ def load_of(stats: Stats, table: Table | None, elsewhere: frozenset[int] = froze
         responsive=frozenset(
             int(one.id) for one in stats.targets if one.heard_s is not None and one.heard_s <= RESPONSIVE_S
         ),
+        warming=frozenset(int(name) for name in stats.warming),
         known=True,
     )
 
@@ -53,5 +54,6 @@ def merged(loads: Sequence[Load]) -> Load:
         ongoing=sum(load.ongoing for load in known),
         empty=frozenset.intersection(*(load.empty for load in loads)),
         responsive=frozenset().union(*(load.responsive for load in known)),
+        warming=frozenset().union(*(load.warming for load in known)),
         known=True,
     )

@@ -68,6 +68,7 @@ def table_of(
         balancer.session,
         metrics=balancer.metrics,
         slo=_slo(spec),
+        warming=balancer.warming,
     )
     if any(target.tls_name for target in table.targets):
         table = replace(table, targets_ca=targets_ca)
