@@ -1,6 +1,7 @@
 """What may be launched within a limit of USD per hour. Pure.
 
-The limits are the service's (`replica_policy.max_usd_hour`) and the home's (`controller.max_usd_hour`). Launches are let through in
+The limits are the service's (`replica_policy.max_usd_hour`) and the home's (`controller.max_usd_hour`); those of a team are in
+`quotas`. Launches are let through in
 their order as long as each still fits; nothing that runs is terminated for a budget, since requests are worth more than the rest of
 an hour. Prices are those of the offers, at which replicas were launched: of machines, without traffic.
 """
@@ -17,6 +18,7 @@ from policies.placement.base import PlannedLaunch
 WARN_SHARE = 0.8
 LOOK_AGAIN_S = 60.0  # another service may have made room
 _REFUSED = "not launched for the budget"
+_REFUSALS = (_REFUSED, "not launched for the quota")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ def affordable(places: Sequence[PlannedLaunch], budget: Budget) -> tuple[list[Pl
 
 
 def is_refusal(notes: str) -> bool:
-    """Return whether the notes of a service say that a replica is not launched for a budget."""
-    return _REFUSED in notes
+    """Return whether the notes of a service report that a replica is not launched for a budget or a quota."""
+    return any(refused in notes for refused in _REFUSALS)
 
 
 def usd_hour_of(places: Iterable[PlannedLaunch]) -> float:

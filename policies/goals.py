@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +118,39 @@ class Goal:
     down: bool = False
     killed: frozenset[int] = frozenset()
     max_usd_hour: float | None = None
+
+
+class Amounts(NamedTuple):
+    """What some replicas use together; of a limit: what they may."""
+
+    gpus: float = 0.0
+    replicas: float = 0.0
+    usd_hour: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What the services of a team may use together; None: no limit. `max_usd_month` is for each calendar month (UTC)."""
+
+    max_gpus: int | None = None
+    max_replicas: int | None = None
+    max_usd_hour: float | None = None
+    max_usd_month: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TeamRoom:
+    """What one service of a team may launch in a tick; see `policies.quotas`.
+
+    `used` is by all services of the team, `left` the quota less that and less what is due to the others, `due` how many replicas
+    are due to this one. `month_usd` is what the team's services have cost since the month began. `num_nodes` are the nodes of a
+    replica of the version that is launched.
+    """
+
+    team: str
+    quota: Quota
+    used: Amounts
+    left: Amounts
+    due: int
+    month_usd: float = 0.0
+    num_nodes: int = 1

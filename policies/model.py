@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Union
 
-from policies.goals import Goal
+from policies.goals import Goal, TeamRoom
 from policies.history import NO_LOAD, History, Load
 
 
@@ -355,7 +355,8 @@ class Observation:
     """The immutable input of a tick.
 
     `replicas` are the live ones (not GONE), events already applied. `room_usd_hour` is the rest of the budget of all
-    services together. `history` is None where no policy reads it.
+    services together, `team` what the service's team leaves to it (None: no team, or one without limits). `history` is None where
+    no policy reads it.
     """
 
     now: float
@@ -366,6 +367,7 @@ class Observation:
     events: tuple[Event, ...] = ()
     room_usd_hour: float = math.inf
     history: History | None = None
+    team: TeamRoom | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from policies import budget, notices, retiring, rollout
+from policies import budget, notices, quotas, retiring, rollout
 from policies.goals import Goal, UpdateMode
 from policies.model import (
     Action,
@@ -108,10 +108,10 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     actions += _replaced(retired, gone, version, observation)
     actions += [_end(live[e.replica_id], EndReason.SCALED_DOWN, e.why, observation) for e in decided.ends]
 
-    places, over = budget.affordable(decided.launches, _purse(observation))
+    places, over = _affordable(decided.launches, observation)
     launches = _launches(places, memory.next_replica_id, version)
     memory = replace(memory, placement=decided.memory, next_replica_id=memory.next_replica_id + len(launches))
-    notes = (*decided.notes, over) if over else decided.notes
+    notes = (*decided.notes, *over)
     if decided.target > len(new) and held_back:
         notes = (held_back,)
     elif decided.target > len(new) and not observation.offers:
@@ -194,9 +194,15 @@ def _earliest(*instants: float | None) -> float | None:
     return min((at for at in instants if at is not None), default=None)
 
 
-def _purse(observation: Observation) -> budget.Budget:
+def _affordable(
+    launches: Sequence[PlannedLaunch], observation: Observation
+) -> tuple[list[PlannedLaunch], list[str]]:
+    """Return the launches that fit into the budgets and into the quota of the team, and why others do not."""
     spent = budget.usd_hour(observation.replicas)
-    return budget.Budget(observation.goal.max_usd_hour, spent, observation.room_usd_hour)
+    purse = budget.Budget(observation.goal.max_usd_hour, spent, observation.room_usd_hour)
+    places, over = budget.affordable(launches, purse)
+    places, beyond = quotas.permitted(places, observation.team)
+    return places, [sentence for sentence in (over, beyond) if sentence]
 
 
 def _launches(places: Sequence[PlannedLaunch], first_id: int, version: int) -> list[Launch]:

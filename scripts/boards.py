@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from scripts.board_panels import FLEET, LOAD_BALANCERS, SERVICES, Panel
 from scripts.reference.metrics import agent
-from skyserve_cli.controller.metrics.families import OF_CONTROLLER, OF_SERVICE
+from skyserve_cli.controller.metrics.families import OF_CONTROLLER, OF_SERVICE, OF_TEAM
 
 FOLDER = Path(__file__).parents[1] / "packaging" / "grafana"
 
@@ -44,7 +44,7 @@ def meanings() -> dict[str, str]:
     """Return what each exposed name means."""
     found = {
         one.name + ("_total" if one.type == "counter" else ""): one.help
-        for one in (*OF_CONTROLLER, *OF_SERVICE)
+        for one in (*OF_CONTROLLER, *OF_SERVICE, *OF_TEAM)
     }
     suffixes = {"counter": "_total", "histogram": "_bucket"}
     return found | {one.name + suffixes.get(one.type, ""): one.documentation for one in agent()}

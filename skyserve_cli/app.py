@@ -53,6 +53,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "catalog": Verb("List what machines the clouds have, where, and what they cost.", MACHINERY, family=True),
         "gc": Verb("Find orphaned resources in the clouds, and remove them.", MACHINERY),
         "controller": Verb("Start, stop and look at the controller; rotate its keys, back it up and restore it.", MACHINERY, family=True),
+        "teams": Verb("Show what each team uses of its quota and its budget.", MACHINERY),
         "token": Verb("Give others access to the controller: tokens with a role and services.", MACHINERY, family=True),
         "context": Verb("Choose which controller the commands call.", MACHINERY, family=True),
         "local": Verb("Play with the local cloud: its zones, its capacity, its spot market.", MACHINERY, family=True),

@@ -24,6 +24,7 @@ from skyserve_cli.config_backup import BackupConfig
 from skyserve_cli.config_clouds import SECTIONS, AwsConfig, RentedConfig
 from skyserve_cli.config_notify import Destination
 from skyserve_cli.config_section import CloudConfig, Strict
+from skyserve_cli.config_teams import TeamConfig, TeamName
 from skyserve_cli.spec.problems import did_you_mean, dotted
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class Config(Strict):
     load_balancer: LoadBalancerConfig = LoadBalancerConfig()
     dashboard: DashboardConfig = DashboardConfig()
     notify: tuple[Destination, ...] = Field(default=(), max_length=16)
+    teams: dict[TeamName, TeamConfig] = Field(default_factory=dict, max_length=1000)
     clouds: dict[str, CloudConfig] = Field(default_factory=lambda: {"local": CloudConfig(poll_seconds=0.5)})
 
     @property
@@ -260,5 +262,7 @@ def _model_above(where: tuple[int | str, ...]) -> type[BaseModel]:
             return LoadBalancerConfig
         case ("notify", int(), _, *_):
             return Destination
+        case ("teams", _, _, *_):
+            return TeamConfig
         case _:
             return Config

@@ -13,7 +13,7 @@ from lb.core.targets import TargetTable
 from lb.observe.families import AGENT_HELP, OF_AGENT, OF_KEY, OF_TARGET
 from lb.observe.metrics import Metrics
 from scripts.reference.text import NOTE, code, table
-from skyserve_cli.controller.metrics.families import OF_CONTROLLER, OF_SERVICE
+from skyserve_cli.controller.metrics.families import OF_CONTROLLER, OF_SERVICE, OF_TEAM
 from skyserve_cli.engine.metrics import Telemetry
 from skyserve_cli.engine.model import EngineModel
 from skyserve_cli.engine.profiles import L4_8B
@@ -72,7 +72,7 @@ def engine() -> list[Metric]:
 def _of_controller() -> str:
     rows = [
         (code(one.name + _SUFFIX.get(one.type, "")), one.type, ", ".join(one.labels), one.help)
-        for one in sorted((*OF_CONTROLLER, *OF_SERVICE), key=lambda one: one.name)
+        for one in sorted((*OF_CONTROLLER, *OF_SERVICE, *OF_TEAM), key=lambda one: one.name)
     ]
     return table(["metric", "type", "labels", "meaning"], rows)
 

@@ -133,6 +133,10 @@ CONTROLLER = (
     ),
     Operation("POST", "/v1/leaks/{cloud}/forget", "Stop tracking a cloud that is no longer enabled.", "{problems}"),
     Operation("POST", "/v1/stop", "Stop the controller. Services go on serving.", "{pid}"),
+    Operation(
+        "GET", "/v1/teams", "Return the limits of each team and what it uses: of all teams to the owner and to admins, else of the "
+        "caller's own.", "{teams: [{name, limits, used, services, waiting}]}",
+    ),
     Operation("GET", "/v1/tokens", "List the tokens of others, also the revoked ones.", "{tokens: [...]}, never the tokens themselves"),
     Operation(
         "POST", "/v1/tokens", "Create a token.", "{token}; it is not stored, and not shown again",
@@ -140,6 +144,7 @@ CONTROLLER = (
             ("name", "whose it is; the author of goals in the event log"),
             ("role", "viewer, operator or admin"),
             ("services", "names of the services that it covers; null: all"),
+            ("team", "of config.yaml, whose quota the services that it starts use; empty: none"),
         ),
     ),
     Operation("POST", "/v1/tokens/{token}/revoke", "Revoke the token of this name. The next call with it gets 401.", "{}"),

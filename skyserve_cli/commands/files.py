@@ -36,6 +36,11 @@ def load(
     return loaded
 
 
+def with_team(changes: Sequence[str] | None, team: str | None) -> list[str]:
+    """Return the changes of `--set` with the team of `--team`."""
+    return [*(changes or ()), *([] if team is None else [f"service.team={team}"])]
+
+
 def read(
     file: Path,
     *,

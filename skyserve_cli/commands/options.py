@@ -91,6 +91,14 @@ Secret = Annotated[
     ),
 ]
 SecretFile = Annotated[Path | None, typer.Option("--secret-file", help="Secrets, a NAME=VALUE per line.")]
+Team = Annotated[
+    str | None,
+    typer.Option(
+        "--team",
+        metavar="TEAM",
+        help="Whose quota it uses, in place of service.team. Another than your own needs admin.",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change the file: --set replica_policy.min_replicas=3"),

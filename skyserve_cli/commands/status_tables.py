@@ -70,6 +70,8 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitte
             "#QUEUED",
             "POLICY",
         ]
+    has_teams = wide and any(view.get("team") for view in services)
+    columns += ["TEAM"] if has_teams else []
     rows = []
     for view in services:
         cost, load, rate = view["cost"], view["load"], view["load"]["requests_per_s"]
@@ -94,6 +96,7 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitte
                 str(load["queued"]),
                 view["load_balancing_policy"],
             ]
+        row += [view.get("team") or "-"] if has_teams else []
         rows.append(row)
     return table(columns, rows, drop=() if wide else _LESS_OF_SERVICES, folds=False)
 

@@ -42,6 +42,14 @@ def create(
             autocompletion=complete_service,
         ),
     ] = None,
+    team: Annotated[
+        str | None,
+        typer.Option(
+            "--team",
+            metavar="TEAM",
+            help="Team of config.yaml whose quota the services it starts use. Default: none.",
+        ),
+    ] = None,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """Create a token and print it. It cannot be printed again: only its SHA-256 is stored."""
@@ -49,9 +57,11 @@ def create(
         raise CommandFailed(
             "--service: an admin covers all services; leave it out, or use --role operator", code=2
         )
-    token = controller().create_token(name, role.value, service or None)
+    token = controller().create_token(name, role.value, service or None, team or "")
     if output is OutputFormat.JSON:
-        put_json({"name": name, "role": role.value, "services": service or None, "token": token})
+        put_json(
+            {"name": name, "role": role.value, "services": service or None, "team": team, "token": token}
+        )
         return
     covered = "all services" if not service else plural(len(set(service)), "service")
     inform(f"{name} is {role.value} of {covered}; the token is shown this once:")
@@ -70,13 +80,14 @@ def list_(output: Format = OutputFormat.TABLE) -> None:
             each["name"],
             each["role"],
             "all" if each["services"] is None else ", ".join(each["services"]),
+            each.get("team") or "-",  # a controller of an earlier release sends none
             date_time(each["created_at"]),
             each["created_by"],
             "valid" if each["revoked_at"] is None else f"revoked {date_time(each['revoked_at'])}",
         )
         for each in found
     ]
-    put_table(table(("NAME", "ROLE", "SERVICES", "CREATED", "BY", "STATE"), rows))
+    put_table(table(("NAME", "ROLE", "SERVICES", "TEAM", "CREATED", "BY", "STATE"), rows))
 
 
 @app.command()

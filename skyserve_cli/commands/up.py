@@ -18,6 +18,7 @@ from skyserve_cli.commands.options import (
     Secret,
     SecretFile,
     Set,
+    Team,
     Timeout,
     View,
     Yes,
@@ -49,12 +50,14 @@ def up(
     secret: Secret = None,
     secret_file: SecretFile = None,
     changes: Set = None,
+    team: Team = None,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """Bring a service up: show the plan and its price, confirm, and wait until it is ready.
 
     The last line of stdout is the endpoint, and the only one.
     """
+    changes = files.with_team(changes, team)
     loaded = files.load(
         file, name=name, env=env, env_file=env_file, secret=secret, secret_file=secret_file, changes=changes
     )

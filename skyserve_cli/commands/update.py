@@ -19,6 +19,7 @@ from skyserve_cli.commands.options import (
     SecretFile,
     ServiceName,
     Set,
+    Team,
     Timeout,
     View,
     Yes,
@@ -46,6 +47,7 @@ def update(
     secret: Secret = None,
     secret_file: SecretFile = None,
     changes: Set = None,
+    team: Team = None,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """Give a running service a new version.
@@ -54,6 +56,7 @@ def update(
     else replaced without a gap. A version that does not come up is given up, and the one before goes on serving. A
     file that changes nothing makes no version.
     """
+    changes = files.with_team(changes, team)
     loaded = files.load(
         file, name=name, env=env, env_file=env_file, secret=secret, secret_file=secret_file, changes=changes
     )
@@ -68,7 +71,6 @@ def update(
     chosen = mode.value if mode else spec.update.mode
     plan = client.plan(spec_to_json(spec), loaded.secret_values, chosen)
     insist_on_offers(plan, loaded)
-    kept = plan["keeps_replicas"]
     if plan["nothing_changes"]:
         inform(f"nothing changes: {name} stays at version {running['version']}")
         if output is OutputFormat.JSON:
@@ -76,10 +78,10 @@ def update(
         elif not dry_run:
             put(running["endpoint"])
         return
-    inform(_what_changes(running, kept, chosen))
+    inform(_what_changes(running, plan["keeps_replicas"], chosen))
     for change in plan["changes"]:
         inform(f"  {_difference(change)}")
-    if not plan["changes"] and not kept:
+    if not plan["changes"] and not plan["keeps_replicas"]:
         inform("  the content of files or the value of a secret")
     if plan["launches"]:
         print_table(plan_table(plan))

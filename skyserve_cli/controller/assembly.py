@@ -225,6 +225,7 @@ def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
         epoch=lambda: base.leadership.epoch,
         targets_ca=base64.b64encode(workers.authority).decode(),
         max_usd_hour=base.config.controller.max_usd_hour,
+        quotas={name: team.quota for name, team in base.config.teams.items()},
     )
 
 

@@ -84,7 +84,7 @@ async def run(home: Home) -> None:
     )
     threads.start()
     agents = AgentReader(workers.fleet.admin_ports, workers.regional.admin_ports)
-    team = Team(base.store, base.clock)
+    team = Team(base.store, base.clock, config.teams)
     api = Api(service, home.token(), home.controller_log, stopping.set, agents, team)
     page = _page_of(base, api, team)
     api.opens(page.code)
@@ -142,7 +142,10 @@ class _Threads:
         self._ticker = Ticker(reconciler, store, clock, base.woken, controller.tick_seconds, base.leadership)
         swept = base.names_of_usable()
         self._sweeper = Sweeper(service.garbage_collector, swept, controller.sweep_minutes * 60.0)
-        self._housekeeper = Housekeeper(store, clock, base.steady, home.backups, home.load_balancers)
+        keeps_month = any(team.max_usd_month is not None for team in base.config.teams.values())
+        self._housekeeper = Housekeeper(
+            store, clock, base.steady, home.backups, home.load_balancers, keeps_month=keeps_month
+        )
         self._callbacks = Callbacks(store, base.specs, clock, home.callbacks)
         self._recorder = SeriesRecorder(store, workers.traffic, clock)
         self.term = Term(home, store, clock, stop)
@@ -239,6 +242,7 @@ def _serve_metrics(
         controller_service.health,
         lambda: controller_service.services(down=False, ended=False),
         agents,
+        teams=lambda: controller_service.teams.view()["teams"],
     )
     metrics.start(settings.metrics_port, settings.metrics_host)
     return metrics

@@ -51,6 +51,7 @@ def build(
         placement=_placement(policy, found.choices),
         load_window_s=policy.load_window_seconds,
         max_usd_hour=policy.max_usd_hour,
+        team=service.team,
         slo=_slo(policy),
         schedule=_schedule(policy),
         load_balancing_policy=service.load_balancing_policy,

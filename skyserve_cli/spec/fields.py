@@ -66,6 +66,7 @@ Fraction = Annotated[float, BeforeValidator(not_bool), Field(ge=0, le=10, allow_
 PriceCap = Annotated[float, BeforeValidator(not_bool), Field(ge=1, le=1000, allow_inf_nan=False)]
 Availability = Annotated[float, BeforeValidator(not_bool), Field(ge=0.5, le=0.9999, allow_inf_nan=False)]
 Text = Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
+TeamName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 AnyText = Annotated[str, BeforeValidator(_as_text)]
 
 

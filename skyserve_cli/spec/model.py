@@ -248,7 +248,8 @@ class ServiceSpec:
 
     `scaling` and `placement` are what policies get: `goal_of` adds to them what follows from `resources`, from `slo` (None:
     the service has none) and from `schedule`, of whose entries that overlap the last counts. The load is the mean over the
-    last `load_window_s`; `max_usd_hour` is what the replicas may cost together, None: no limit.
+    last `load_window_s`; `max_usd_hour` is what the replicas may cost together, None: no limit. `team` is
+    whose quota the service uses; None: the team of its author.
     `resources` are alternatives: in order of preference if `resources_ordered`, else the cheapest first.
     `port` is the one requests go to; None means the replica listens where ``$SKYSERVE_REPLICA_PORT`` says.
     """
@@ -261,6 +262,7 @@ class ServiceSpec:
     placement: PlacementGoal = field(default_factory=PlacementGoal)
     load_window_s: float = 60.0
     max_usd_hour: float | None = None
+    team: str | None = None
     slo: SloSpec | None = None
     schedule: tuple[ScheduledSize, ...] = ()
     load_balancing_policy: str = SERVICE_POLICY

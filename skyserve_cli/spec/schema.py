@@ -43,6 +43,7 @@ from skyserve_cli.spec.fields import (
     SomeSeconds,
     Sources,
     SpotPlacer,
+    TeamName,
     Text,
     TimeZone,
     UpdateMode,
@@ -185,6 +186,8 @@ class ServiceSection(Section):
     """A fixed number of replicas; use this or replica_policy."""
     replica_policy: ReplicaPolicySection | None = None
     """How many replicas, and on which capacity."""
+    team: TeamName | None = None
+    """Whose quota it uses: a team of config.yaml. Only the owner and admins may choose another than their own."""
     load_balancing_policy: LbPolicy = SERVICE_POLICY
     """How a request finds its replica."""
     load_balancer: LoadBalancerSection = LoadBalancerSection()

@@ -30,3 +30,18 @@ def spent_columns(now: float) -> tuple[sa.ColumnElement[float], sa.ColumnElement
     )  # no cost is negative, also if the clock was set back
     on_demand = sa.func.coalesce(r.on_demand_usd_hour, r.price_usd_hour)
     return sa.func.sum(r.price_usd_hour * hours), sa.func.sum(on_demand * hours)
+
+
+def read_spent_by_team(c: Connection, since: float, now: float) -> dict[str, float]:
+    """Return what the services of each team have cost from `since` to `now`; of replicas in the table."""
+    r, s = t.replicas.c, t.services.c
+    ended = sa.func.coalesce(r.ended_at, now)
+    begin = sa.case((r.launched_at > since, r.launched_at), else_=since)
+    usd = sa.func.sum(r.price_usd_hour * (ended - begin) / 3600.0)
+    query = (
+        sa.select(s.team, usd)
+        .join(t.replicas, r.service == s.name)
+        .where(s.team != "", r.launched_at.is_not(None), ended > begin)
+        .group_by(s.team)
+    )
+    return {team: float(spent) for team, spent in c.execute(query)}

@@ -27,13 +27,18 @@ from skyserve_cli.state.values import (
 
 
 class NewVersion(NamedTuple):
-    """What a version of a service brings with it. `sealed_secrets` are encrypted; `target` is for a new service."""
+    """What a version of a service brings with it.
+
+    `sealed_secrets` are encrypted; `target` is for a new service. `team` is whose quota it uses from now on; None: that of before, and
+    of a new service none.
+    """
 
     spec: Mapping[str, Any]
     replica_hash: str
     sealed_secrets: bytes
     lb_port: int
     target: int
+    team: str | None = None
 
 
 def put_service(
@@ -70,7 +75,10 @@ def put_service(
             "wanted": 0,
             "target": new.target,
             "notes": "",
+            "team": "",
         }
+    if new.team is not None:
+        goal["team"] = new.team
     if row is None:
         fresh = {"name": name, "next_replica_id": 1, "folded_usd": 0.0, "folded_on_demand_usd": 0.0}
         c.execute(t.services.insert().values(**fresh, **goal))

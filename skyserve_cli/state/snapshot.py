@@ -43,6 +43,7 @@ def read_services(c: Connection, *, down: bool) -> list[ServiceRow]:
             notes=row.notes,
             memory=memory_from_json(row.memory, row.next_replica_id),
             lb_port=row.lb_port,
+            team=row.team,
             killed=frozenset(kills.get(row.name, ())),
             replicas=_of_role(live.get(row.name, ()), Role.REPLICA),
             balancers=_of_role(live.get(row.name, ()), Role.LOAD_BALANCER),

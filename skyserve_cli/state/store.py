@@ -88,16 +88,18 @@ class Store(TeamDatabase):
         mode: UpdateMode | None,
         now: float,
         author: str = "",
+        team: str | None = None,
     ) -> int:
         """Create the service, or add a version to it; returns the version.
 
-        `target` is how many replicas a new service begins with, `author` who wants it, for the event log.
+        `target` is how many replicas a new service begins with, `author` who wants it, for the event log. `team` None: an update
+        keeps the team, a new service has none.
 
         `mode` None means "must be new": raises ServiceExistsError if the service is up. A name that is down
         is revived: versions and replica ids go on, so no id is ever used twice; StillGoingDownError as long
         as replicas of before live. A `mode` raises NoSuchServiceError if there is nothing up to update.
         """
-        new = goals.NewVersion(spec, replica_hash, sealed_secrets, lb_port, target)
+        new = goals.NewVersion(spec, replica_hash, sealed_secrets, lb_port, target, team)
         with self._writing() as c:
             self._bump_revision(c)
             version = goals.put_service(c, name, new, mode, now, self._draw, author)
@@ -327,6 +329,11 @@ class Store(TeamDatabase):
         """Return what each service has cost so far."""
         with self._reader.connect() as c:
             return costs.read_spent(c, now)
+
+    def spent_by_team(self, since: float, now: float) -> dict[str, float]:
+        """Return what the services of each team have cost from `since` to `now`, in USD, as far as replicas have not been archived."""
+        with self._reader.connect() as c:
+            return costs.read_spent_by_team(c, since, now)
 
     def events(
         self,

@@ -68,6 +68,8 @@ services = sa.Table(
     # What replicas whose rows were folded away have cost (see Store.fold).
     sa.Column("folded_usd", sa.Float, nullable=False),
     sa.Column("folded_on_demand_usd", sa.Float, nullable=False),
+    # Whose quota it uses; "": no team's.
+    sa.Column("team", sa.String(63), nullable=False, server_default=""),
 )
 
 versions = sa.Table(
@@ -178,6 +180,8 @@ tokens = sa.Table(
     sa.Column("role", sa.String(16), nullable=False),
     # The names of services that it covers; NULL: all.
     sa.Column("services", sa.JSON(none_as_null=True)),
+    # The team of the services that its holder starts; "": none.
+    sa.Column("team", sa.String(63), nullable=False, server_default=""),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("created_by", sa.String(63), nullable=False),
     sa.Column("revoked_at", sa.Float),

@@ -21,7 +21,7 @@ class NoSuchTokenError(Exception):
 
 
 class TokenRow(NamedTuple):
-    """`services` are those that the token covers, None: all. Instants are UNIX seconds."""
+    """`services` are those that the token covers, None: all. `team` is that of the services its holder starts. Instants are UNIX seconds."""
 
     name: str
     role: str
@@ -29,6 +29,7 @@ class TokenRow(NamedTuple):
     created_at: float
     created_by: str
     revoked_at: float | None
+    team: str = ""
 
 
 class TeamDatabase(OutboxDatabase):
@@ -66,4 +67,6 @@ class TeamDatabase(OutboxDatabase):
 
 def _row(found: sa.Row[tuple[object, ...]]) -> TokenRow:
     services = None if found.services is None else tuple(found.services)
-    return TokenRow(found.name, found.role, services, found.created_at, found.created_by, found.revoked_at)
+    return TokenRow(
+        found.name, found.role, services, found.created_at, found.created_by, found.revoked_at, found.team
+    )

@@ -17,7 +17,8 @@ AGENT_WORD = "Agent"
 class ServiceRow:
     """One service as stored.
 
-    It has the live replicas, the live load balancer agents on machines of their own, and the memory of the policies.
+    It has the live replicas, the live load balancer agents on machines of their own, and the memory of the policies. `team`
+    "": none.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ServiceRow:
     killed: frozenset[int]
     replicas: tuple[Replica, ...]
     balancers: tuple[Replica, ...] = ()
+    team: str = ""
 
     @property
     def attempts(self) -> tuple[Replica, ...]:

@@ -70,7 +70,7 @@ def check_yaml(text: str, folder: Path) -> None:
     value = yaml.safe_load(text)
     assert isinstance(value, dict), "a mapping is expected"
     path = folder / "block.yaml"
-    if value.keys() & {"clouds", "controller", "dashboard", "notify"}:
+    if value.keys() & {"clouds", "controller", "dashboard", "notify", "teams"}:
         path.write_text(text)
         load_config(path)
     elif "timeline" in value:

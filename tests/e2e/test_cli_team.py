@@ -94,3 +94,36 @@ def test_a_context_says_what_is_wrong_with_it(serve: Serve, tmp_path: Path, port
     assert serve("context", "use", "local").code == 0
     refused = serve("status", env={"SKYSERVE_CONTROLLER": "https://127.0.0.1:1"})
     assert (refused.code, "a token is missing" in refused.err) == (2, True), refused.err
+
+
+def test_a_team_has_a_quota(serve: Serve, tmp_path: Path) -> None:
+    serve.home.mkdir(parents=True, exist_ok=True)
+    (serve.home / "config.yaml").write_text("teams: {research: {max_replicas: 2}}\n")
+    file = tmp_path / "chat.yaml"
+    file.write_text(SERVICE.format(name="chat").replace("replicas: 0", "replicas: 3"))
+    refused = serve("up", file, "-y", "--team", "research")
+    assert refused.code == 1, refused.err
+    assert (
+        "the least size of chat, 3 replicas, exceeds the quota of the team research (max_replicas: 3 of 2)"
+        in refused.err
+    )
+    refused = serve("up", file, "-y", "--team", "nobody")
+    assert (refused.code, "there is no team nobody in config.yaml (teams: research)" in refused.err) == (
+        1,
+        True,
+    )
+
+    flexible = "replica_policy: {min_replicas: 2, num_overprovision: 2}"
+    file.write_text(SERVICE.format(name="chat").replace("replicas: 0", flexible))
+    assert serve("up", file, "-y", "--team", "research", "--no-wait").code == 0
+    serve.eventually(lambda: serve("teams", "-o", "json").json()[0]["waiting"] == ["chat"])
+    (team,) = serve("teams", "-o", "json").json()
+    assert (team["name"], team["used"]["replicas"], team["services"]) == ("research", 2, ["chat"])
+    assert "2/2" in serve("teams").out
+    note = "2 replicas are not launched for the quota of the team research (max_replicas, 2): 2 in use"
+    assert note in serve("status").out
+    assert note in serve("events", "chat").out
+    assert serve("token", "create", "ada", "--team", "sales").code == 1
+    assert serve("token", "create", "ada", "--team", "research").code == 0
+    assert serve("token", "list", "-o", "json").json()[0]["team"] == "research"
+    assert serve("down", "chat", "-y", "--purge").code == 0

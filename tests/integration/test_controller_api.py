@@ -100,7 +100,7 @@ class Controller:
         self.session = aiohttp.ClientSession()
 
     def api(self) -> Api:
-        team = Team(self.store, self)
+        team = Team(self.store, self, self.controller_service.teams.names)
         return Api(self.controller_service, TOKEN, self.home.controller_log, self._stop, team=team)
 
     def now(self) -> float:

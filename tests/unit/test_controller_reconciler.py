@@ -11,11 +11,12 @@ import pytest
 
 from lb.config.demand import Demand
 from lb.config.schema import Readiness
-from policies.goals import ScalingGoal, UpdateMode
+from policies.goals import Quota, ScalingGoal, UpdateMode
 from policies.history import Load
 from policies.model import (
     Bootstrapped,
     CapacityType,
+    Drained,
     EndReason,
     Event,
     FailureKind,
@@ -729,3 +730,101 @@ def test_services_share_the_budget_of_the_home_and_the_next_gets_what_becomes_fr
     controller.tick()
     assert len(world.row("embed").replicas) == 2
     assert world.row("embed").notes == ""
+
+
+@dataclass
+class TeamWorld(World):
+    """With the quota of the team research."""
+
+    quota: Quota = Quota()  # noqa: RUF009 - frozen
+
+    def more_hands(self) -> dict[str, Any]:
+        return {"quotas": {"research": self.quota}}
+
+    def up_of(self, name: str, size: int, team: str = "research") -> None:
+        spec = replace(SPEC, name=name, scaling=ScalingGoal(size, size))
+        self.store.put_service(
+            name,
+            spec_to_json(spec),
+            replica_hash=spec.replica_hash(),
+            sealed_secrets=b"",
+            lb_port=30001,
+            target=size,
+            mode=None,
+            now=self.time,
+            team=team,
+        )
+
+    def sizes(self) -> dict[str, int]:
+        return {row.name: len(row.replicas) for row in self.store.services()}
+
+
+def test_services_of_a_team_share_its_quota_fairly_and_others_do_not_count() -> None:
+    world = TeamWorld(offers=OFFERS[:1], quota=Quota(max_replicas=6))
+    for name in ("a", "b"):
+        world.up_of(name, 8)
+    world.up_of("other", 3, team="")
+    controller = world.reconciler()
+    world.lists()
+    for _ in range(3):
+        controller.tick()
+    assert world.sizes() == {"a": 3, "b": 3, "other": 3}
+    note = world.row("a").notes
+    assert "replicas are not launched for the quota of the team research (max_replicas, 6)" in note
+    before = world.row("a"), world.row("b")
+    controller = world.reconciler()  # killed, and started again
+    world.lists()
+    for _ in range(3):
+        world.time += 61.0
+        controller.tick()
+    assert world.sizes() == {"a": 3, "b": 3, "other": 3}
+    assert [len(row.replicas) for row in before] == [3, 3]
+
+
+def test_nothing_is_terminated_for_a_quota_that_was_lowered_and_room_goes_to_who_has_less() -> None:
+    world = TeamWorld(offers=OFFERS[:1], quota=Quota(max_replicas=4))
+    world.up_of("a", 4)
+    controller = world.reconciler()
+    world.lists()
+    controller.tick()
+    assert world.sizes() == {"a": 4}
+    world.quota = Quota(max_replicas=2)
+    world.up_of("b", 4)
+    controller = world.reconciler()
+    world.lists()
+    controller.tick()
+    assert world.sizes() == {"a": 4, "b": 0}
+    gone = [replica.id for replica in world.row("a").replicas[:3]]
+    for id in gone:
+        world.store.kill_replica("a", id, now=world.time)
+    controller.tick()
+    assert world.sizes() == {"a": 4, "b": 0}  # one that is being terminated still counts
+    world.happens(*(Terminated(id) for id in gone), name="a")
+    controller.tick()
+    world.time += 61.0
+    controller.tick()
+    assert world.sizes() == {"a": 1, "b": 1}
+
+
+def test_a_month_that_has_cost_its_budget_launches_nothing_until_the_next() -> None:
+    world = TeamWorld(offers=OFFERS[:1], quota=Quota(max_usd_month=1.0))  # 0.3 USD per hour
+    world.time = 1_764_547_200.0 - 7200.0  # two hours before 2025-12-01 UTC
+    world.up_of("chat", 2)
+    ready = [replace(a_replica(number), offer=OFFERS[0], launched_at=world.time) for number in (1, 2)]
+    world.has(*ready, name="chat")
+    controller = world.reconciler()
+    world.time += 6600.0  # 2 * 0.3 USD * 1.83 h
+    world.lists(*(world.instance_of(one) for one in ready))
+    world.store.kill_replica("chat", 2, now=world.time)
+    controller.tick()
+    world.happens(Drained(2), name="chat")
+    controller.tick()
+    world.happens(Terminated(2), name="chat")
+    for _ in range(2):
+        controller.tick()
+    assert world.sizes() == {"chat": 1}
+    assert "for the budget of the team research (max_usd_month, 1)" in world.row("chat").notes
+    world.time += 660.0  # the next month
+    controller.tick()
+    assert world.sizes() == {"chat": 2}
+    assert world.row("chat").notes == ""

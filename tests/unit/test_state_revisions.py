@@ -126,6 +126,7 @@ ADDED: dict[str, list[tuple[str, dict[str, Any]]]] = {
             },
         )
     ],
+    "0012": [],
 }
 
 

@@ -42,11 +42,12 @@ class ForbiddenError(Exception):
 
 
 class Caller(NamedTuple):
-    """`services` None: all."""
+    """`services` None: all. `team` is that of the services which the caller starts; "": none."""
 
     name: str
     role: AccessRole
     services: frozenset[str] | None = None
+    team: str = ""
 
     def covers(self, service: str) -> bool:
         return self.services is None or service in self.services
@@ -68,6 +69,7 @@ RIGHTS: Mapping[tuple[str, str], AccessRole] = MappingProxyType(
         ("GET", "/v1/services/{name}/report"): _VIEWER,
         ("GET", "/v1/services/{name}/explain"): _VIEWER,
         ("GET", "/v1/fleet"): _VIEWER,
+        ("GET", "/v1/teams"): _VIEWER,
         ("GET", "/v1/stream"): _VIEWER,
         ("GET", "/v1/events"): _VIEWER,
         ("GET", "/v1/logs/load_balancer/{name}"): _VIEWER,
@@ -103,7 +105,8 @@ def digest_of(token: str) -> str:
 
 
 def caller_of(row: TokenRow) -> Caller:
-    return Caller(row.name, AccessRole(row.role), None if row.services is None else frozenset(row.services))
+    services = None if row.services is None else frozenset(row.services)
+    return Caller(row.name, AccessRole(row.role), services, row.team)
 
 
 def authorize(caller: Caller, method: str, path: str, service: str | None) -> None:

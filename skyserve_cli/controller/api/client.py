@@ -173,8 +173,14 @@ class ControllerClient:
         tokens: list[dict[str, Any]] = self._json("GET", "/v1/tokens")["tokens"]
         return tokens
 
-    def create_token(self, name: str, role: str, services: Sequence[str] | None) -> str:
-        body = {"name": name, "role": role, "services": None if services is None else list(services)}
+    def teams(self) -> list[dict[str, Any]]:
+        """Return the limits of each team that the caller may see, and what it uses."""
+        teams: list[dict[str, Any]] = self._json("GET", "/v1/teams")["teams"]
+        return teams
+
+    def create_token(self, name: str, role: str, services: Sequence[str] | None, team: str = "") -> str:
+        listed = None if services is None else list(services)
+        body = {"name": name, "role": role, "services": listed, "team": team}
         return str(self._json("POST", "/v1/tokens", body)["token"])
 
     def revoke_token(self, name: str) -> None:

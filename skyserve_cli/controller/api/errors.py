@@ -11,7 +11,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
 from skyserve_cli.controller.api.access import ForbiddenError, authorize, calling
-from skyserve_cli.controller.api.service import NoFreePortError, NoSuchReplicaError
+from skyserve_cli.controller.api.endpoint_port import NoFreePortError
+from skyserve_cli.controller.api.service import NoSuchReplicaError
+from skyserve_cli.controller.api.team_rules import TeamError
 from skyserve_cli.controller.persistence.leadership import NotLeadingError
 from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.state.lease import LeaseLostError
@@ -51,7 +53,7 @@ async def with_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         return refuse(503, str(error))
     except SQLAlchemyError as error:
         return refuse(503, f"the controller cannot read or write its state: {sentence_of(error)}")
-    except (CloudNotEnabledError, NoFreePortError, ConfigError) as error:
+    except (CloudNotEnabledError, NoFreePortError, TeamError, ConfigError) as error:
         return refuse(422, str(error))
     except (KeyError, TypeError, ValueError) as error:
         return refuse(400, f"{type(error).__name__}: {error}")

@@ -23,6 +23,7 @@ slow disk does not stop the probes on this event loop.
     POST /v1/dashboard           {"port": null or which} -> {"url", "port", "expires_s"}: the page, with a code that works once
     POST /v1/stop
     GET  /livez                  on the port alone, without a token: "ok", for the probes of Kubernetes
+    GET  /v1/teams               see `team_rules`
     GET  /v1/tokens | POST /v1/tokens | POST /v1/tokens/NAME/revoke    see `team`
 """
 
@@ -141,6 +142,7 @@ class Api:
             web.get("/v1/services/{name}/history", self._history),
             web.get("/v1/services/{name}/series", self._series),
             web.get("/v1/events", self._events),
+            web.get("/v1/teams", self._teams),
             web.get("/v1/logs/load_balancer/{name}", self._log_of_load_balancer),
             web.get("/v1/logs/replica/{name}/{id:\\d+}", self._log_of_replica),
             web.get("/v1/logs/replica/{name}/{id:\\d+}/{node:\\d+}", self._log_of_replica),
@@ -186,6 +188,9 @@ class Api:
         content = partial(self._controller_service.services, down=everything, ended=ended)
         found = await self._snapshots.get((everything, ended), lambda: {"services": content()})
         return await _snapshot_response(request, found)
+
+    async def _teams(self, request: web.Request) -> web.Response:
+        return web.json_response(await asyncio.to_thread(self._controller_service.teams.view))
 
     async def _put(self, request: web.Request) -> web.Response:
         body = await _body(request)

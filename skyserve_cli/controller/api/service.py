@@ -17,10 +17,12 @@ from provisioners.remote.bootstrap_steps import is_url
 from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.api.access import calling, insist_on_other_hosts
+from skyserve_cli.controller.api.endpoint_port import endpoint_port
 from skyserve_cli.controller.api.series_view import series_view, span_for
+from skyserve_cli.controller.api.team_rules import TeamRules
 from skyserve_cli.controller.api.views import history_view, is_well, last_failure, service_view
 from skyserve_cli.controller.balancers.dns import ThreadDns
-from skyserve_cli.controller.balancers.front_address import choose_port, is_free, shown_host
+from skyserve_cli.controller.balancers.front_address import shown_host
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
 from skyserve_cli.controller.clouds.caches import SpecCache, all_offers
@@ -46,10 +48,6 @@ from skyserve_cli.state.values import DemandRow, NoSuchServiceError, ServiceRow,
 _REFUSED = (EndReason.CAPACITY, EndReason.QUOTA, EndReason.AUTH, EndReason.REFUSED, EndReason.CONFIG)
 ENDED_SHOWN_FOR_S = 3600.0
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
-
-
-class NoFreePortError(Exception):
-    """No port is left for another endpoint."""
 
 
 class NoSuchReplicaError(Exception):
@@ -99,6 +97,7 @@ class ControllerService:
         self._started_at = clock.now()
         self._choosing = threading.Lock()
         self.load_balancer_log = load_balancer_log
+        self.teams = TeamRules(store, specs, clouds, clock)
         self.garbage_collector = janitor_of(store, specs, clouds, clock, leadership.may_terminate)
 
     def health(self) -> dict[str, Any]:
@@ -118,7 +117,7 @@ class ControllerService:
     ) -> int:
         """Return a new service (`mode` None) or a new version of one, and its version.
 
-        Raises CloudNotEnabledError, NoFreePortError and the store's errors; after an error nothing has changed.
+        Raises CloudNotEnabledError, NoFreePortError, TeamError and the store's errors; after an error nothing has changed.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is no name of a service")
@@ -126,6 +125,7 @@ class ControllerService:
         spec = spec_from_json(dict(spec_json))
         insist_on_other_hosts(spec, self._clouds.resolve(requirements_of(spec)))
         insist_on_regions(spec, self._clouds)
+        team = self.teams.admit(name, spec, is_new=mode is None)
         missing = sorted(set(spec.secrets) - set(secrets))
         if missing:
             raise ValueError(f"secrets without a value: {', '.join(missing)}")
@@ -135,11 +135,12 @@ class ControllerService:
                 spec_json,
                 replica_hash=spec.replica_hash(self._content_digest(spec, secrets)),
                 sealed_secrets=self._seal.close(secrets),
-                lb_port=self._port(name, spec),
+                lb_port=endpoint_port(name, spec, self._store, self._clouds.config.load_balancer),
                 target=_first_target(spec),
                 mode=mode,
                 now=self._clock.now(),
                 author=calling().name,
+                team=team,
             )
         self._wake()
         return version
@@ -187,6 +188,7 @@ class ControllerService:
         insist_on_other_hosts(spec, need)
         offers = all_offers(self._clouds.all(), need)
         now = self._clock.now()
+        self.teams.admit(spec.name, spec, is_new=not self.has(spec.name), offers=offers)
         running = next(
             (row for row in self._store.services() if row.name == spec.name and not row.down), None
         )
@@ -341,35 +343,6 @@ class ControllerService:
     def _day(self, name: str, now: float) -> Sequence[DemandRow]:
         """Return the minutes of the last 24 hours."""
         return self._store.demand(name, since=int(now // 60) - 1440)
-
-    def _port(self, name: str, spec: ServiceSpec) -> int:
-        """Return the endpoint's port: the one requested, the one the name had, or the first that is free."""
-        rows = {row.name: row for row in self._store.services(down=True)}
-        taken = {row.lb_port for row in rows.values() if row.name != name and not row.down}
-        had = rows[name].lb_port if name in rows else None
-        settings = self._clouds.config.load_balancer
-        host = spec.load_balancer.host or settings.host
-        chosen = spec.load_balancer.port
-        if chosen is not None:
-            if chosen in taken:
-                raise NoFreePortError(f"service.load_balancer.port: {chosen} belongs to another service")
-            if chosen != had and not is_free(host, chosen):  # its own agent may still hold it
-                raise NoFreePortError(f"service.load_balancer.port: {chosen} is in use on {host}")
-            return chosen
-        if had is not None and not rows[name].down:
-            return had
-        port = choose_port(
-            range(settings.first_port, settings.last_port + 1),
-            had=had,
-            taken=taken,
-            remembered={row.lb_port for row in rows.values() if row.name != name and row.down},
-            is_free=lambda port: is_free(host, port),
-        )
-        if port is None:
-            raise NoFreePortError(
-                f"no free port from {settings.first_port} to {settings.last_port} for an endpoint"
-            )
-        return port
 
     def _keeps_replicas(self, running: ServiceRow, spec: ServiceSpec, secrets: Mapping[str, str]) -> bool:
         made = self._store.version(running.name, running.version).replica_hash

@@ -1,7 +1,8 @@
 """Tokens for the people who share a controller. Only admins may use these routes.
 
-GET  /v1/tokens              -> {"tokens": [{"name", "role", "services", "created_at", "created_by", "revoked_at"}]}
-POST /v1/tokens              {"name", "role", "services": null or a list} -> {"token"}, which is not stored and not shown again
+GET  /v1/tokens              -> {"tokens": [{"name", "role", "services", "team", "created_at", "created_by", "revoked_at"}]}
+POST /v1/tokens              {"name", "role", "services": null or a list, "team": "" or of config.yaml} -> {"token"}, which is not
+                             stored and not shown again
 POST /v1/tokens/NAME/revoke
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Collection
 from typing import Any
 
 from aiohttp import web
@@ -30,10 +32,14 @@ _MOST_SERVICES = 1000
 
 
 class Team:
-    """Who the holder of a token is, and the routes about tokens. `http.Api` turns their errors into status codes."""
+    """Who the holder of a token is, and the routes about tokens. `http.Api` turns their errors into status codes.
 
-    def __init__(self, store: TeamDatabase, clock: Clock) -> None:
+    `teams` are those of config.yaml.
+    """
+
+    def __init__(self, store: TeamDatabase, clock: Clock, teams: Collection[str] = ()) -> None:
         self._store = store
+        self._teams = teams
         self._clock = clock
 
     async def holder_of(self, token: str) -> Caller | None:
@@ -86,4 +92,8 @@ class Team:
                 )
             if not services or len(services) > _MOST_SERVICES:
                 raise ValueError(f"services must be 1 to {_MOST_SERVICES} names")
-        return TokenRow(name, role.value, services, self._clock.now(), calling().name, None)
+        team = str(body.get("team") or "")
+        if team and team not in self._teams:
+            known = ", ".join(sorted(self._teams)) or "none"
+            raise ValueError(f"there is no team {team[:80]!r} in config.yaml (teams: {known})")
+        return TokenRow(name, role.value, services, self._clock.now(), calling().name, None, team)

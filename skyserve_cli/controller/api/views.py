@@ -78,6 +78,7 @@ def service_view(
     rate = load.requests / load.window_s if load.known else None
     return {
         "name": row.name,
+        "team": row.team or None,
         "version": row.version,
         "serving_version": serving_version(row),
         "status": status.value,

@@ -37,7 +37,7 @@ class Agents(Protocol):
 
 
 class MetricsEndpoint:
-    """One per daemon. `health` and `services` return views of the API; `services` is called on a thread."""
+    """One per daemon. `health`, `services` and `teams` return views of the API; the last two are called on a thread."""
 
     def __init__(
         self,
@@ -46,12 +46,14 @@ class MetricsEndpoint:
         services: Callable[[], Sequence[Mapping[str, Any]]],
         agents: Agents | None = None,
         *,
+        teams: Callable[[], Sequence[Mapping[str, Any]]] | None = None,
         try_again_s: float = TRY_AGAIN_S,
     ) -> None:
         self._expected = f"Bearer {token}".encode()
         self._health = health
         self._services = services
         self._agents = agents
+        self._teams = teams
         self._try_again_s = try_again_s
         self._one_at_a_time = asyncio.Lock()
         self._runner: web.AppRunner | None = None
@@ -128,12 +130,15 @@ class MetricsEndpoint:
         if (refused := self._refusal(request)) is not None:
             return refused
         async with self._one_at_a_time:
+            services: Sequence[Mapping[str, Any]] | None
+            teams: Sequence[Mapping[str, Any]] | None
             try:
                 services = await asyncio.to_thread(self._services)
+                teams = None if self._teams is None else await asyncio.to_thread(self._teams)
             except SQLAlchemyError:  # the health gives the reason
-                services = None
+                services = teams = None
             health = dict(self._health())
             if services is None:
                 health["store"] = {**health["store"], "ok": False}
-            body = await asyncio.to_thread(exposition, health, services)
+            body = await asyncio.to_thread(exposition, health, services, teams)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})

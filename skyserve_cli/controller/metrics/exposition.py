@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from skyserve_cli.controller.metrics.families import OF_CONTROLLER, OF_SERVICE, Family, View
+from skyserve_cli.controller.metrics.families import OF_CONTROLLER, OF_SERVICE, OF_TEAM, Family, View
 
 _KINDS: Mapping[str, type[GaugeMetricFamily] | type[CounterMetricFamily]] = {
     "gauge": GaugeMetricFamily,
@@ -27,8 +26,8 @@ class _Once(Collector):
         return self._families
 
 
-def exposition(health: View, services: Sequence[Mapping[str, Any]] | None) -> bytes:
-    """Return the text. `services` None: they cannot be read, so only the controller's own families are exposed.
+def exposition(health: View, services: Sequence[View] | None, teams: Sequence[View] | None = None) -> bytes:
+    """Return the text. `services` and `teams` None: they cannot be read, so their families are not exposed.
 
     Absent series are better than old ones: Prometheus marks them stale, and `absent()` and
     `skyserve_controller_store_ok == 0` raise an alert.
@@ -37,6 +36,9 @@ def exposition(health: View, services: Sequence[Mapping[str, Any]] | None) -> by
     if services is not None:
         views = [((view["name"],), view) for view in services]
         families += [_family(each, views) for each in OF_SERVICE]
+    if teams is not None:
+        views = [((view["name"],), view) for view in teams]
+        families += [_family(each, views) for each in OF_TEAM]
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(families))
     return generate_latest(registry)

@@ -112,6 +112,47 @@ def _controller(name: str, text: str, *path: str) -> Family:
     return Family(f"skyserve_controller_{name}", "gauge", text, (), _one(*path))
 
 
+_LIMITED = ("gpus", "replicas", "usd_hour", "usd_month")
+
+
+def _team_used(view: View) -> Iterable[Sample]:
+    return (((of,), float(view["used"][of])) for of in _LIMITED)
+
+
+def _team_limits(view: View) -> Iterable[Sample]:
+    found = ((of, view["limits"][f"max_{of}"]) for of in _LIMITED)
+    return (((of,), float(limit)) for of, limit in found if limit is not None)
+
+
+def _team_waiting(view: View) -> Iterable[Sample]:
+    return (((), float(len(view["waiting"]))),)
+
+
+#: Read from the views of `GET /v1/teams`.
+OF_TEAM = (
+    Family(
+        "skyserve_team_used",
+        "gauge",
+        "What the services of the team use: gpus, replicas, US dollars per hour, and in this month.",
+        ("team", "of"),
+        _team_used,
+    ),
+    Family(
+        "skyserve_team_limit",
+        "gauge",
+        "What they may use; no series without a limit.",
+        ("team", "of"),
+        _team_limits,
+    ),
+    Family(
+        "skyserve_team_services_waiting",
+        "gauge",
+        "Services that want a replica which the limits of the team do not admit.",
+        ("team",),
+        _team_waiting,
+    ),
+)
+
 OF_SERVICE = (
     _service("replicas", "gauge", "Replicas that have not ended.", _replicas, "state", "capacity_type"),
     _service(

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.store_health import sentence_of
+from skyserve_cli.controller.reconcile.team_ledger import month_start
 from skyserve_cli.state.copies import NoRoomError, copy_of_day
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.opening import sqlite_file
@@ -36,15 +37,28 @@ KEPT_LOGS = 2
 
 
 class Housekeeper(threading.Thread):
-    """`clock` dates rows and copies, `steady` measures how long ago the last removal was."""
+    """`clock` dates rows and copies, `steady` measures how long ago the last removal was.
 
-    def __init__(self, store: Store, clock: Clock, steady: Clock, copies: Path, agents: Path) -> None:
+    With `keeps_month` replicas that terminated in the current month stay, because what the month has cost is computed from them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        steady: Clock,
+        copies: Path,
+        agents: Path,
+        *,
+        keeps_month: bool = False,
+    ) -> None:
         super().__init__(name="housekeeper", daemon=True)
         self._store = store
         self._clock = clock
         self._steady = steady
         self._copies = copies
         self._agents = agents
+        self._keeps_month = keeps_month
         self._stopping = threading.Event()
         self._pruned_at: float | None = None
         self._trouble = ""
@@ -98,7 +112,9 @@ class Housekeeper(threading.Thread):
             return
         self._pruned_at = now
         at = self._clock.now()
-        self._store.archive_replicas(before=at - KEEP_ENDED_S, pause=self._pause)
+        before = at - KEEP_ENDED_S
+        before = min(before, month_start(at)) if self._keeps_month else before
+        self._store.archive_replicas(before=before, pause=self._pause)
         self._store.prune_events(before=at - KEEP_EVENTS_S, pause=self._pause)
         self._store.fold_demand(int(at // 60), pause=self._pause)
         self._store.fold_series(at, pause=self._pause)

@@ -13,7 +13,7 @@ from typing import Protocol
 from policies import balancers
 from policies.balancers import FAREWELL_S
 from policies.brake import Evidence
-from policies.goals import Goal
+from policies.goals import Goal, TeamRoom
 from policies.history import History, Load
 from policies.model import Launch, Memory, Observation, Offer, Plan, Replica, Role
 from policies.plan import learn, plan
@@ -37,7 +37,10 @@ AGENT_SILENCE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One service at the start of its turn. `room_usd_hour` is the rest of the budget of all services together."""
+    """One service at the start of its turn.
+
+    `room_usd_hour` is the rest of the budget of all services together, `team` what its team leaves to it (None: no limit).
+    """
 
     row: ServiceRow
     spec: ServiceSpec
@@ -46,6 +49,7 @@ class Service:
     now: float
     room_usd_hour: float
     history: History | None  # None: the service has no SLO
+    team: TeamRoom | None = None
 
 
 class Fleet(Protocol):
@@ -104,8 +108,12 @@ class ReplicaFleet:
         return requirements_of(self._specs.get(self.name, wanted_version(self.goal, memory.rollout)))
 
     def plan(self, change: TickTransitions, offers: Sequence[Offer], memory: Memory) -> Plan:
+        team = self._service.team
+        if team is not None:
+            wanted = self._specs.get(self.name, wanted_version(self.goal, memory.rollout))
+            team = replace(team, num_nodes=wanted.num_nodes)
         observed = replace(
-            self._observed(change), offers=tuple(offers), room_usd_hour=self._service.room_usd_hour
+            self._observed(change), offers=tuple(offers), room_usd_hour=self._service.room_usd_hour, team=team
         )
         return plan(observed, memory, self._policies)
 

@@ -19,13 +19,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from policies.brake import Evidence
 from policies.budget import usd_hour
+from policies.goals import Quota
 from policies.model import Event, Launch, Plan
 from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.clock import Clock
@@ -53,6 +54,7 @@ from skyserve_cli.controller.reconcile.ports import (
 )
 from skyserve_cli.controller.reconcile.service_orders import OrderMaker
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
+from skyserve_cli.controller.reconcile.team_ledger import TeamLedger
 from skyserve_cli.controller.reconcile.tick_cache import (
     Around,
     Listings,
@@ -115,10 +117,11 @@ class Reconciler:
         keeps: bool = True,
         targets_ca: str = "",
         max_usd_hour: float | None = None,
+        quotas: Mapping[str, Quota] | None = None,
     ) -> None:
         """`keeps` False decides about every service in every tick, to the same result.
 
-        `max_usd_hour` is the budget of all services together.
+        `max_usd_hour` is the budget of all services together, `quotas` has what each team may use.
         """
         self._max_usd_hour = max_usd_hour
         self._clock = clock
@@ -154,6 +157,7 @@ class Reconciler:
         self._keeps = keeps
         maker = OrderMaker(specs, owner, lb_host, epoch, targets_ca, self._regional.distances)
         self._kept = TurnCache(specs, self._offers, self._demand, self._service_turn, maker)
+        self._teams = TeamLedger(store, specs, quotas or {}, self._kept.cheapest)
         self._orders: dict[str, Orders] = {}  # of each service, as last given
         self._turn = _Turn(clouds=set(enabled_clouds))  # of all services, as last given
         self._listings = Listings()
@@ -205,6 +209,7 @@ class Reconciler:
         orders: dict[str, Orders] = {}
         decided: list[Decided] = []
         room = self._room(rows)
+        self._teams.begin(rows, tick.now)
         for row in rows:
             try:
                 self._take_demand(row, tick.now)
@@ -213,9 +218,11 @@ class Reconciler:
                     orders[row.name] = standing
                     continue
                 mine = tick.results.get(row.name, ())
-                decision = self._service_turn.decide(row, mine, tick.listings, tick.now, room)
-                launches = (one for one in decision.plan.actions if isinstance(one, Launch))
+                team = self._teams.room(row)
+                decision = self._service_turn.decide(row, mine, tick.listings, tick.now, room, team)
+                launches = [one for one in decision.plan.actions if isinstance(one, Launch)]
                 room -= sum(one.offer.price_usd_hour for one in launches)
+                self._teams.launched(row, launches)
                 decided.append(decision)
             except SQLAlchemyError as error:
                 self.store_health.failed(error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from policies.brake import Evidence, TerminationLog, confirmed
 from policies.deadlines import due
-from policies.goals import Goal
+from policies.goals import Goal, TeamRoom
 from policies.history import Load
 from policies.model import EndReason, Event, GaveUp, Memory, Offer, Plan, Replica
 from provisioners.port.base import Requirements
@@ -121,13 +121,14 @@ class ServiceTurn:
         listings: Sequence[InstanceListing],
         now: float,
         room_usd_hour: float = math.inf,
+        team: TeamRoom | None = None,
     ) -> Decided:
-        """`room_usd_hour` is the rest of the budget of all services together."""
+        """`room_usd_hour` is the rest of the budget of all services together, `team` what its team leaves to it."""
         spec = self._specs.get(row.name, row.version)
         goal = goal_of(row, spec, now)
         load = self.load(row, spec)
         history = None if goal.scaling.slo is None else self._demand.history(row.name, now)
-        service = Service(row, spec, goal, load, now, room_usd_hour, history)
+        service = Service(row, spec, goal, load, now, room_usd_hour, history, team)
         is_awaited = self._adoption is not None and self._adoption.is_awaited(row.name, now)
         happened = (results, listings)
         replicas = ReplicaFleet(service, self._specs)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from policies.deadlines import next_due
-from policies.model import Event, Plan, ReplicaState
+from policies.model import Event, Offer, Plan, ReplicaState
 from policies.registry import reads_load
 from skyserve_cli.controller.reconcile.demand_cache import DemandCache
 from skyserve_cli.controller.reconcile.fleets import agent_goal
@@ -121,6 +121,12 @@ class TurnCache:
     def forget_others(self, names: Collection[str]) -> None:
         for name in self._kept.keys() - names:
             self.forget(name)
+
+    def cheapest(self, name: str) -> Offer | None:
+        """Return the cheapest offer for a replica at the last turn of the service, if it is known."""
+        kept = self._kept.get(name)
+        offers = kept.offers[0] if kept is not None and kept.offers else None
+        return min(offers, key=lambda offer: offer.price_usd_hour) if offers else None
 
     def plans(self) -> dict[str, Plan]:
         """Return the last plan of each service."""
