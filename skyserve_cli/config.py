@@ -22,6 +22,13 @@ from provisioners.own_address import ADDRESS_URL
 from provisioners.registry import PROVISIONERS
 from skyserve_cli.config_backup import BackupConfig
 from skyserve_cli.config_clouds import SECTIONS, AwsConfig, RentedConfig
+from skyserve_cli.config_listen import (
+    ListenConfig,
+    MemberConfig,
+    TrustedProxyConfig,
+    UserConfig,
+    check_members,
+)
 from skyserve_cli.config_notify import Destination
 from skyserve_cli.config_section import CloudConfig, Strict
 from skyserve_cli.config_teams import TeamConfig, TeamName
@@ -34,6 +41,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "ControllerConfig",
+    "ListenConfig",
     "LoadBalancerConfig",
     "RentedConfig",
     "load_config",
@@ -46,25 +54,6 @@ _TLS = "load balancers and probes reach replicas by TLS; for replicas to come"
 
 class ConfigError(Exception):
     """The configuration file is wrong; the text names the place and the reason, a line per problem."""
-
-
-class ListenConfig(Strict):
-    """The port of the controller's API for commands on other hosts. Callers need a token of `serve token create`."""
-
-    host: str = Field(
-        default="127.0.0.1", description="address to listen on; others than loopback need a certificate"
-    )
-    port: int = Field(ge=1024, le=65535, description="port to listen on")
-    certfile: str | None = Field(default=None, description="certificate chain (PEM) for HTTPS")
-    keyfile: str | None = Field(default=None, description="private key (PEM) of the certificate")
-
-    @model_validator(mode="after")
-    def _encrypted(self) -> ListenConfig:
-        if (self.certfile is None) != (self.keyfile is None):
-            raise ValueError("certfile and keyfile belong together")
-        if self.certfile is None and self.host not in ("127.0.0.1", "::1", "localhost"):
-            raise ValueError("a host other than 127.0.0.1 needs certfile and keyfile")
-        return self
 
 
 class ControllerConfig(Strict):
@@ -163,6 +152,8 @@ class Config(Strict):
     dashboard: DashboardConfig = DashboardConfig()
     notify: tuple[Destination, ...] = Field(default=(), max_length=16)
     teams: dict[TeamName, TeamConfig] = Field(default_factory=dict, max_length=1000)
+    users: tuple[UserConfig, ...] = Field(default=(), max_length=10_000)
+    groups: tuple[MemberConfig, ...] = Field(default=(), max_length=1000)
     clouds: dict[str, CloudConfig] = Field(default_factory=lambda: {"local": CloudConfig(poll_seconds=0.5)})
 
     @property
@@ -178,6 +169,12 @@ class Config(Strict):
             if names.count(name) > 1:
                 raise ValueError(f"there are two destinations with the name {name}")
         return destinations
+
+    @model_validator(mode="after")
+    def _members(self) -> Config:
+        check_members("users", self.users, self.teams)
+        check_members("groups", self.groups, self.teams)
+        return self
 
     @field_validator("clouds", mode="plain")
     @classmethod
@@ -235,7 +232,7 @@ def load_config(path: Path) -> Config:
 def _sentence(where: tuple[int | str, ...], kind: str, message: str) -> str:
     """Return one problem: the path in the file, and the sentence."""
     model, key = _model_above(where), str(where[-1]) if where else ""
-    field = model.model_fields.get(key)
+    field = next((one for name, one in model.model_fields.items() if key in (name, one.alias)), None)
     if kind == "extra_forbidden":
         hint = did_you_mean(key, model.model_fields)
         what = f"{where[1]} has no such setting" if where[0] == "clouds" else "there is no such setting"
@@ -250,6 +247,8 @@ def _model_above(where: tuple[int | str, ...]) -> type[BaseModel]:
     match where:
         case ("clouds", str(name), _, *_):
             return section_model(name)
+        case ("controller", "listen", "trusted_proxy", _, *_):
+            return TrustedProxyConfig
         case ("controller", "listen", _, *_):
             return ListenConfig
         case ("controller", "backup", _, *_):
@@ -264,5 +263,7 @@ def _model_above(where: tuple[int | str, ...]) -> type[BaseModel]:
             return Destination
         case ("teams", _, _, *_):
             return TeamConfig
+        case ("users" | "groups", int(), _, *_):
+            return MemberConfig
         case _:
             return Config

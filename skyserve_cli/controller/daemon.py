@@ -27,9 +27,10 @@ from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from provisioners.files import write_json
-from skyserve_cli.config import ConfigError, ControllerConfig, ListenConfig, load_config
+from skyserve_cli.config import Config, ConfigError, ControllerConfig, ListenConfig, load_config
 from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.http import Api
+from skyserve_cli.controller.api.proxy_login import ProxyLogin, secret_of
 from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.api.team import Team
 from skyserve_cli.controller.assembly import Foundation, Workers, backup_uploader, reconciler_of, service_of
@@ -91,7 +92,9 @@ async def run(home: Home) -> None:
     api.shows(threads.notifications.view)
     await page.resume()
     site = await _listen(api.app(), home)
-    remote = await _listen_for_others(api.app(is_remote=True), config.controller.listen)
+    login = _login_of(config)
+    others = api.app(is_remote=True, login=login, page=() if login is None else page.for_proxy())
+    remote = await _listen_for_others(others, config.controller.listen)
     metrics = _serve_metrics(service, home, config.controller, agents)
     label = leader_label(os.environ, lambda: base.leadership.leads)
     if label is not None:
@@ -188,6 +191,12 @@ async def _listen(app: web.Application, home: Home) -> web.AppRunner:
     return site
 
 
+def _login_of(config: Config) -> ProxyLogin | None:
+    """Raise ConfigError if the secret of the proxy cannot be read."""
+    proxy = None if config.controller.listen is None else config.controller.listen.trusted_proxy
+    return None if proxy is None else ProxyLogin(proxy, secret_of(proxy), config.users, config.groups)
+
+
 async def _listen_for_others(app: web.Application, listen: ListenConfig | None) -> web.AppRunner | None:
     """Serve on the configured port. Raises ConfigError if that cannot be done."""
     if listen is None:
@@ -210,6 +219,10 @@ def _certificate(listen: ListenConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(listen.certfile, listen.keyfile)
+    proxy = listen.trusted_proxy
+    if proxy is not None and proxy.client_ca_file is not None:
+        context.load_verify_locations(cafile=proxy.client_ca_file)
+        context.verify_mode = ssl.CERT_OPTIONAL  # callers with a token have none
     return context
 
 

@@ -57,6 +57,17 @@ class TeamDatabase(OutboxDatabase):
         with self._reader.connect() as c:
             return [_row(found) for found in c.execute(sa.select(t.tokens).order_by(_T.name))]
 
+    def token_changes(self) -> tuple[object, ...]:
+        """Return what differs when a token was created or revoked: one cheap query."""
+        query = sa.select(
+            sa.func.count(_T.name),
+            sa.func.count(_T.revoked_at),
+            sa.func.max(_T.revoked_at),
+            sa.func.max(_T.created_at),
+        )
+        with self._reader.connect() as c:
+            return tuple(c.execute(query).one())
+
     def token_with(self, *, digest: str = "", name: str = "") -> TokenRow | None:
         """Return the token with this SHA-256 or, without one, of this name; None if it is unknown or revoked."""
         where = _T.digest == digest if digest else _T.name == name

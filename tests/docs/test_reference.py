@@ -42,7 +42,7 @@ def listed(operations: tuple[Operation, ...]) -> set[tuple[str, str]]:
 
 
 class _Service:
-    changes = None
+    changes = token_changes = None
 
 
 def test_every_route_of_the_controller_is_described() -> None:

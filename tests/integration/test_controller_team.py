@@ -311,3 +311,53 @@ def test_a_route_that_is_not_named_needs_an_admin() -> None:
     with pytest.raises(Exception, match="needs the role admin"):
         authorize(Caller("ada", AccessRole.OPERATOR), "GET", "/v1/new", None)
     authorize(Caller("ada", AccessRole.ADMIN), "GET", "/v1/new", None)
+
+
+async def test_a_stream_ends_when_its_token_is_revoked_by_another_controller(controller: Controller) -> None:
+    """Both controllers have one database. A second token, and a session of the page, go on and end with theirs."""
+    held = {name: await token(controller, name, "viewer") for name in ("ada", "bob", "vic")}
+    other = Controller(
+        controller.home,
+        LocalFleet(controller.home.load_balancers, asyncio.get_running_loop(), lambda: None),
+        range(40000, 40001),
+    )
+    await other.server.start_server()
+    page = Dashboard(
+        controller.home.dashboard, controller.now, lambda: "drawn" * 9, *controller.api().for_page(),
+        named=Team(controller.store, controller).named,
+    )  # fmt: skip
+    set_caller(Caller("vic", AccessRole.VIEWER))
+    base, code = (await page.code(None))["url"].split("/#")
+    set_caller(OWNER)
+    browser = aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True))
+    await browser.post(f"{base}/session", json={"code": code}, headers=SAME)
+
+    async def follow(session: aiohttp.ClientSession, url: Any, **headers: str) -> float:
+        async with session.get(url, headers=headers) as response:
+            assert response.status == 200
+            await response.content.readuntil(b"data: ")
+            opened.release()
+            await response.content.read()
+        return asyncio.get_running_loop().time()
+
+    opened = asyncio.Semaphore(0)
+    url = controller.server.make_url("/v1/stream")
+    streams = {
+        name: asyncio.create_task(follow(controller.session, url, Authorization=f"Bearer {held[name]}"))
+        for name in ("ada", "bob")
+    }
+    streams["vic"] = asyncio.create_task(follow(browser, f"{base}/v1/stream"))
+    for _ in streams:
+        await opened.acquire()
+    for name in ("ada", "vic"):
+        revoked_at = asyncio.get_running_loop().time()
+        other.store.revoke_token(name, 1.0)
+        ended_at = await asyncio.wait_for(streams.pop(name), 5.0)
+        assert ended_at - revoked_at < 2.0
+        assert not any(stream.done() for stream in streams.values())
+    streams["bob"].cancel()
+    await browser.close()
+    await page.close()
+    await other.session.close()
+    await other.server.close()
+    other.store.close()

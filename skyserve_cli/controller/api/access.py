@@ -6,9 +6,10 @@ services. What runs or reads on the controller's own host needs `admin` too, bec
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum
 from types import MappingProxyType
@@ -42,12 +43,18 @@ class ForbiddenError(Exception):
 
 
 class Caller(NamedTuple):
-    """`services` None: all. `team` is that of the services which the caller starts; "": none."""
+    """`services` None: all. `team` is that of the services which the caller starts; "": none. `by_proxy`: a proxy has logged them in."""
 
     name: str
     role: AccessRole
     services: frozenset[str] | None = None
     team: str = ""
+    by_proxy: bool = False
+
+    @property
+    def label(self) -> str:
+        """What sentences call the caller."""
+        return f"the {'user' if self.by_proxy else 'token'} {self.name}"
 
     def covers(self, service: str) -> bool:
         return self.services is None or service in self.services
@@ -56,6 +63,10 @@ class Caller(NamedTuple):
 OWNER = Caller("owner", AccessRole.ADMIN)
 #: Of the request that is being served. Threads of `asyncio.to_thread` have it too.
 _caller: ContextVar[Caller] = ContextVar("caller", default=OWNER)
+
+#: Returns whose request it still is; None if it may not go on.
+StillValid = Callable[[], Awaitable[object | None]]
+_still_valid: ContextVar[StillValid | None] = ContextVar("still_valid", default=None)
 
 _VIEWER, _OPERATOR = AccessRole.VIEWER, AccessRole.OPERATOR
 #: By method and path, as the router has it.
@@ -92,8 +103,25 @@ def calling() -> Caller:
     return _caller.get()
 
 
-def set_caller(caller: Caller) -> None:
+def set_caller(caller: Caller, still_valid: StillValid | None = None) -> None:
+    """Of the request that is being served. `still_valid` is for a response that goes on for long; None: it may."""
     _caller.set(caller)
+    _still_valid.set(still_valid)
+
+
+def still_valid() -> StillValid | None:
+    """Return what `set_caller` was given for the request that is being served."""
+    return _still_valid.get()
+
+
+def valid_for(seconds: float) -> StillValid:
+    """Return what is valid from now on for this time."""
+    until = asyncio.get_running_loop().time() + seconds
+
+    async def check() -> object | None:
+        return True if asyncio.get_running_loop().time() < until else None
+
+    return check
 
 
 def new_token() -> str:
@@ -114,7 +142,7 @@ def authorize(caller: Caller, method: str, path: str, service: str | None) -> No
     needed = RIGHTS.get(("GET" if method == "HEAD" else method, path), AccessRole.ADMIN)
     if not caller.role.includes(needed):
         raise ForbiddenError(
-            f"the token {caller.name} has the role {caller.role.value}; this needs the role {needed.value}"
+            f"{caller.label} has the role {caller.role.value}; this needs the role {needed.value}"
         )
     insist_on(caller, [] if service is None else [service])
 
@@ -123,7 +151,7 @@ def insist_on(caller: Caller, services: Sequence[str]) -> None:
     """Raise ForbiddenError unless the caller's token covers all of these services."""
     for service in services:
         if not caller.covers(service):
-            raise ForbiddenError(f"the token {caller.name} does not cover the service {service}")
+            raise ForbiddenError(f"{caller.label} does not cover the service {service}")
 
 
 def insist_on_other_hosts(spec: ServiceSpec, need: Requirements) -> None:
@@ -146,7 +174,7 @@ def insist_on_other_hosts(spec: ServiceSpec, need: Requirements) -> None:
     if named:
         raise ForbiddenError(
             f"{', '.join(named)}: uses the controller's host, which needs the role admin; "
-            f"the token {caller.name} has the role {caller.role.value}"
+            f"{caller.label} has the role {caller.role.value}"
         )
 
 

@@ -33,7 +33,7 @@ import asyncio
 import hmac
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,15 +48,18 @@ from skyserve_cli.controller.api.access import (
     AccessRole,
     Caller,
     ForbiddenError,
+    StillValid,
     calling,
     insist_on,
     set_caller,
+    valid_for,
     visible,
 )
 from skyserve_cli.controller.api.chat_route import ChatRoute
 from skyserve_cli.controller.api.errors import refuse, with_errors, with_json_errors
 from skyserve_cli.controller.api.log_responses import file_response, log_response, read_file
 from skyserve_cli.controller.api.page_routes import AdminReader, PageRoutes
+from skyserve_cli.controller.api.proxy_login import LOGIN_S, LoginRefusedError, ProxyLogin
 from skyserve_cli.controller.api.query import MAX_HISTORY_REPLICAS, since_of
 from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.api.shells import NoAccessError, access_to
@@ -109,21 +112,38 @@ class Api:
         """From now on `GET /v1/health` has what `notifications` returns, which is called on a thread."""
         self._notifications = notifications
 
-    def app(self, *, is_remote: bool = False) -> web.Application:
-        """Return the API. `is_remote`: for a port, where the owner's token is not accepted."""
+    def app(
+        self,
+        *,
+        is_remote: bool = False,
+        login: ProxyLogin | None = None,
+        page: Sequence[web.RouteDef] = (),
+    ) -> web.Application:
+        """Return the API. `is_remote`: for a port, where the owner's token is not accepted.
+
+        `login` accepts users whom a proxy has authenticated; `page` are further routes for them.
+        """
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             if is_remote and request.path == "/livez":
                 return web.Response(text="ok\n")
-            caller = await self._caller(request.headers.get("Authorization", ""), is_remote)
+            try:
+                caller = None if login is None else login.of(request)
+            except LoginRefusedError as error:
+                return refuse(error.status, str(error))
+            check = None if caller is None else valid_for(LOGIN_S)
+            if caller is None:
+                caller, check = await self._holder(request, is_remote)
             if caller is None:
                 return refuse(401, "the token is missing, wrong or revoked")
-            set_caller(caller)
+            set_caller(caller, check)
+            if caller.by_proxy and not request.path.startswith("/v1/"):
+                return await handler(request)
             return await with_errors(request, handler)
 
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard])
-        app.add_routes([*self._shown(), *self._chat.routes(), *self._actions(), *self._own()])
+        app.add_routes([*self._shown(), *self._chat.routes(), *self._actions(), *self._own(), *page])
         return app
 
     def for_page(self) -> tuple[list[web.RouteDef], list[web.RouteDef], list[web.RouteDef]]:
@@ -170,14 +190,17 @@ class Api:
             *([] if self._team is None else self._team.routes()),
         ]
 
-    async def _caller(self, given: str, is_remote: bool) -> Caller | None:
+    async def _holder(self, request: web.Request, is_remote: bool) -> tuple[Caller | None, StillValid | None]:
+        """Return whose token the request has (None: it is unknown or revoked), and how to look that up again."""
+        given = request.headers.get("Authorization", "")
         owners = f"Bearer {self._token}".encode()
         if not is_remote and hmac.compare_digest(given.encode("utf-8", "surrogateescape"), owners):
-            return OWNER
+            return OWNER, None
         kind, _, token = given.partition(" ")
         if self._team is None or kind != "Bearer" or not token:
-            return None
-        return await self._team.holder_of(token)
+            return None, None
+        look_up = partial(self._team.holder_of, token)
+        return await look_up(), look_up
 
     async def _health(self, request: web.Request) -> web.Response:
         notifications = await asyncio.to_thread(self._notifications)
@@ -326,6 +349,8 @@ class Api:
 
     async def _dashboard(self, request: web.Request) -> web.Response:
         port = (await _body(request)).get("port")
+        if calling().by_proxy:
+            raise ForbiddenError("the page is at the address of the proxy; open that in a browser")
         if port is not None and calling().role is not AccessRole.ADMIN:
             raise ForbiddenError("choosing the port of the page needs the role admin; leave --port out")
         if self._open_page is None:

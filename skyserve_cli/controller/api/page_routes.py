@@ -49,7 +49,7 @@ class PageRoutes:
         self._snapshots = snapshots
         self._respond = respond
         self._agents = agents
-        self._stream = ChangeStream(service.changes)
+        self._stream = ChangeStream(service.changes, service.token_changes)
         self._fleet_view = FleetView(
             lambda: service.services(down=False, ended=False),
             lambda name, since: service.series(name, since=since, replica_id=0)["total"],

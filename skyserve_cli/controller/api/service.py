@@ -233,6 +233,10 @@ class ControllerService:
         """Return how many times the database has changed."""
         return self._store.count()
 
+    def token_changes(self) -> tuple[object, ...]:
+        """Return what differs when a token was created or revoked."""
+        return self._store.token_changes()
+
     def events(self, service: str | None, *, after: int, limit: int, newest: bool) -> list[dict[str, Any]]:
         """Return the event log, oldest first."""
         return [

@@ -61,7 +61,7 @@ class TeamRules:
         if chosen is not None and chosen != caller.team and caller.role is not AccessRole.ADMIN:
             own = f"the team {caller.team}" if caller.team else "no team"
             raise ForbiddenError(
-                f"service.team: {chosen}: needs the role admin; the token {caller.name} belongs to {own}"
+                f"service.team: {chosen}: needs the role admin; {caller.label} belongs to {own}"
             )
         team = chosen if chosen is not None or not is_new else caller.team
         counted = self._team_of(name) if team is None else team

@@ -92,6 +92,16 @@ class Dashboard:
             runner, self._runner = self._runner, None
             await runner.cleanup()
 
+    def for_proxy(self) -> list[web.RouteDef]:
+        """Return the routes of the page for users whom a proxy has authenticated, beside those of the API.
+
+        The proxy's cookie takes the place of a session here; `proxy_login` rejects what pages of other sites send.
+        """
+        return [
+            web.get("/session", self._session_by_proxy),
+            web.get("/{path:.*}", self._static_by_proxy),
+        ]
+
     def app(self) -> web.Application:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -122,13 +132,26 @@ class Dashboard:
         caller = await self._caller(request)
         if caller is None:
             return _refuse(401, "no session; run serve dashboard again")
+        return self._session_of(caller, self._secret(request))
+
+    async def _session_by_proxy(self, request: web.Request) -> web.Response:
+        response = self._session_of(calling(), "")
+        response.headers.update(HEADERS)
+        return response
+
+    async def _static_by_proxy(self, request: web.Request) -> web.Response:
+        response = await self._static(request)
+        response.headers.update(HEADERS)
+        return response
+
+    def _session_of(self, caller: Caller, secret: str) -> web.Response:
         may_set = caller.role.includes(AccessRole.OPERATOR)
         body = {
             "name": caller.name,
             "role": caller.role.value,
             "chat": may_set,
             "actions": self._actions and may_set,
-            "token": action_token(self._secret(request)) if self._actions and may_set else None,
+            "token": action_token(secret) if self._actions and may_set and secret else None,
         }
         return web.json_response(body, headers={"Cache-Control": "no-store"})
 
@@ -162,7 +185,7 @@ class Dashboard:
             caller = await self._caller(request)
             if caller is None:
                 return _refuse(401, "no session; run serve dashboard again")
-            set_caller(caller)
+            set_caller(caller, lambda: self._caller(request))
             found: web.StreamResponse = await handler(request)
             return found
 
