@@ -1,4 +1,4 @@
-"""Names of policies, as they stand in the YAML, and what they stand for."""
+"""Names of policies, as they stand in the YAML, and their classes."""
 
 from __future__ import annotations
 
@@ -45,13 +45,6 @@ PLACERS: Mapping[str, Callable[[], PlacementPolicy]] = {
     "risk_hedge": RiskHedge,
     "on_demand": OnDemand,
 }
-
-
-#: Names that mean another placer: SkyPilot's name for SpotHedge.
-ALIASES: Mapping[str, str] = {"dynamic_fallback": "spothedge"}
-
-#: What `spot_placer: auto` stands for.
-AUTO = "risk_hedge"
 
 #: The placers that keep on-demand replicas also if the goal has no fallback.
 MIXERS = frozenset({"asg", "on_demand"})

@@ -50,7 +50,7 @@ def kill(stack: Stack, *, with_controller: bool = False) -> float:
         os.kill(pid, signal.SIGKILL)
     if with_controller:
         stack.client.ensure_running()
-    until(lambda: answers(endpoint), "the endpoint does not answer", 60.0)
+    until(lambda: answers(endpoint), "the endpoint does not respond", 60.0)
     took_s = time.monotonic() - began_at
     until(lambda: stack.agent_pid(NAME) != old, "the old agent is still listed")
     return took_s

@@ -204,7 +204,7 @@ def insist(call: Callable[[], object]) -> None:
         call()
         return True
 
-    until(responded, "the controller does not answer")
+    until(responded, "the controller does not respond")
 
 
 def audit(stack: Stack, script: Script) -> list[str]:

@@ -16,6 +16,7 @@ region; parts missing at the end stand for all. Refusals have keys of their own,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from policies.backoff import delay_s
@@ -36,6 +37,7 @@ from policies.model import (
     Replica,
     ReplicaState,
     Scope,
+    Zone,
 )
 
 FIRST_BLOCK_S = 10.0
@@ -47,6 +49,7 @@ FIRST_REFUSED_BLOCK_S = 3600.0
 LONGEST_REFUSED_BLOCK_S = 6 * 3600.0
 ERROR_BLOCK_S = 60.0
 FORGET_AFTER_S = 3600.0
+MARKETS = 4096  # whose keys are cached: a service with every zone and machine type of three clouds has fewer
 
 
 def is_spot(offer: Offer) -> bool:
@@ -225,12 +228,38 @@ def market(offer: Offer) -> str:
 def _until(offer: Offer, blocks: Json) -> list[float]:
     if not blocks:
         return []
-    keys = _key(offer), *_bars(offer)
-    return [blocks[key]["until"] for key in dict.fromkeys(keys) if key in blocks]
+    return [blocks[key]["until"] for key in _keys(offer) if key in blocks]
+
+
+def _keys(offer: Offer) -> tuple[str, ...]:
+    """Return all keys under which a block of the offer can stand, each once: its own first."""
+    return _keys_of(*_parts(offer))
 
 
 def _bars(offer: Offer) -> tuple[str, ...]:
     """Return the keys under which something other than a lack of room can stand."""
+    return _bars_of(*_parts(offer))
+
+
+def _parts(offer: Offer) -> tuple[Zone, CapacityType, str | None, float, str]:
+    """Return what the keys depend on. Prices are no part of it: they change, and the keys are cached."""
+    kind = offer.accelerator, offer.accelerator_count, offer.instance_type
+    return offer.zone, offer.capacity_type, *kind
+
+
+@lru_cache(maxsize=MARKETS)
+def _keys_of(
+    zone: Zone, capacity_type: CapacityType, accelerator: str | None, count: float, instance_type: str
+) -> tuple[str, ...]:
+    offer = Offer(zone, instance_type, accelerator, count, capacity_type, 0.0)
+    return tuple(dict.fromkeys((_key(offer), *_bars(offer))))
+
+
+@lru_cache(maxsize=MARKETS)
+def _bars_of(
+    zone: Zone, capacity_type: CapacityType, accelerator: str | None, count: float, instance_type: str
+) -> tuple[str, ...]:
+    offer = Offer(zone, instance_type, accelerator, count, capacity_type, 0.0)
     return (
         _quota_key(offer),
         _quota_key(offer, Scope.CLOUD),

@@ -17,6 +17,7 @@ from importlib.resources import files
 
 from policies.goals import AcceleratorQps
 from skyserve_cli.spec.codec import spec_from_json, spec_to_json
+from skyserve_cli.spec.editor_schema import json_schema
 from skyserve_cli.spec.load import Loaded, load_file, load_text
 from skyserve_cli.spec.model import (
     FileMount,
@@ -30,7 +31,6 @@ from skyserve_cli.spec.model import (
 )
 from skyserve_cli.spec.not_yet import NOT_YET
 from skyserve_cli.spec.problems import Problem, SpecError, SpecWarning
-from skyserve_cli.spec.schema import json_schema
 
 __all__ = [
     "NOT_YET",

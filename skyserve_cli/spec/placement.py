@@ -1,11 +1,16 @@
 """Which placer a service gets, from the keys of its `replica_policy` and its resources. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from policies.goals import PlacementGoal
-from policies.registry import ALIASES, AUTO
 from skyserve_cli.spec.model import ResourceChoice
+
+#: Names that mean another placer: SkyPilot's name for SpotHedge. Not in `policies.registry`, which imports all placers.
+ALIASES: Mapping[str, str] = {"dynamic_fallback": "spothedge"}
+
+#: What `spot_placer: auto` stands for.
+AUTO = "risk_hedge"
 
 
 def placement_of(

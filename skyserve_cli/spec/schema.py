@@ -1,4 +1,4 @@
-"""The sections of a service file. The JSON Schema for editors comes from these classes and nothing else.
+"""The sections of a service file. The JSON Schema for editors comes from these classes and nothing else (`editor_schema`).
 
 A section defines which keys exist, of which kind, within which bounds, and their defaults. What several keys mean
 together is in `rules` and `candidates`. The text under each key is its description in the JSON Schema; the long
@@ -8,8 +8,6 @@ form, with examples, is `reference.yaml`.
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema
 
 from policies.routing.registry import SERVICE_POLICY
 from skyserve_cli.spec.accelerators import AcceleratorsValue, TargetQps
@@ -349,24 +347,3 @@ class ServiceFile(Section):
     """SkyPilot's estimate of output data."""
     api_server_access: bool | dict[str, Any] | None = None
     """A setting of SkyPilot's API server."""
-
-
-class _NumbersMayBeReferences(GenerateJsonSchema):
-    """``replicas: $N`` is as good as a number: editors must not underline it."""
-
-    def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
-        return {"anyOf": [super().int_schema(schema), {"type": "string", "pattern": r"^\$"}]}
-
-    def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
-        return {"anyOf": [super().float_schema(schema), {"type": "string", "pattern": r"^\$"}]}
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a service file, for editors."""
-    schema = ServiceFile.model_json_schema(schema_generator=_NumbersMayBeReferences)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "SkyServe service file",
-        **{key: value for key, value in schema.items() if key != "title"},
-        "required": ["service", "run"],
-    }

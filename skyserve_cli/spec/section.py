@@ -13,7 +13,7 @@ Words = Mapping[str, str]
 class Section(BaseModel):
     """A mapping of the file. An empty key (``workdir:``) is the same as none."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     refused: ClassVar[Words] = {}
     """Keys of SkyPilot that have no place here, and why."""

@@ -262,7 +262,7 @@ def test_an_answer_that_is_none(world: PriceWorld, sources: Sources, garbage: by
 
 
 def test_nobody_there(sources: Sources, naps: list[float]) -> None:
-    with pytest.raises(TransientError, match="does not answer"):
+    with pytest.raises(TransientError, match="does not respond"):
         fetch_json("http://127.0.0.1:1/prices", "azure", sources)
     assert naps == [1.0, 2.0, 4.0]
 

@@ -14,7 +14,8 @@ from policies.model import CapacityType, ProbeFailed, ProbePassed, Zone
 from provisioners.port.agents import AgentProcess, AgentRelease
 from provisioners.port.base import Instance, InstanceState
 from provisioners.port.errors import TransientError
-from skyserve_cli.controller.balancers.cluster_supervisor import SILENT_AFTER_S, release_of
+from skyserve_cli.controller.balancers.agent_supervisor import SILENT_AFTER_S
+from skyserve_cli.controller.balancers.cluster_supervisor import release_of
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet, admin_token
 from skyserve_cli.controller.reconcile.ports import RegionalOrder
 from tests.integration.lb_harness import RunningAgent, World, until, world

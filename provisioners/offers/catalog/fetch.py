@@ -68,7 +68,7 @@ def fetch_json(url: str, cloud: str, sources: Sources) -> dict[str, Any]:
         except (OSError, HTTPException) as error:
             if attempt == _ATTEMPTS:
                 reason = getattr(error, "reason", None) or error
-                raise TransientError(f"{shown} does not answer: {reason}", cloud=cloud) from error
+                raise TransientError(f"{shown} does not respond: {reason}", cloud=cloud) from error
         sources.sleep(min(_LONGEST_WAIT_S, wait_s))
     raise AssertionError("the last attempt returns or raises")
 

@@ -1,4 +1,4 @@
-"""Looks after one load balancer agent that its cloud runs (`AgentSource`): its release, and the table of each of its processes.
+"""Supervises one load balancer agent that its cloud runs (`AgentSource`): its release, and the table of each of its processes.
 
 Usually there is one process. In a roll-out there are two, and each has the table and reports its part of the load, until the one before
 has served what it had. The admin port of a process is reached at its own address.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,32 +15,26 @@ from functools import partial
 from pathlib import Path
 
 import aiohttp
-import orjson
 
-from lb.config.schema import Readiness, Stats, Table, WireError
+from lb.config.schema import Readiness, Table, WireError
 from policies.backoff import delay_s
 from policies.history import Load
-from policies.model import Event, ProbeFailed, ProbePassed
 from provisioners.port.agents import AgentProcess, AgentRelease
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.balancers.agent_reader import AdminPort
-from skyserve_cli.controller.balancers.demand_follower import DemandFollower
+from skyserve_cli.controller.balancers.agent_supervisor import AgentSupervisor, trouble_of
 from skyserve_cli.controller.balancers.fleet_services import FleetServices
-from skyserve_cli.controller.balancers.peer_links import PeerLinks
 from skyserve_cli.controller.balancers.regional_view import RegionalView
 from skyserve_cli.controller.balancers.totals_follower import TotalsFollower
 from skyserve_cli.controller.reconcile.demand import load_of, merged, slowdown
 from skyserve_cli.controller.reconcile.ports import RegionalOrder
-from skyserve_cli.controller.reconcile.region_tables import drained_elsewhere, region_of
+from skyserve_cli.controller.reconcile.region_tables import drained_elsewhere
 from skyserve_cli.controller.reconcile.served_replicas import ServedReport, served_report
-
-log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 HURRY_S = 0.2  # while something drains, or a process comes up
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-SILENT_AFTER_S = 10.0
 _FIRST_FREE_PORT, _MOVED_UP = 1024, 8000
 _TLS = ("tls-cert.pem", "tls-key.pem")
 _PEERS = ("peers-ca.pem", "peers-own.pem")
@@ -78,44 +71,17 @@ class _Known:
     report: ServedReport | None = None
 
 
-class ClusterAgentSupervisor:
-    """Of one agent. Its interface is that of the supervisors of agents on machines."""
+class ClusterAgentSupervisor(AgentSupervisor):
+    """Supervises one agent, whose processes its cloud starts and replaces."""
 
     def __init__(
         self, fleet: FleetServices, session: aiohttp.ClientSession, order: RegionalOrder, now: float
     ) -> None:
-        self._fleet = fleet
-        self._session = session
-        self._order = order
+        super().__init__(fleet, session, order, now)
         self._release: AgentRelease | None = None
         self._processes: Sequence[AgentProcess] = ()
         self._known: dict[str, _Known] = {}
-        self._responded_at = now
-        self._has_passed = False
-        self._failures = 0  # in a row
-        self._trouble = ""
         self._starts = 0
-        self.region = region_of(order.instance.zone)
-        self.links = PeerLinks(fleet.now)
-        self._table = self.links.table(order)
-        self._stirred = asyncio.Event()
-        self.load = Load()
-        self.minutes = DemandFollower(fleet.now)
-
-    def set_order(self, order: RegionalOrder) -> None:
-        if order.table.revision != self._order.table.revision:
-            self._stirred.set()
-        self._order = order
-        self._table = self.links.table(order)
-
-    def transition(self, now: float) -> tuple[str, Event] | None:
-        """Return whether it passes, where that is another thing than what the reconciler knows."""
-        order = self._order
-        if self._has_passed and not self._failures:
-            return None if order.passing else (order.service, ProbePassed(order.replica_id))
-        if order.passing and now - self._responded_at > SILENT_AFTER_S:
-            return order.service, ProbeFailed(order.replica_id, self._trouble or "the agent does not respond")
-        return None
 
     def view(self) -> RegionalView:
         newest = self._newest()
@@ -135,10 +101,6 @@ class ClusterAgentSupervisor:
     def let_go(self) -> None:
         """There is no connection that would have to be closed."""
 
-    @property
-    def responded_at(self) -> float | None:
-        return self._responded_at if self._has_passed else None
-
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
@@ -146,7 +108,7 @@ class ClusterAgentSupervisor:
             try:
                 await self._turn()
             except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError, KeyError) as error:
-                self._failed(str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}")
+                self._failed(trouble_of(error))
             except ProvisionError as error:
                 self._failed(error.message)
             with suppress(asyncio.TimeoutError):
@@ -195,7 +157,7 @@ class ClusterAgentSupervisor:
             except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError, KeyError) as error:
                 known.acked, known.report = None, None
                 known.load = replace(known.load, responsive=frozenset())
-                trouble = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+                trouble = trouble_of(error)
         before, self.load = self.load, merged([one.load for one in self._known.values()])
         self._report()
         if self.load.empty - before.empty or (self.load.queued > 0) != (before.queued > 0):
@@ -208,24 +170,14 @@ class ClusterAgentSupervisor:
             await self._push(url, table)
             known.acked = table
             self._fleet.wake()
-        asked_at = asyncio.get_running_loop().time()
-        stats_url = f"{url}/-/stats?window_s={order.window_s:g}"
-        async with self._session.get(stats_url, headers=self._authorization()) as response:
-            response.raise_for_status()
-            stats = Stats.from_json(orjson.loads(await response.read()))
+        stats, sent_at = await self._stats(url, order.window_s)
         if stats.revision != known.acked.revision:
             known.acked = None  # it was started again: push again
             self._stirred.set()
             return
-        known.report = served_report(stats, asked_at)
+        known.report = served_report(stats, sent_at)
         known.load = load_of(stats, known.acked, drained_elsewhere(order.elsewhere, known.acked))
         await known.totals.follow(self._session, url, self._authorization())
-
-    async def _push(self, url: str, table: Table) -> None:
-        target = f"{url}/-/targets"
-        async with self._session.put(target, json=table.to_json(), headers=self._authorization()) as response:
-            if response.status != 200:
-                raise ValueError(f"push refused: {response.status} {(await response.text())[:200]}")
 
     async def _follow(self, newest: AgentProcess, order: RegionalOrder) -> None:
         url = newest.admin or ""
@@ -256,14 +208,6 @@ class ClusterAgentSupervisor:
             has_table[-1] if has_table else None
         )
 
-    def _failed(self, why: str) -> None:
-        self.load = replace(self.load, responsive=frozenset())
-        self._fleet.served.silent(*self._order.key)
-        if why != self._trouble:
-            log.warning("load balancer agent %s/%d: %s", self._order.service, self._order.replica_id, why)
-        self._trouble = why
-        self._failures += 1
-
     def _pause_s(self) -> float:
         if self._failures:
             return delay_s(self._failures, FIRST_PAUSE_S, LONGEST_PAUSE_S if self._has_passed else POLL_S)
@@ -273,9 +217,6 @@ class ClusterAgentSupervisor:
 
     def _version(self) -> str:
         return self._fleet.agent_source(self._order.instance.zone.cloud).agent_version()
-
-    def _authorization(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._fleet.admin_token(self._order.instance.token)}"}
 
 
 def _container_port(port: int) -> int:

@@ -1,4 +1,4 @@
-"""Looks after one load balancer agent on a machine of its own, over SSH: its release, its table, and what it says.
+"""Supervises one load balancer agent on a machine of its own, over SSH: its release, its table, and what it reports.
 
 The agent has one connection, through which files go there and, by a forward on loopback, HTTP to its admin port, which only the controller
 can reach. A supervisor on the machine (`lb.agent.supervisor`) sees to the process.
@@ -7,23 +7,18 @@ can reach. A supervisor on the machine (`lb.agent.supervisor`) sees to the proce
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 import aiohttp
-import orjson
 
-from lb.config.schema import Readiness, Stats, Table, WireError
+from lb.config.schema import Readiness, Table, WireError
 from policies.backoff import delay_s
-from policies.history import Load
-from policies.model import Event, ProbeFailed, ProbePassed
 from provisioners.port.commands import HostConnection, ShellError
 from provisioners.port.errors import ProvisionError
 from provisioners.remote.ssh_tunnel import PortForward
 from skyserve_cli.controller.balancers.agent_reader import AdminPort
-from skyserve_cli.controller.balancers.demand_follower import DemandFollower
+from skyserve_cli.controller.balancers.agent_supervisor import AgentSupervisor, trouble_of
 from skyserve_cli.controller.balancers.deploy import (
     Release,
     Serving,
@@ -34,15 +29,12 @@ from skyserve_cli.controller.balancers.deploy import (
     tidy,
 )
 from skyserve_cli.controller.balancers.fleet_services import FleetServices
-from skyserve_cli.controller.balancers.peer_links import PeerLinks
 from skyserve_cli.controller.balancers.regional_view import RegionalView
 from skyserve_cli.controller.balancers.totals_follower import TotalsFollower
 from skyserve_cli.controller.reconcile.demand import load_of, slowdown
 from skyserve_cli.controller.reconcile.ports import RegionalOrder
-from skyserve_cli.controller.reconcile.region_tables import drained_elsewhere, region_of
+from skyserve_cli.controller.reconcile.region_tables import drained_elsewhere
 from skyserve_cli.controller.reconcile.served_replicas import served_report
-
-log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 HURRY_S = 0.1  # while something drains, or a release is about to take over
@@ -51,54 +43,26 @@ LONGEST_PAUSE_S = 5.0
 LONGEST_INSTALL_PAUSE_S = (
     60.0  # where the libraries cannot be installed: each try costs that machine seconds of its CPU
 )
-SILENT_AFTER_S = 10.0  # an agent that has said nothing for so long does not pass its probe
 FROZEN_AFTER_SILENCES = 4
 
 
-class MachineAgentSupervisor:
-    """Looks after one agent."""
+class MachineAgentSupervisor(AgentSupervisor):
+    """Supervises one agent on a machine of its own."""
 
     def __init__(
         self, fleet: FleetServices, session: aiohttp.ClientSession, order: RegionalOrder, now: float
     ) -> None:
-        self._fleet = fleet
-        self._session = session
-        self._order = order
+        super().__init__(fleet, session, order, now)
         self._forward = PortForward()
         self._shell: HostConnection | None = None
         self._release: Release | None = None
         self._deployed: str | None = None  # the name of the release
         self._serving: Serving | None = None
         self._acked: Table | None = None
-        self._responded_at = now
-        self._has_passed = False
-        self._failures = 0  # in a row
         self._silences = 0  # in a row, of an agent that can be reached
         self._installs = 0  # that failed, in a row
-        self._trouble = ""
         self._elsewhere: frozenset[int] = frozenset()  # see `RegionalOrder`; of the table that was pushed
-        self.region = region_of(order.instance.zone)
-        self.links = PeerLinks(fleet.now)
-        self._table = self.links.table(order)  # that it should have
-        self._stirred = asyncio.Event()
-        self.load = Load()
-        self.minutes = DemandFollower(fleet.now)
         self._totals = TotalsFollower(*order.key, fleet.traffic, asyncio.get_running_loop().time)
-
-    def set_order(self, order: RegionalOrder) -> None:
-        if order.table.revision != self._order.table.revision:
-            self._stirred.set()
-        self._order = order
-        self._table = self.links.table(order)
-
-    def transition(self, now: float) -> tuple[str, Event] | None:
-        """Return whether it passes, where that is another thing than what the reconciler knows."""
-        order = self._order
-        if self._has_passed and not self._failures:
-            return None if order.passing else (order.service, ProbePassed(order.replica_id))
-        if order.passing and now - self._responded_at > SILENT_AFTER_S:
-            return order.service, ProbeFailed(order.replica_id, self._trouble or "the agent does not answer")
-        return None
 
     def view(self) -> RegionalView:
         acked, serving_now = self._acked, self._serving
@@ -132,28 +96,15 @@ class MachineAgentSupervisor:
             try:
                 await self._turn()
             except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError, KeyError) as error:
-                why = (
-                    str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-                )  # ours says it all
                 is_silent = isinstance(error, TimeoutError) and not self._fleet.was_lost(started)
-                self._failed(why, is_silent=is_silent)
+                self._failed_turn(trouble_of(error), is_silent=is_silent)
             except (ShellError, ProvisionError) as error:
-                self._failed(error.message)
+                self._failed_turn(error.message)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stirred.wait(), self._pause_s())
 
-    @property
-    def responded_at(self) -> float | None:
-        """When the agent last responded."""
-        return self._responded_at if self._has_passed else None
-
-    def _failed(self, why: str, *, is_silent: bool = False) -> None:
-        self.load = replace(self.load, responsive=frozenset())  # as far as is known now
-        self._fleet.served.silent(*self._order.key)
-        if why != self._trouble:
-            log.warning("load balancer agent %s/%d: %s", self._order.service, self._order.replica_id, why)
-        self._trouble = why
-        self._failures += 1
+    def _failed_turn(self, why: str, *, is_silent: bool = False) -> None:
+        self._failed(why)
         if is_silent:
             self._silences += 1
         else:
@@ -200,10 +151,10 @@ class MachineAgentSupervisor:
             self._silences = 0
             await on_thread(partial(end_frozen, shell, serving_now))
             raise ValueError("the agent is silent; it is restarted if it is to its own machine, too")
-        if self._acked is None or self._acked.revision != self._table.revision:
-            await self._push(self._table)
-        await self._poll(order.window_s)
         url = f"http://127.0.0.1:{self._forward.port}"
+        if self._acked is None or self._acked.revision != self._table.revision:
+            await self._take_table(url, self._table)
+        await self._poll(url, order.window_s)
         asks = serving_now.release == release.name and order.peers_port is not None
         if asks and await self.links.poll(self._session, url, self._authorization()):
             self._table = self.links.table(self._order)
@@ -221,30 +172,20 @@ class MachineAgentSupervisor:
             self._has_passed = True
             self._fleet.wake()
 
-    def _authorization(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._fleet.admin_token(self._order.instance.token)}"}
-
-    async def _push(self, table: Table) -> None:
-        url = f"http://127.0.0.1:{self._forward.port}/-/targets"
-        async with self._session.put(url, json=table.to_json(), headers=self._authorization()) as response:
-            if response.status != 200:
-                raise ValueError(f"push refused: {response.status} {(await response.text())[:200]}")
+    async def _take_table(self, url: str, table: Table) -> None:
+        await self._push(url, table)
         self._acked = table
         self._fleet.wake()
         self._elsewhere = drained_elsewhere(self._order.elsewhere, table)
 
-    async def _poll(self, window_s: float) -> None:
-        url = f"http://127.0.0.1:{self._forward.port}/-/stats?window_s={window_s:g}"
-        asked_at = asyncio.get_running_loop().time()
-        async with self._session.get(url, headers=self._authorization()) as response:
-            response.raise_for_status()
-            stats = Stats.from_json(orjson.loads(await response.read()))
+    async def _poll(self, url: str, window_s: float) -> None:
+        stats, sent_at = await self._stats(url, window_s)
         table = self._acked
         if table is not None and stats.revision != table.revision:
             self._acked = None  # it began with an older one: push again
             self._stirred.set()
             return
-        self._fleet.served.reported(*self._order.key, served_report(stats, asked_at))
+        self._fleet.served.reported(*self._order.key, served_report(stats, sent_at))
         load = load_of(stats, table, self._elsewhere)
         stirring = load.empty - self.load.empty or (load.queued > 0) != (self.load.queued > 0)
         self.load = load
