@@ -34,7 +34,7 @@ def add(
         str,
         typer.Argument(
             metavar="URL",
-            help="https://HOST:PORT of the controller, or ssh://[USER@]HOST[:PORT] of its host.",
+            help="https://HOST:PORT of the controller, ssh://[USER@]HOST[:PORT] of its host, or kubernetes://CONTEXT/NAMESPACE.",
         ),
     ],
     token_file: Annotated[
@@ -71,25 +71,37 @@ def add(
             help="ssh: file with the host's key; no other is accepted. Default: ~/.ssh/known_hosts.",
         ),
     ] = None,
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option(
+            "--kubeconfig",
+            metavar="FILE",
+            help="kubernetes: file with the context. Default: $KUBECONFIG, then ~/.kube/config.",
+        ),
+    ] = None,
 ) -> None:
     """Remember a controller on another host, or replace what is known of it.
 
     Over https its calls carry a token, which is stored in the home. Over ssh they go to the socket in the controller's home, and
-    the caller is the owner: nothing secret is stored here.
+    the caller is the owner: nothing secret is stored here. So it is in Kubernetes, for who may run commands in the controller's Pod.
 
     \b
     serve context add prod https://controller.example.com:9443 --token-file ada.token
     serve context add prod ssh://ubuntu@controller.example.com
+    serve context add prod kubernetes://my-cluster/serving
     """
     if name == LOCAL:
         raise WrongUsage(f"{LOCAL} is the controller of this home; choose another name")
-    is_ssh = url.startswith("ssh://")
     _insist_on_options(
-        is_ssh,
-        {"--token-file": token_file, "--ca": ca},
-        {"--home": there, "--identity": identity, "--known-hosts": known_hosts},
+        url,
+        {
+            "https": {"--token-file": token_file, "--ca": ca},
+            "ssh": {"--home": there, "--identity": identity, "--known-hosts": known_hosts},
+            "kubernetes": {"--kubeconfig": kubeconfig},
+        },
     )
-    for option, path in (("--ca", ca), ("--identity", identity), ("--known-hosts", known_hosts)):
+    paths = {"--ca": ca, "--identity": identity, "--known-hosts": known_hosts, "--kubeconfig": kubeconfig}
+    for option, path in paths.items():
         if path is not None and not path.expanduser().is_file():
             raise WrongUsage(f"{option}: there is no file {path}")
     remote = Remote(
@@ -99,6 +111,7 @@ def add(
         there or "",
         _absolute(identity),
         _absolute(known_hosts),
+        kubeconfig=_absolute(kubeconfig),
     )
     contexts = Contexts.of(home())
     remotes = {**contexts.remotes, name: checked(remote, "URL")}
@@ -106,13 +119,17 @@ def add(
     inform(f"added {name}; `serve context use {name}` lets the commands call it")
 
 
-def _insist_on_options(is_ssh: bool, of_https: Mapping[str, object], of_ssh: Mapping[str, object]) -> None:
-    """Raise WrongUsage for an option that goes with the other kind of URL, and where the token is missing."""
-    wrong = [option for option, value in (of_https if is_ssh else of_ssh).items() if value is not None]
-    if wrong:
-        kinds = ("https://", "ssh://") if is_ssh else ("ssh://", "https://")
-        raise WrongUsage(f"{', '.join(wrong)}: is for {kinds[0]} and not for {kinds[1]}")
-    if not is_ssh and of_https["--token-file"] is None:
+def _insist_on_options(url: str, options: Mapping[str, Mapping[str, object]]) -> None:
+    """Raise WrongUsage for an option that goes with another kind of URL, and where the token is missing.
+
+    `options` are the values of options by the kind of URL that they are for.
+    """
+    kind = next((kind for kind in options if url.startswith(f"{kind}://")), "https")
+    for other, values in options.items():
+        wrong = [option for option, value in values.items() if value is not None]
+        if other != kind and wrong:
+            raise WrongUsage(f"{', '.join(wrong)}: is for {other}:// and not for {kind}://")
+    if kind == "https" and options[kind]["--token-file"] is None:
         raise WrongUsage("--token-file: name the file with the token, which https:// needs")
 
 

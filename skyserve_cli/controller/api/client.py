@@ -323,10 +323,14 @@ class ControllerClient:
             from skyserve_cli.controller.api.over_ssh import connection_to  # loads an SSH library
 
             return connection_to(self._remote, self._home, timeout_s)
+        if self._remote.is_kubernetes:
+            from skyserve_cli.controller.api.over_kubernetes import connection_to as connection_to_pod
+
+            return connection_to_pod(self._remote, timeout_s)
         return self._remote.connection(timeout_s)
 
     def _token_for(self, connection: http.client.HTTPConnection) -> str:
-        """Return the token for calls on a connection that is open: over SSH the host has sent it."""
+        """Return the token for calls on a connection that is open: over SSH and in Kubernetes the other side has sent it."""
         sent: str | None = getattr(connection, "token", None)
         return sent or (self._remote.token if self._remote else self._home.token())
 

@@ -2,7 +2,7 @@
 
 `$SKYSERVE_CONTROLLER` (a URL) with `$SKYSERVE_TOKEN` or `$SKYSERVE_TOKEN_FILE` goes first, then the context that `serve context use`
 has chosen. Without either, the commands call the controller of the home. A controller at ssh://USER@HOST needs no token here: who
-can log in as the owner of its home is the owner.
+can log in as the owner of its home is the owner. So it is at kubernetes://CONTEXT/NAMESPACE with who may run commands in its Pod.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from skyserve_cli.home import Home, write_private
 LOCAL = "local"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DEFAULT_HOME = ".skyserve"  # a relative path starts at the user's home directory there
+POD_HOME = "/var/lib/skyserve/home"  # as the manifests have it
 
 
 class RemoteError(Exception):
@@ -49,12 +51,35 @@ class SshPlace(NamedTuple):
         return f"ssh://{quote(self.user)}@{host}" + ("" if self.port == 22 else f":{self.port}")
 
 
+class KubernetesPlace(NamedTuple):
+    """What kubernetes://CONTEXT/NAMESPACE names. A name of a context may have any character."""
+
+    context: str
+    namespace: str
+
+    @classmethod
+    def of(cls, url: str) -> KubernetesPlace:
+        """Raise ValueError."""
+        found = urlsplit(url)
+        namespace = found.path.strip("/")
+        if found.scheme != "kubernetes" or not found.netloc or found.query or found.fragment:
+            raise ValueError(url)
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
+            raise ValueError(url)
+        return cls(unquote(found.netloc), namespace)
+
+    def url(self) -> str:
+        return f"kubernetes://{quote(self.context, safe='')}/{self.namespace}"
+
+
 class Remote(NamedTuple):
     """`ca` is a file with the certificates to trust; empty: those of the system.
 
     Over SSH there is no `token`; `home` is that of the controller, `identity` the file of a private key (empty: those of the
     SSH agent, or the user's own), `known_hosts` the file with the host's key (empty: the user's own). A `pool_host` is reached
     as clouds.ssh.pools in config.yaml says.
+
+    In Kubernetes there is no `token` either; `kubeconfig` is the file with the context (empty: $KUBECONFIG, then ~/.kube/config).
     """
 
     url: str
@@ -64,10 +89,15 @@ class Remote(NamedTuple):
     identity: str = ""
     known_hosts: str = ""
     pool_host: str = ""
+    kubeconfig: str = ""
 
     @property
     def is_ssh(self) -> bool:
         return self.url.startswith("ssh://")
+
+    @property
+    def is_kubernetes(self) -> bool:
+        return self.url.startswith("kubernetes://")
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """Return a connection by HTTP or HTTPS. Raises RemoteError where `ca` cannot be read."""
@@ -130,13 +160,17 @@ def checked(remote: Remote, what: str) -> Remote:
     """Return the controller. Raises RemoteError, which begins with `what`, if its URL or token cannot be right."""
     if remote.is_ssh:
         return _checked_ssh(remote, what)
+    if remote.is_kubernetes:
+        return _checked_kubernetes(remote, what)
     try:
         found = urlsplit(remote.url)
         is_url = found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
     except ValueError:
         is_url = False
     if not is_url or found.path not in ("", "/") or found.username is not None:
-        raise RemoteError(f"{what}: {remote.url!r} is no address like https://HOST:PORT or ssh://USER@HOST")
+        raise RemoteError(
+            f"{what}: {remote.url!r} is no address like https://HOST:PORT, ssh://USER@HOST or kubernetes://CONTEXT/NAMESPACE"
+        )
     if found.scheme == "http" and found.hostname not in LOOPBACK:
         raise RemoteError(
             f"{what}: http:// would send the token in clear; use https://, or a tunnel to 127.0.0.1"
@@ -155,6 +189,16 @@ def _checked_ssh(remote: Remote, what: str) -> Remote:
         raise RemoteError(f"{what}: {remote.url!r} is no address like ssh://USER@HOST:PORT") from None
     home = remote.home.removeprefix("~/") or DEFAULT_HOME
     return remote._replace(url=place.url(), token="", home=home)
+
+
+def _checked_kubernetes(remote: Remote, what: str) -> Remote:
+    try:
+        place = KubernetesPlace.of(remote.url)
+    except ValueError:
+        raise RemoteError(
+            f"{what}: {remote.url!r} is no address like kubernetes://CONTEXT/NAMESPACE"
+        ) from None
+    return remote._replace(url=place.url(), token="", home=remote.home or POD_HOME)
 
 
 def _token_in(file: str | None) -> str:

@@ -85,6 +85,15 @@ class Kubelet:
             self._read(*key)
         return self.logs.get(key, [])
 
+    def place_of(self, pod: Json, container: str) -> tuple[int, dict[str, str]] | None:
+        """Return the process of a container that runs, and its environment."""
+        running = self.running.get((pod["metadata"]["uid"], container))
+        if running is None or running.process.poll() is not None:
+            return None
+        described = next(one for one in pod["spec"]["containers"] if one["name"] == container)
+        path = f"{self._shims}:{os.environ['PATH']}"
+        return running.process.pid, {"PATH": path, **self._environment(pod, described)}
+
     # --- inside, with the lock held
 
     def _tend(self, known: Json) -> None:
