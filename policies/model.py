@@ -79,10 +79,11 @@ class Scope(str, Enum):
 
 
 class Role(str, Enum):
-    """What an instance is for. Both have the same life (`lifecycle`)."""
+    """What an instance is for. The first two have the same life (`lifecycle`); a CONTROLLER belongs to no service."""
 
     REPLICA = "replica"
     LOAD_BALANCER = "load_balancer"
+    CONTROLLER = "controller"
 
 
 @dataclass(frozen=True, slots=True, order=True)

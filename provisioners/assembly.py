@@ -196,6 +196,11 @@ class VmCloudProvisioner(VmProvisioner):
         if not access.sources:
             raise TransientError(self._unknown(), cloud=self.name)
 
+    def open_for(self, owner: str) -> None:
+        """Let this host in to the owner's machines, those to come too. Raises TransientError if its address is not known."""
+        self._is_needed = True
+        self.admit(owner, {})
+
     def _knows_us(self) -> bool:
         return self._admitted is not None and bool(self._admitted.sources)
 

@@ -1,7 +1,8 @@
 """Writes the plain manifests of a controller in Kubernetes from the Helm chart: `python -m scripts.manifests`.
 
 The chart in `deploy/helm/skyserve` is the source; a folder of `deploy/kubernetes` is the chart with some values, a file per template, and a
-`kustomization.yaml` to build on. Helm itself renders them, as the library `helm_python`.
+`kustomization.yaml` to build on. Helm itself renders them, as the library `helm_python`. `serve controller deploy kubernetes/…` applies those of
+controllers: in the package they are one file each.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1] / "deploy"
 CHART = ROOT / "helm" / "skyserve"
+PACKAGED = ROOT.parent / "skyserve_cli" / "deployment" / "manifests"
 NAMESPACE = "skyserve"
 
 
@@ -62,7 +64,21 @@ def files_of(variant: Variant) -> dict[str, str]:
     return {**found, "kustomization.yaml": kustomization}
 
 
+def packaged() -> dict[str, str]:
+    """Return the files of the package by their names: each is all objects of a folder."""
+    found = {}
+    for variant in VARIANTS:
+        if not variant.templates:
+            head = f"# {variant.about} Made from deploy/helm/skyserve by `python -m scripts.manifests`.\n"
+            texts = [text for _, text in sorted(rendered(variant.values).items())]
+            found[f"{variant.folder}.yaml"] = head + "---\n".join(texts)
+    return found
+
+
 def main() -> None:
+    PACKAGED.mkdir(exist_ok=True)
+    for name, text in packaged().items():
+        (PACKAGED / name).write_text(text)
     for variant in VARIANTS:
         folder = ROOT / "kubernetes" / variant.folder
         folder.mkdir(parents=True, exist_ok=True)

@@ -182,7 +182,7 @@ class Home:
 
     def token(self) -> str:
         """Return the secret every call of the controller's API carries; made on first use."""
-        return _secret_file(self.token_file, new_token).decode()
+        return secret_file(self.token_file, new_token).decode()
 
     def key_files(self) -> tuple[Path, ...]:
         """Return the files without which a database is of no use. They need not exist."""
@@ -194,7 +194,7 @@ class Home:
 
     def sealing_keys(self) -> tuple[bytes, ...]:
         """Return the key that seals, and while a rotation is under way those of before, which still open: one a line."""
-        return tuple(_secret_file(self.sealing_key_file, _new_sealing_key).split())
+        return tuple(secret_file(self.sealing_key_file, _new_sealing_key).split())
 
     def digest_key(self) -> bytes | None:
         """Return the key of digests of secrets, if it is not the one that seals: that of before the first rotation."""
@@ -206,7 +206,7 @@ class Home:
 
     def metrics_token(self) -> str:
         """Return the secret that reads the controller's metrics and nothing else; made on first use."""
-        return _secret_file(self.metrics_token_file, new_token).decode()
+        return secret_file(self.metrics_token_file, new_token).decode()
 
     @property
     def metrics_token_file(self) -> Path:
@@ -229,7 +229,7 @@ class Home:
 
         Made on first use, and never changed while machines run: without it, it is not possible to log in on them.
         """
-        return _secret_file(self.machine_secret_file, lambda: secrets.token_bytes(MACHINE_SECRET_BYTES))
+        return secret_file(self.machine_secret_file, lambda: secrets.token_bytes(MACHINE_SECRET_BYTES))
 
 
 def make_private(environ: MutableMapping[str, str]) -> None:
@@ -267,7 +267,7 @@ def write_private(path: Path, content: bytes) -> None:
     write_bytes(path, content, mode=0o600, is_durable=True)
 
 
-def _secret_file(path: Path, make: Callable[[], bytes]) -> bytes:
+def secret_file(path: Path, make: Callable[[], bytes]) -> bytes:
     """The content of a file only its owner may read, made by `make` if it is not there.
 
     Two processes that come at once end up with the same content: the file appears whole, by link, and the first one wins.

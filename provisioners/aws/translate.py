@@ -202,10 +202,10 @@ def request_of(
             "HttpTokens": "required",
             "HttpPutResponseHopLimit": 1,
         },
-        # A machine that no controller has visited for a long time shuts itself down.
-        "InstanceInitiatedShutdownBehavior": "terminate",
+        # A machine that no controller has visited for a long time shuts itself down. That of a controller has state on its disk.
+        "InstanceInitiatedShutdownBehavior": "stop" if order.role is Role.CONTROLLER else "terminate",
     }
-    if instance_profile is not None and order.role is Role.REPLICA:
+    if instance_profile is not None and order.role is not Role.LOAD_BALANCER:
         by = "Arn" if instance_profile.startswith("arn:") else "Name"
         params["IamInstanceProfile"] = {by: instance_profile}
     if key_name is not None:

@@ -24,7 +24,11 @@ from provisioners.port.errors import InvalidRequestError, ProvisionError, Transi
 from provisioners.port.firewall import ANYWHERE, SSH_PORT, FirewallAccess, ports_of_text, ports_text
 from provisioners.port.vm import OWNER_TAG, PORTS_TAG, PUBLIC_PORTS_TAG, SERVICE_TAG, MachineOrder
 
-SECURITY_GROUPS: Mapping[Role, str] = {Role.REPLICA: "replicas", Role.LOAD_BALANCER: "load-balancers"}
+SECURITY_GROUPS: Mapping[Role, str] = {
+    Role.REPLICA: "replicas",
+    Role.LOAD_BALANCER: "load-balancers",
+    Role.CONTROLLER: "controllers",
+}
 NETWORK = "network"
 SUBNET = "machines"
 

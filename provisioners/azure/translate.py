@@ -177,7 +177,7 @@ def machine_body(
     if reservation is not None:
         properties["capacityReservation"] = {"capacityReservationGroup": {"id": reservation.id}}
     body: dict[str, Any] = {"location": order.zone.region, "tags": order.tags, "properties": properties}
-    if identity is None or order.role is not Role.REPLICA:
+    if identity is None or order.role is Role.LOAD_BALANCER:
         identity = dead_man_identity
     if identity is not None:
         body["identity"] = {"type": "UserAssigned", "userAssignedIdentities": {identity: {}}}

@@ -272,7 +272,7 @@ def _accounts(
     order: MachineOrder, service_account: str | None, dead_man_account: str | None
 ) -> list[compute_v1.ServiceAccount]:
     """Return the identity of the instance: at most one."""
-    if service_account is not None and order.role is Role.REPLICA:
+    if service_account is not None and order.role is not Role.LOAD_BALANCER:
         return [compute_v1.ServiceAccount(email=service_account, scopes=[_CLOUD_PLATFORM])]
     if dead_man_account is not None:
         return [compute_v1.ServiceAccount(email=dead_man_account, scopes=[_COMPUTE])]

@@ -42,7 +42,18 @@ _GROUPS = {
     "cron_job": "BatchV1Api",
     "deployment": "AppsV1Api",
     "pod_disruption_budget": "PolicyV1Api",
+    "config_map": "CoreV1Api",
+    "persistent_volume_claim": "CoreV1Api",
+    "service_account": "CoreV1Api",
+    "namespace": "CoreV1Api",
+    "network_policy": "NetworkingV1Api",
+    "role": "RbacAuthorizationV1Api",
+    "role_binding": "RbacAuthorizationV1Api",
+    "cluster_role": "RbacAuthorizationV1Api",
+    "cluster_role_binding": "RbacAuthorizationV1Api",
+    "review": "AuthorizationV1Api",
 }
+_CLUSTER_WIDE = ("namespace", "cluster_role", "cluster_role_binding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +104,7 @@ class KubeApi:
     def create(self, kind: str, body: Json, zone: Zone | None = None) -> Json:
         """Raise ConflictError if there is one of that name."""
         try:
-            return self._call(kind, f"create_namespaced_{kind}", self.namespace, body, zone=zone)
+            return self._call(kind, *self._place("create", kind), body, zone=zone)
         except ProvisionError as error:
             if error.code == "AlreadyExists":
                 raise ConflictError(error.message) from error
@@ -102,11 +113,21 @@ class KubeApi:
     def find(self, kind: str, name: str, zone: Zone | None = None) -> Json | None:
         """Return the object; None if there is none."""
         try:
-            return self._call(kind, f"read_namespaced_{kind}", name, self.namespace, zone=zone)
+            return self._call(kind, *self._place("read", kind, name), zone=zone)
         except ProvisionError as error:
             if error.code == "NotFound":
                 return None
             raise
+
+    def apply(self, kind: str, body: Json) -> Json:
+        """Create the object, or give it the fields of `body` (server-side apply); return it as it is now."""
+        place = self._place("patch", kind, body["metadata"]["name"])
+        how: dict[str, Any] = {
+            "field_manager": MANAGER,
+            "force": True,
+            "_content_type": "application/apply-patch+yaml",
+        }
+        return self._call(kind, *place, body, **how)
 
     def patch(self, kind: str, name: str, body: Json) -> Json | None:
         """Return the object as it is now; None if there is none, or one of another uid than `body` has."""
@@ -138,7 +159,7 @@ class KubeApi:
         if uid:
             options["preconditions"] = {"uid": uid}
         try:
-            return self._call(kind, f"delete_namespaced_{kind}", name, self.namespace, body=options)
+            return self._call(kind, *self._place("delete", kind, name), body=options)
         except ProvisionError as error:
             if _is_gone(error):
                 return None
@@ -210,9 +231,14 @@ class KubeApi:
                 self._namespace = self._namespace or default
             return self._client
 
+    def _place(self, verb: str, kind: str, *names: str) -> tuple[str, ...]:
+        """Return the client's method for a verb and a kind, and what names the object in its call."""
+        if kind in _CLUSTER_WIDE:
+            return f"{verb}_{kind}", *names
+        return f"{verb}_namespaced_{kind}", *names, self.namespace
+
     def _method(self, kind: str, name: str) -> Callable[..., Any]:
-        client = self._connected()
-        group = "AuthorizationV1Api" if kind == "review" else _GROUPS[kind]
+        client, group = self._connected(), _GROUPS[kind]
         with self._lock:
             if group not in self._apis:
                 self._apis[group] = getattr(kube_client, group)(client)

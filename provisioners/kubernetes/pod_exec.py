@@ -19,7 +19,7 @@ from provisioners.port.errors import ProvisionError
 
 _CHUNK = 32 * 1024
 _HANDSHAKE = re.compile(r"Handshake status (\d{3})")
-_BODY = re.compile(r"b'(\{.*\})'", re.DOTALL)
+_PARTS = " -+-+- "  # between status, headers and body in the client's text
 # The client keeps all that a command prints, unless it is called so.
 _open = functools.partial(stream.func, functools.partial(ws_client.websocket_call, capture_all=False), None)
 
@@ -109,7 +109,10 @@ def start_in_pod(
 
 def _refused(pod: str, text: str) -> ProvisionError:
     """Return our error for a handshake that failed; the client has nothing but its text."""
-    status, body = _HANDSHAKE.search(text), _BODY.search(text)
+    status = _HANDSHAKE.search(text)
     if status is None:
         return unreachable(pod, ConnectionError(text))
-    return error_of(int(status[1]), body[1].encode().decode("unicode_escape") if body else text)
+    body = text.rpartition(_PARTS)[2]
+    if body.startswith("b'"):  # as earlier versions of the client show it
+        body = body[2:-1].encode().decode("unicode_escape")
+    return error_of(int(status[1]), body)

@@ -34,6 +34,9 @@ ROLE_TAG = "skyserve-role"
 PORTS_TAG = "skyserve-ports"  # of a security group: what the rules for its machines are made for
 PUBLIC_PORTS_TAG = "skyserve-public-ports"
 CAPACITY_TAG = "skyserve-capacity"
+CONTROLLER_OWNER = (
+    "controller-"  # how the owner of a controller's own machine begins: no orphan finder touches what it has
+)
 
 MAX_TOKEN = 58  # of a replica; a machine's has its rank on top, and clouds allow 63
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from skyserve_cli.commands.controller_backup import backup, database_sentences, restore
+from skyserve_cli.commands.controller_cloud import undeploy
 from skyserve_cli.commands.controller_elsewhere import deploy, move
 from skyserve_cli.commands.options import Format, OutputFormat, home
 from skyserve_cli.commands.options import controller as connect_any
@@ -136,6 +137,7 @@ def status(output: Format = OutputFormat.TABLE) -> None:
 
 
 app.command()(deploy)
+app.command()(undeploy)
 app.command()(move)
 
 

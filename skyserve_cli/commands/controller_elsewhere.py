@@ -1,16 +1,19 @@
-"""`serve controller deploy` and `move`: a controller on another host."""
+"""`serve controller deploy` and `move`: a controller on another host, or in a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from skyserve_cli.commands import controller_cloud as cloud
+from skyserve_cli.commands import controller_cluster as cluster
+from skyserve_cli.commands.controller_cloud import MachineOptions
 from skyserve_cli.commands.options import Format, OutputFormat, Yes, home
-from skyserve_cli.output import CommandFailed, inform, plural, put, put_json
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put, put_json
 
 if TYPE_CHECKING:
     from provisioners.port.commands import HostConnection
@@ -22,9 +25,18 @@ if TYPE_CHECKING:
 TargetName = Annotated[
     str,
     typer.Argument(
-        metavar="ssh/HOST",
+        metavar="TARGET",
         show_default=False,
-        help="A host of clouds.ssh.pools in config.yaml, or ssh/USER@ADDRESS[:PORT].",
+        help="ssh/HOST (of clouds.ssh.pools in config.yaml), ssh/USER@ADDRESS[:PORT], aws/REGION, gcp/REGION, azure/REGION, or "
+        "kubernetes/CONTEXT/NAMESPACE.",
+    ),
+]
+HostName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        show_default=False,
+        help="ssh/HOST (of clouds.ssh.pools in config.yaml), ssh/USER@ADDRESS[:PORT], aws/REGION, gcp/REGION or azure/REGION.",
     ),
 ]
 There = Annotated[
@@ -65,6 +77,7 @@ ReplaceConfig = Annotated[
 
 
 def deploy(
+    ctx: typer.Context,
     target: TargetName,
     there: There = ".skyserve",
     identity: Identity = None,
@@ -74,23 +87,53 @@ def deploy(
     context: Context = None,
     copy_files: CopyFiles = False,
     replace_config: ReplaceConfig = False,
+    config_file: cluster.ConfigFile = None,
+    instance_type: cloud.InstanceType = "",
+    identity_profile: cloud.IdentityProfile = "",
+    yes: Yes = False,
+    image: cluster.Image = "",
+    storage_class: cluster.StorageClass = "",
+    database_secret: cluster.DatabaseSecret = "",
+    kubeconfig: cluster.Kubeconfig = None,
+    no_cluster_role: cluster.NoClusterRole = False,
+    timeout_s: cluster.Timeout = 300.0,
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Install and start a controller on another host, or upgrade the one there, and add a context for it.
+    """Install and start a controller elsewhere, or upgrade the one there, and add a context for it.
 
-    The release that runs here is installed in the home directory of the login, config.yaml is copied, and systemd keeps the
-    controller running (a user unit, or a system unit for root). Replicas and load balancers go on during an upgrade. A run that
-    was interrupted is completed by the next one.
+    On a host, the release that runs here is installed in the home directory of the login, config.yaml is copied, and systemd keeps
+    the controller running (a user unit, or a system unit for root). In a cloud, a small on-demand machine is rented first; the next run
+    finds it by its tag. In Kubernetes, the manifests of this release are applied, with Secrets
+    whose values are made here. Replicas and load balancers in regions go on during an upgrade. A run that was interrupted is completed by
+    the next one.
 
     \b
     serve controller deploy ssh/rack-1
     serve controller deploy ssh/ubuntu@10.0.0.5 --identity ~/.ssh/id_ed25519
+    serve controller deploy aws/eu-central-1 --identity-profile skyserve-controller
+    serve controller deploy kubernetes/prod/serving --image registry.example.com/skyserve-controller:0.2.0
     """
+    kind = target.partition("/")[0]
+    _insist_on_options(ctx, kind)
+    if kind == "kubernetes":
+        options = cluster.options_of(
+            context or "", image, storage_class, database_secret, config_file, no_cluster_role, timeout_s
+        )
+        cluster.deploy(target, kubeconfig, options, output)
+        return
+    _insist_on_file(config_file)
+    options_there = DeployValues(there, serve, python, context, copy_files, replace_config, config_file)
+    _deploy_to_host(
+        *_place(
+            target, identity, known_hosts, MachineOptions(instance_type, identity_profile, yes), options_there
+        ),
+        output,
+    )
+
+
+def _deploy_to_host(found: DeployTarget, options: DeployOptions, output: OutputFormat) -> None:
     from skyserve_cli.deployment import deploy as steps
 
-    found, options = _chosen(
-        target, there, identity, known_hosts, serve, python, context, copy_files, replace_config
-    )
     with _on(found) as shell:
         deployment = steps.prepare(home(), _config(), found, shell, options, inform)
         result = steps.deploy(deployment, options.context)
@@ -108,8 +151,38 @@ def deploy(
     inform(f"`serve context use {options.context}` lets the commands call it")
 
 
+#: Options that are for some kinds of targets, by the names of their parameters.
+_KINDS = {
+    **dict.fromkeys(("identity", "known_hosts"), ("ssh",)),
+    **dict.fromkeys(("there", "serve", "python", "copy_files", "replace_config"), ("ssh", *cloud.CLOUDS)),
+    **dict.fromkeys(("instance_type", "identity_profile", "yes"), cloud.CLOUDS),
+    **dict.fromkeys(
+        ("image", "storage_class", "database_secret", "kubeconfig", "no_cluster_role", "timeout_s"),
+        ("kubernetes",),
+    ),
+}
+
+
+_FOR_MOVE = {name: kinds for name, kinds in _KINDS.items() if name != "yes"}  # which confirms the move itself
+
+
+def _insist_on_options(ctx: typer.Context, kind: str, kinds_of: Mapping[str, Sequence[str]] = _KINDS) -> None:
+    """Raise WrongUsage for an option that is of another kind of target."""
+    if kind not in ("ssh", "kubernetes", *cloud.CLOUDS):
+        return  # the target itself is wrong
+    names = {str(one.name): one.opts[0] for one in ctx.command.params}
+    given = [
+        names[name]
+        for name, kinds in kinds_of.items()
+        if name in names and kind not in kinds and str(ctx.get_parameter_source(name)).endswith("COMMANDLINE")
+    ]
+    if given:
+        raise WrongUsage(f"{', '.join(given)}: is not for {kind}/…")
+
+
 def move(
-    target: TargetName,
+    ctx: typer.Context,
+    target: HostName,
     there: There = ".skyserve",
     identity: Identity = None,
     known_hosts: KnownHosts = None,
@@ -124,6 +197,8 @@ def move(
             help="Also move services whose load balancer is beside the controller: their endpoints get the address of the host.",
         ),
     ] = False,
+    instance_type: cloud.InstanceType = "",
+    identity_profile: cloud.IdentityProfile = "",
     yes: Yes = False,
     output: Format = OutputFormat.TABLE,
 ) -> None:
@@ -137,6 +212,7 @@ def move(
     \b
     serve controller move ssh/rack-1
     """
+    _insist_on_options(ctx, target.partition("/")[0], _FOR_MOVE)
     from skyserve_cli.controller.persistence.moved import read_moved
     from skyserve_cli.deployment.deploy import prepare
     from skyserve_cli.deployment.move import Move
@@ -144,7 +220,9 @@ def move(
     before = read_moved(home())
     if before is not None and before.target != target:
         raise CommandFailed(before.sentence(home()), code=2)
-    found, options = _chosen(target, there, identity, known_hosts, serve, python, context, copy_files, False)
+    values = DeployValues(there, serve, python, context, copy_files, replace_config=False)
+    machine = MachineOptions(instance_type, identity_profile, yes)
+    found, options = _place(target, identity, known_hosts, machine, values)
     with _on(found) as shell:
         task = Move(
             prepare(home(), _config(), found, shell, options, inform), options.context, move_endpoints
@@ -171,23 +249,48 @@ def _confirm(rows: Rows, target: DeployTarget, *, yes: bool) -> None:
         raise CommandFailed("nothing was moved")
 
 
-def _chosen(
+class DeployValues(NamedTuple):
+    """What the command line says about the installation on a host."""
+
+    there: str
+    serve: str | None
+    python: str
+    context: str | None
+    copy_files: bool
+    replace_config: bool
+    config_file: Path | None = None
+
+    def options(self, target: DeployTarget) -> DeployOptions:
+        from skyserve_cli.deployment.deploy import DeployOptions
+
+        name = self.context or target.host
+        return DeployOptions(
+            name, self.serve, self.python, self.copy_files, self.replace_config, self.config_file
+        )
+
+
+def _place(
     target: str,
-    there: str,
     identity: Path | None,
     known_hosts: Path | None,
-    serve: str | None,
-    python: str,
-    context: str | None,
-    copy_files: bool,
-    replace_config: bool,
+    machine: MachineOptions,
+    values: DeployValues,
 ) -> tuple[DeployTarget, DeployOptions]:
-    from skyserve_cli.deployment.deploy import DeployOptions
+    """Return how the host is reached; the machine of a cloud is rented, if it is not there. Raises CommandFailed."""
     from skyserve_cli.deployment.target import target_of
 
-    found = target_of(target, _config(), there=there, identity=identity, known_hosts=known_hosts)
-    name = context or found.host
-    return found, DeployOptions(name, serve, python, copy_files, replace_config)
+    if target.partition("/")[0] in cloud.CLOUDS:
+        has_python = values.serve is not None or values.python != "python3"
+        found = cloud.rented(target, machine, values.context, values.config_file, has_python=has_python)
+        found = found._replace(remote=found.remote._replace(home=values.there))
+    else:
+        found = target_of(target, _config(), there=values.there, identity=identity, known_hosts=known_hosts)
+    return found, values.options(found)
+
+
+def _insist_on_file(config_file: Path | None) -> None:
+    if config_file is not None:
+        cluster.read_config(config_file)
 
 
 def _config() -> Config:

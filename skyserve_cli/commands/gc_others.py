@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from provisioners.port.errors import ProvisionError
-from provisioners.port.vm import OwnerSource
+from provisioners.port.vm import CONTROLLER_OWNER, OwnerSource
 from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.options import OutputFormat, View
@@ -59,6 +59,11 @@ def gc(
     found = dict[str, list[View]]()
     for owner, cloud in _owners(clouds, names, unlisted):
         if owner == own or (owners and owner not in owners):
+            continue
+        if owner.startswith(CONTROLLER_OWNER):
+            inform(
+                f"{cloud}: {owner} is the machine of a controller; `serve controller undeploy` terminates it where it was deployed"
+            )
             continue
         hand = hands.setdefault(owner, _owned(clouds, owner))
         look = hand.inspect(cloud)

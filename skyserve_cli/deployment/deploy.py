@@ -15,7 +15,7 @@ from provisioners.port.commands import HostConnection
 from provisioners.ssh.pool import load_pools
 from skyserve_cli.config import Config
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, RefusedError
-from skyserve_cli.controller.api.remote import LOCAL, Contexts
+from skyserve_cli.controller.api.remote import LOCAL, Contexts, Remote
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.deployment import host as there
 from skyserve_cli.deployment.host import HostFacts
@@ -33,13 +33,17 @@ _DEFAULT_KNOWN_HOSTS = "~/.ssh/known_hosts"
 
 @dataclass(frozen=True, slots=True)
 class DeployOptions:
-    """`serve` is the path of a `serve` on the host: nothing is installed then. `python` makes the environment otherwise."""
+    """`serve` is the path of a `serve` on the host: nothing is installed then. `python` makes the environment otherwise.
+
+    `config_file` is copied in place of the home's config.yaml.
+    """
 
     context: str
     serve: str | None = None
     python: str = "python3"
     copy_files: bool = False
     replace_config: bool = False
+    config_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ def prepare(
     report: Callable[[str], None],
 ) -> Deployment:
     """Install serve and copy config.yaml; start nothing. Raises CommandFailed or ShellError."""
-    insist_on_context(home, target, options.context)
+    insist_on_context(home, target.remote, options.context)
     facts = there.look(shell, target.remote.home)
     if options.serve is None:
         wheel = own_wheel()
@@ -94,12 +98,12 @@ def prepare(
     return Deployment(target, home, shell, facts, serve, content, report)
 
 
-def insist_on_context(home: Home, target: DeployTarget, name: str) -> None:
+def insist_on_context(home: Home, remote: Remote, name: str) -> None:
     """Raise WrongUsage if the name is taken."""
     if name == LOCAL:
         raise WrongUsage(f"--context: {LOCAL} is the controller of this home; choose another name")
     known = Contexts.of(home).remotes.get(name)
-    if known is not None and known != target.remote:
+    if known is not None and known != remote:
         raise WrongUsage(f"--context: {name} is the context of {known.url}; choose another name")
 
 
@@ -175,9 +179,10 @@ def _configure(
     """Have config.yaml and the files that it names there; return the content of the former. Raises WrongUsage."""
     path = f"{facts.home}/config.yaml"
     known = shell.read(path, max_bytes=1 << 20) if facts.has_config else None
-    if not home.config.exists():
+    source_file = options.config_file or home.config
+    if not source_file.exists():
         return known
-    text = home.config.read_text(encoding="utf-8")
+    text = source_file.read_text(encoding="utf-8")
     named = named_files(text)
     lacking = set(there.missing_files(shell, [one.path for one in named]))
     missing = [one for one in named if one.path in lacking]

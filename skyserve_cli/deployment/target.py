@@ -37,7 +37,8 @@ def target_of(
     cloud, _, host = name.partition("/")
     if cloud != "ssh" or not host:
         raise WrongUsage(
-            f"{name}: must be ssh/HOST, with a host of clouds.ssh.pools in config.yaml, or ssh/USER@ADDRESS"
+            f"{name}: must be ssh/HOST (of clouds.ssh.pools in config.yaml), ssh/USER@ADDRESS, aws/REGION, gcp/REGION or "
+            "azure/REGION; `serve controller deploy` also takes kubernetes/CONTEXT"
         )
     found = None if "@" in host else _in_pools(config, host)
     if found is not None:

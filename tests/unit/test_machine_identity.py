@@ -87,6 +87,28 @@ def test_load_balancers_have_no_identity() -> None:
     assert not instance.service_accounts
 
 
+def test_the_machine_of_a_controller_has_its_identity_and_outlives_a_shutdown() -> None:
+    trial = Trial(Zone("aws", "us-east-1", "use1-az1"), "t3.small", CapacityType.ON_DEMAND)
+    order = replace(trial_order(trial), role=Role.CONTROLLER, public_key="ssh-ed25519 AAAA test")
+    image, place = (
+        Image("ami-1", "/dev/sda1", 8),
+        NetworkIds("/subscriptions/s/subnets/m", "/subscriptions/s/nsg/m"),
+    )
+    request = request_of(
+        order, "t", image, key_name=None, subnet="s", groups=(), use_private_ip=False, instance_profile=ARN
+    )
+    assert request["IamInstanceProfile"] == {"Arn": ARN}
+    assert request["InstanceInitiatedShutdownBehavior"] == "stop"
+    azure = replace(azure_order("chat-1"), role=Role.CONTROLLER)
+    body = machine_body(azure, place, "Canonical:ubuntu-24_04-lts:server:latest", IDENTITY)
+    assert body["identity"]["userAssignedIdentities"] == {IDENTITY: {}}
+    gcp = replace(order, zone=Zone("gcp", "us-central1", "us-central1-a"), instance_type="e2-small")
+    instance = instance_of(
+        gcp, project="acme", network="", network_tags=(), public=True, service_account=ACCOUNT
+    )
+    assert [one.email for one in instance.service_accounts] == [ACCOUNT]
+
+
 @pytest.mark.parametrize("account", [None, ACCOUNT])
 def test_a_gcp_instance_has_the_service_account_with_the_scope_of_the_platform(account: str | None) -> None:
     zone = Zone("gcp", "us-central1", "us-central1-a")

@@ -21,6 +21,7 @@ from tests.clouds.meter import ADDRESS_USD_HOUR, DISK_USD_HOUR, MACHINE_USD_HOUR
 ACCOUNT = "123456789012"
 GPU_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 PLAIN_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp2/ami-id"
+CONTROLLER_IMAGE = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class AwsAccount:
             backend.reset()
             (vpc,) = backend.describe_vpcs(filters={"is-default": "true"})
             self.open_gateway(region, vpc.id)
-            for parameter in (GPU_IMAGE, PLAIN_IMAGE):
+            for parameter in (GPU_IMAGE, PLAIN_IMAGE, CONTROLLER_IMAGE):
                 self.publish_image(region, parameter)
 
     def open_gateway(self, region: str, vpc_id: str) -> None:

@@ -88,6 +88,7 @@ class Deployments:
             "updatedReplicas": len(new),
             "readyReplicas": ready,
             "availableReplicas": ready,
+            "observedGeneration": meta["generation"],
         }
         if deployment.get("status") != status:
             store.update("deployments", {**copy.deepcopy(deployment), "status": status})

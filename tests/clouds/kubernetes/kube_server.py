@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
+from tests.clouds.kubernetes import kube_exec
 from tests.clouds.kubernetes.kube_discovery import discovery
 from tests.clouds.kubernetes.kube_store import CLUSTER_WIDE, KINDS, Json, Refused, not_found, stamp
 from tests.clouds.kubernetes.kube_world import NAMESPACE, KubeWorld
@@ -188,6 +189,8 @@ class _Handler(BaseHTTPRequestHandler):
             return _review(world, body)
         if sub == "log":
             return self._log(namespace, name, query)
+        if sub == "exec":
+            return self._exec(namespace, name, query)
         if sub:
             raise not_found(resource, name)
         match verb:
@@ -201,6 +204,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return world.create(resource, namespace, body)
             case "update":
                 return world.store.put(resource, namespace, name, body)
+            case "patch" if "apply-patch" in self.headers.get("Content-Type", ""):
+                return world.apply(resource, namespace, body, query["fieldManager"])
             case "patch":
                 return world.store.patch(resource, namespace, name, body)
             case "deletecollection":
@@ -321,6 +326,21 @@ class _Handler(BaseHTTPRequestHandler):
         if "limitBytes" in query:
             text = text[: int(query["limitBytes"])]
         self._send_text(text, "text/plain")
+
+    def _exec(self, namespace: str, name: str, query: dict[str, str]) -> None:
+        kubelet, pod = self.server.world.kubelet, self.server.world.store.get("pods", namespace, name)
+        words = parse_qs(urlsplit(self.path).query)["command"]
+        found = None if kubelet is None else kubelet.place_of(pod, query["container"])
+        if found is None:
+            raise Refused(400, "BadRequest", f"container {query['container']} is not running")
+        self.send_response(101)
+        for key, value in kube_exec.accepted(self.headers["Sec-WebSocket-Key"]).items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.flush()
+        self.connection.settimeout(None)
+        self.close_connection = True
+        kube_exec.carry(self.rfile, self.wfile, found[0], words, found[1])
 
     def _send(self, body: Json, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self._send_text(json.dumps(body).encode(), "application/json", status, headers)

@@ -131,6 +131,8 @@ class Store:
             item["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": stamp(self.now())}
             if resource not in CLUSTER_WIDE:
                 item["metadata"]["namespace"] = namespace
+            if resource == "deployments":
+                item["metadata"]["generation"] = 1
             self._write(resource, item, "ADDED")
             return copy.deepcopy(item)
 
@@ -143,7 +145,10 @@ class Store:
             if known is None or known["metadata"]["uid"] != meta["uid"]:
                 raise not_found(resource, meta["name"])
             if known != item:
-                self._write(resource, copy.deepcopy(item), "MODIFIED")
+                item = copy.deepcopy(item)
+                if resource == "deployments" and known["spec"] != item["spec"]:
+                    item["metadata"]["generation"] = known["metadata"].get("generation", 1) + 1
+                self._write(resource, item, "MODIFIED")
             return copy.deepcopy(self.objects[key])
 
     def patch(self, resource: str, namespace: str, name: str, body: Json) -> Json:
@@ -180,12 +185,18 @@ class Store:
                     "to the latest version and try again",
                 )
             self._check(resource, namespace, body)
+            if resource == "persistentvolumeclaims" and body["spec"] != known["spec"]:
+                raise Refused(
+                    422,
+                    "Invalid",
+                    f'PersistentVolumeClaim "{name}" is invalid: spec: Forbidden: is immutable',
+                )
             if resource == "deployments" and body["spec"]["selector"] != known["spec"]["selector"]:
                 raise Refused(
                     422, "Invalid", f'Deployment "{name}" is invalid: spec.selector: field is immutable'
                 )
             item = copy.deepcopy(body)
-            for key in ("uid", "creationTimestamp", "namespace", "deletionTimestamp"):
+            for key in ("uid", "creationTimestamp", "namespace", "deletionTimestamp", "generation"):
                 if key in known["metadata"]:
                     item["metadata"][key] = known["metadata"][key]
             if "status" in known:

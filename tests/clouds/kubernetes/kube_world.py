@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from provisioners.kubernetes.quantities import amount
+from tests.clouds.kubernetes.kube_apply import applied
 from tests.clouds.kubernetes.kube_deployments import Deployments
 from tests.clouds.kubernetes.kube_scheduler import place, requests
 from tests.clouds.kubernetes.kube_services import Services
@@ -51,6 +52,7 @@ class KubeWorld:
             "pods", pod["metadata"]["namespace"], pod["metadata"]["name"], {}
         )
         self.quota: tuple[str, Mapping[str, float]] | None = None  # its name, and the most of each resource
+        self.applied: dict[tuple[str, str, str, str], Json] = {}  # by kind, namespace, name and manager
         self.launches: dict[str, int] = {}
         self.counts: dict[str, int] = {}  # requests by verb and resource
         self.store.create(
@@ -151,6 +153,19 @@ class KubeWorld:
                 name = made["metadata"]["name"]
                 self.launches[name] = self.launches.get(name, 0) + 1
                 self.schedule()
+            return made
+
+    def apply(self, resource: str, namespace: str, body: Json, manager: str) -> Json:
+        """Server-side apply by a manager who forces it: its fields become those of `body`, and those that it had before go."""
+        key, given = (resource, namespace, body["metadata"]["name"]), copy.deepcopy(body)
+        with self.store.lock:
+            before = self.applied.get((*key, manager), {})
+            if key not in self.store.objects:
+                made = self.create(resource, namespace, body)
+            else:
+                known = self.store.get(*key)
+                made = self.store.put(*key, applied(known, before, given))
+            self.applied[*key, manager] = given
             return made
 
     def delete(self, resource: str, namespace: str, name: str, options: Json) -> Json:

@@ -94,6 +94,8 @@ def passes(pod: Json, container: Json, probe: Json) -> bool:
 
 def _filled(pod: Json, volume: Json, store: Store, folder: Path, address: str) -> Path:
     path = folder / "volumes" / volume["name"]
+    if "persistentVolumeClaim" in volume:  # it outlives the Pod
+        path = folder.parents[1] / "claims" / volume["persistentVolumeClaim"]["claimName"]
     path.mkdir(parents=True, exist_ok=True)
     space = pod["metadata"]["namespace"]
     if "secret" in volume:

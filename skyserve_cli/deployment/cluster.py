@@ -1,0 +1,326 @@
+"""`serve controller deploy kubernetes/…`, step by step. Every step looks first, so a second run completes the first one or upgrades it.
+
+Objects are written by server-side apply: what is as it should be is not changed, and fields that others have set stay.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
+
+from provisioners.port.errors import AuthError, ProvisionError
+from skyserve_cli.controller.api.client import AWAY, ControllerClient, RefusedError
+from skyserve_cli.controller.api.remote import POD_HOME, Contexts, KubernetesPlace, Remote
+from skyserve_cli.controller.leader_label import CONTROLLERS
+from skyserve_cli.controller.reconcile.clock import SteadyClock, SystemClock
+from skyserve_cli.deployment import cluster_objects as manifests
+from skyserve_cli.deployment.cluster_objects import ClusterValues, Json
+from skyserve_cli.deployment.cluster_pods import is_rolled_out, obstacle, progress
+from skyserve_cli.deployment.cluster_secrets import certificate, new_keys
+from skyserve_cli.home import Home
+from skyserve_cli.output import CommandFailed, WrongUsage
+
+if TYPE_CHECKING:
+    from provisioners.kubernetes.api import KubeApi
+
+POLL_S = 0.5
+_PODS: Mapping[str, Any] = {"clouds": {"kubernetes": {}}}  # of the namespace of the controller
+
+
+class ClusterTarget(NamedTuple):
+    """A namespace of a cluster; `kubeconfig` "" is the default one."""
+
+    context: str
+    namespace: str
+    kubeconfig: str
+
+    @property
+    def remote(self) -> Remote:
+        url = KubernetesPlace(self.context, self.namespace).url()
+        return Remote(url, "", home=POD_HOME, kubeconfig=self.kubeconfig)
+
+    def api(self) -> KubeApi:
+        from provisioners.kubernetes.api import KubeApi, client_of  # an extra
+
+        return KubeApi(self.context, self.namespace, lambda: client_of(self.context, self.kubeconfig or None))
+
+
+class ClusterOptions(NamedTuple):
+    """What the command line has; an empty value leaves what is there."""
+
+    context: str
+    image: str = ""
+    storage_class: str = ""
+    database_secret: str = ""
+    config: Mapping[str, Any] | None = None
+    has_cluster_role: bool = True
+    timeout_s: float = 300.0
+
+
+def target_of(name: str, kubeconfig: str) -> ClusterTarget:
+    """Return what kubernetes[/CONTEXT[/NAMESPACE]] names. Raises WrongUsage, or AuthError without a kubeconfig.
+
+    The namespace is that of the context, or else `skyserve`.
+    """
+    try:
+        from provisioners.kubernetes.contexts import contexts_of
+    except ImportError:
+        raise WrongUsage(
+            f"{name}: the Kubernetes client is not installed; install the extra kubernetes"
+        ) from None
+
+    known = contexts_of(kubeconfig or None)
+    chosen = name.partition("/")[2].rstrip("/") or known.current
+    context, _, namespace = (chosen, "", "") if chosen in known.namespaces else chosen.rpartition("/")
+    if context not in known.namespaces:
+        listed = ", ".join(known.namespaces) or "none"
+        raise WrongUsage(f"{name}: the kubeconfig has no context {context or chosen} (it has: {listed})")
+    found = ClusterTarget(context, namespace or known.namespaces[context] or "skyserve", kubeconfig)
+    try:
+        KubernetesPlace.of(found.remote.url)
+    except ValueError:
+        raise WrongUsage(f"{name}: {found.namespace!r} is no name of a namespace") from None
+    return found
+
+
+class ClusterDeployment:
+    """A deployment to one namespace. `report` shows what happens."""
+
+    def __init__(
+        self, home: Home, target: ClusterTarget, options: ClusterOptions, report: Callable[[str], None]
+    ) -> None:
+        self.home = home
+        self.target = target
+        self.options = options
+        self.report = report
+        self.api = target.api()
+
+    def run(self) -> dict[str, Any]:
+        """Have a controller there that runs as the options say, and a context for it. Raises CommandFailed or ProvisionError."""
+        self._insist_on_rights()
+        values = self._values()
+        wanted = manifests.objects(values)
+        self._make_namespace()
+        self._make_secrets(values)
+        changes = self._apply(wanted)
+        self._await_pods()
+        health = self._await_health()
+        self._add_context()
+        return {
+            "cluster": self.target.context,
+            "namespace": self.target.namespace,
+            "image": values.image,
+            "controllers": 2 if values.database_secret else 1,
+            "version": health["version"],
+            "changed": changes,
+        }
+
+    # --- what is there
+
+    def _insist_on_rights(self) -> None:
+        """Raise CommandFailed with what is missing, before anything is changed."""
+        some = ClusterValues(self.target.namespace, "any", {}, has_cluster_role=self.options.has_cluster_role)
+        databases = ("", "any")  # either variant may be there
+        needed = {
+            right: None
+            for one in databases
+            for right in manifests.rights(manifests.objects(some._replace(database_secret=one)))
+        }
+        missing = [right for right in needed if not self._may(right)]
+        if not missing:
+            return
+        advice = ""
+        if all(right.is_cluster_wide for right in missing):
+            advice = "; --no-cluster-role does without (docs/howto/run-on-kubernetes.md)"
+        raise CommandFailed(
+            f"{self.target.context} does not allow you to {', '.join(map(str, missing))} "
+            f"(namespace {self.target.namespace}); nothing was changed{advice}"
+        )
+
+    def _may(self, right: manifests.Right) -> bool:
+        resource, _, sub = right.resource.partition("/")
+        attributes = {"verb": right.verb, "group": right.group, "resource": resource}
+        if sub:
+            attributes["subresource"] = sub
+        if right.is_cluster_wide:
+            attributes["namespace"] = ""
+        return self.api.may(attributes)[0]
+
+    def _values(self) -> ClusterValues:
+        """Return the values of the options, and else those of what is there. Raises WrongUsage."""
+        options = self.options
+        deployment = self.api.find("deployment", manifests.DEPLOYMENT)
+        config = self.api.find("config_map", manifests.CONFIG_MAP)
+        volume = self.api.find("persistent_volume_claim", manifests.VOLUME)
+        if deployment is not None and "meta.helm.sh/release-name" in _notes(deployment):
+            raise WrongUsage(
+                f"the controller in {self.target.namespace} was installed by Helm; upgrade it with helm"
+            )
+        image, database = _image(deployment), _database(deployment)
+        if not (options.image or image):
+            raise WrongUsage(
+                "--image: name the controller's image, which packaging/Containerfile builds (docs/howto/run-on-kubernetes.md)"
+            )
+        if deployment is not None and bool(database) != bool(options.database_secret or database):
+            raise WrongUsage(
+                "--database-secret: the controller there has its state on a volume, which would stay behind; "
+                "use another namespace"
+            )
+        storage = "" if volume is None else str(volume["spec"].get("storageClassName") or "")
+        if volume is not None and options.storage_class not in ("", storage):
+            raise WrongUsage(
+                f"--storage-class: the volume there has the class {storage or 'of the cluster'}, which cannot be changed"
+            )
+        added = options.config
+        if added is None:
+            added = _PODS if config is None else yaml.safe_load(config["data"]["config.yaml"])
+        return ClusterValues(
+            self.target.namespace,
+            options.image or image,
+            added,
+            options.storage_class or storage,
+            options.database_secret or database,
+            options.has_cluster_role,
+        )
+
+    # --- what is changed
+
+    def _make_namespace(self) -> None:
+        try:
+            if self.api.find("namespace", self.target.namespace) is not None:
+                return
+        except AuthError:  # who may not look at namespaces has been given one
+            return
+        self.report(f"creating the namespace {self.target.namespace}")
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.target.namespace}}
+        self._create("namespace", body)
+
+    def _make_secrets(self, values: ClusterValues) -> None:
+        """Have the Secrets that the manifests name; those that are there are never changed. Raises WrongUsage."""
+        now = SystemClock().now()
+        self._make_secret(manifests.TLS, lambda: certificate(values.namespace, now), "kubernetes.io/tls")
+        if not values.database_secret:
+            return
+        database = self.api.find("secret", values.database_secret)
+        if database is None or "url" not in (database.get("data") or {}):
+            raise WrongUsage(
+                f"--database-secret: {values.namespace} has no Secret {values.database_secret} with a key `url`; "
+                "make it first, with the URL of a PostgreSQL"
+            )
+        self._make_secret(manifests.KEYS, new_keys)
+
+    def _make_secret(self, name: str, make: Callable[[], Mapping[str, bytes]], kind: str = "Opaque") -> None:
+        if self.api.find("secret", name) is not None:
+            return
+        self.report(f"creating the Secret {name}")
+        data = {key: base64.b64encode(value).decode() for key, value in make().items()}
+        body = {"apiVersion": "v1", "kind": "Secret", "type": kind, "metadata": {"name": name}, "data": data}
+        self._create("secret", body)
+
+    def _create(self, kind: str, body: Json) -> None:
+        from provisioners.kubernetes.api import ConflictError
+
+        with suppress(ConflictError):  # another command was faster
+            self.api.create(kind, body)
+
+    def _apply(self, wanted: Sequence[Json]) -> list[str]:
+        """Write the objects; return those that were created or changed."""
+        changed = []
+        for body in wanted:
+            kind, name = manifests.kind_of(body), body["metadata"]["name"]
+            before = self.api.find(kind, name)
+            if before is not None and kind == "persistent_volume_claim":
+                continue  # it cannot be changed
+            try:
+                now = self.api.apply(kind, body)
+            except ProvisionError as error:
+                raise CommandFailed(f"{body['kind']} {name}: {error.message}") from error
+            if before is None or before["metadata"]["resourceVersion"] != now["metadata"]["resourceVersion"]:
+                changed.append(f"{body['kind']}/{name}")
+                self.report(f"{'created' if before is None else 'changed'} {body['kind']} {name}")
+        return changed
+
+    # --- until it responds
+
+    def _await_pods(self) -> None:
+        """Wait until every Pod is of the new kind and ready. Raises CommandFailed with what keeps one from it."""
+        clock, shown = SteadyClock(), ""
+        ends_at = clock.now() + self.options.timeout_s
+        while True:
+            deployment = self.api.find("deployment", manifests.DEPLOYMENT)
+            if deployment is None:
+                raise CommandFailed(f"the Deployment {manifests.DEPLOYMENT} was deleted meanwhile")
+            if is_rolled_out(deployment):
+                return
+            pods = self.api.list("pod", CONTROLLERS, managed=False).items
+            sentence = progress(deployment, pods)
+            if sentence != shown:
+                self.report(sentence)
+                shown = sentence
+            stuck = obstacle(deployment, pods)
+            if stuck is not None or clock.now() >= ends_at:
+                raise CommandFailed(self._why(stuck, sentence))
+            time.sleep(POLL_S)
+
+    def _why(self, stuck: tuple[str, str] | None, sentence: str) -> str:
+        if stuck is None:
+            return f"no controller is ready after {self.options.timeout_s:g} s: {sentence}"
+        pod, reason = stuck
+        log = ""
+        if "exit" in reason:
+            try:
+                lines = (
+                    self.api.read_log(pod, "controller", None, 64 * 1024)
+                    .decode(errors="replace")
+                    .splitlines()
+                )
+                log = f"; its log ends with: {lines[-1].partition(' ')[2]}" if lines else ""
+            except ProvisionError as error:
+                log = f"; its log cannot be read: {error.message}"
+        return f"{pod}: {reason}{log}; correct it and run the command again"
+
+    def _await_health(self) -> dict[str, Any]:
+        clock, client = SteadyClock(), ControllerClient(self.home, self.target.remote)
+        ends_at = clock.now() + self.options.timeout_s
+        while True:
+            try:
+                health = client.health()
+                if health["lease"]["leads"]:
+                    return health
+                reason = "it stands by"
+            except (*AWAY, RefusedError) as error:
+                reason = str(error)
+            if clock.now() >= ends_at:
+                raise CommandFailed(f"the controller in {self.target.namespace} does not lead: {reason}")
+            time.sleep(POLL_S)
+
+    def _add_context(self) -> None:
+        contexts = Contexts.of(self.home)
+        remotes = {**contexts.remotes, self.options.context: self.target.remote}
+        contexts._replace(remotes=remotes).write(self.home)
+
+
+def _notes(body: Json) -> Mapping[str, str]:
+    return body["metadata"].get("annotations") or {}
+
+
+def _image(deployment: Json | None) -> str:
+    if deployment is None:
+        return ""
+    return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def _database(deployment: Json | None) -> str:
+    """Return the name of the Secret with the database's URL; "" for SQLite."""
+    if deployment is None:
+        return ""
+    variables = deployment["spec"]["template"]["spec"]["containers"][0].get("env") or ()
+    for one in variables:
+        if one["name"] == manifests.DATABASE_VARIABLE:
+            return str(one["valueFrom"]["secretKeyRef"]["name"])
+    return ""
