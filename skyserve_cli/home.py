@@ -171,6 +171,11 @@ class Home:
         return self.logs / "replicas"
 
     @property
+    def uploads(self) -> Path:
+        """The files that commands on other hosts have sent (`controller.uploads`)."""
+        return self.root / "uploads"
+
+    @property
     def contexts(self) -> Path:
         """JSON: controllers on other hosts, with their tokens, and which one the commands call."""
         return self.root / "contexts.json"

@@ -147,6 +147,15 @@ CONTROLLER = (
             ("team", "of config.yaml, whose quota the services that it starts use; empty: none"),
         ),
     ),
+    Operation(
+        "POST", "/v1/uploads", "Announce local files of a service: a manifest of a file or folder. Complete when nothing is missing.",
+        "{reference, missing}: what a spec has in place of the path, and the SHA-256 of the parts that are to be sent",
+        (("service", "whose files they are"),), body=(("manifest", "entries: {path, kind, mode, size, parts, link}"),),
+    ),
+    Operation(
+        "POST", "/v1/uploads/parts", "Send missing parts: a line of JSON, [[SHA-256, size], ...], then their bytes. At most 8 MiB.",
+        "{stored}: how many", (("service", "whose files they are"),),
+    ),
     Operation("POST", "/v1/tokens/{token}/revoke", "Revoke the token of this name. The next call with it gets 401.", "{}"),
 )  # fmt: skip
 

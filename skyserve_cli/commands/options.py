@@ -35,12 +35,21 @@ def home() -> Home:
 
 def controller() -> ControllerClient:
     """Return the client of the controller that the commands call. Raises RemoteError."""
-    return ControllerClient(home(), remote_of(home(), os.environ))
+    client = ControllerClient(home(), remote_of(home(), os.environ))
+    client.on_upload = show_upload
+    return client
 
 
 def own_controller() -> ControllerClient:
     """Return the client of the controller of this home, whichever context is in use."""
     return ControllerClient(home())
+
+
+def show_upload(path: str, sent: int, total: int) -> None:
+    """Show how far the sending of local files to a controller on another host is."""
+    from skyserve_cli.commands.uploads import UPLOADS
+
+    UPLOADS.show(path, sent, total)
 
 
 def complete_service(incomplete: str) -> list[str]:

@@ -72,11 +72,9 @@ def update(
     plan = client.plan(spec_to_json(spec), loaded.secret_values, chosen)
     insist_on_offers(plan, loaded)
     if plan["nothing_changes"]:
-        inform(f"nothing changes: {name} stays at version {running['version']}")
-        if output is OutputFormat.JSON:
-            put_json(plan if dry_run else running)
-        elif not dry_run:
-            put(running["endpoint"])
+        if not dry_run:
+            client.send_files(spec_to_json(spec))  # a controller that was restored elsewhere may lack them
+        _show_nothing_changes(running, plan, dry_run=dry_run, output=output)
         return
     inform(_what_changes(running, plan["keeps_replicas"], chosen))
     for change in plan["changes"]:
@@ -112,6 +110,14 @@ def update(
         put(view["endpoint"])
 
 
+def _show_nothing_changes(running: View, plan: View, *, dry_run: bool, output: OutputFormat) -> None:
+    inform(f"nothing changes: {running['name']} stays at version {running['version']}")
+    if output is OutputFormat.JSON:
+        put_json(plan if dry_run else running)
+    elif not dry_run:
+        put(running["endpoint"])
+
+
 def _what_changes(running: View, kept: bool, mode: str) -> str:
     replicas = "its replicas are kept" if kept else f"its replicas are replaced ({mode.replace('_', '-')})"
     return f"{running['name']}: version {running['version']} -> {running['version'] + 1}, {replicas}"
@@ -140,6 +146,8 @@ def course_sentence(update: View) -> str:
 def _difference(change: View) -> str:
     if change["before"] is None and change["after"] is None:
         return f"{change['path']}: changed"
+    if all(str(change[side]).startswith("upload://") for side in ("before", "after")):
+        return f"{change['path']}: other content"
     return f"{change['path']}: {shown(change['before'])} -> {shown(change['after'])}"
 
 

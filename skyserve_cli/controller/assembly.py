@@ -39,6 +39,7 @@ from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas
 from skyserve_cli.controller.reconcile.traffic_buffer import TrafficBuffer
 from skyserve_cli.controller.secret_box import SecretBox, seal_of
+from skyserve_cli.controller.uploads.content_store import ContentStore
 from skyserve_cli.home import Home
 from skyserve_cli.state.lease import NO_TERM
 from skyserve_cli.state.store import Store
@@ -62,6 +63,7 @@ class Foundation:
     leadership: Leadership
     seal: SecretBox
     specs: SpecCache
+    uploads: ContentStore
     clouds: Clouds
     usable: list[Provisioner]
     woken: threading.Event
@@ -79,6 +81,7 @@ class Foundation:
         seal = seal_of(home)
         clouds = Clouds(home, config)
         usable = clouds.all()
+        uploads = ContentStore(home.uploads)
         for name in clouds.without_sdk:
             log.warning("%s", clouds.without_sdk[name])
         return cls(
@@ -90,7 +93,10 @@ class Foundation:
             owner=owner,
             leadership=leadership,
             seal=seal,
-            specs=SpecCache(store, seal, lambda token: admin_token(home.machine_secret(), token)),
+            specs=SpecCache(
+                store, seal, lambda token: admin_token(home.machine_secret(), token), uploads.path_of
+            ),
+            uploads=uploads,
             clouds=clouds,
             usable=usable,
             woken=threading.Event(),

@@ -86,7 +86,7 @@ async def run(home: Home) -> None:
     threads.start()
     agents = AgentReader(workers.fleet.admin_ports, workers.regional.admin_ports)
     team = Team(base.store, base.clock, config.teams)
-    api = Api(service, home.token(), home.controller_log, stopping.set, agents, team)
+    api = Api(service, home.token(), home.controller_log, stopping.set, agents, team, base.uploads)
     page = _page_of(base, api, team)
     api.opens(page.code)
     api.shows(threads.notifications.view)
@@ -147,7 +147,13 @@ class _Threads:
         self._sweeper = Sweeper(service.garbage_collector, swept, controller.sweep_minutes * 60.0)
         keeps_month = any(team.max_usd_month is not None for team in base.config.teams.values())
         self._housekeeper = Housekeeper(
-            store, clock, base.steady, home.backups, home.load_balancers, keeps_month=keeps_month
+            store,
+            clock,
+            base.steady,
+            home.backups,
+            home.load_balancers,
+            base.uploads,
+            keeps_month=keeps_month,
         )
         self._callbacks = Callbacks(store, base.specs, clock, home.callbacks)
         self._recorder = SeriesRecorder(store, workers.traffic, clock)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from skyserve_cli.controller.uploads.manifest import references_of
 from skyserve_cli.deployment import host as there
 from skyserve_cli.deployment.deploy import Deployment
 from skyserve_cli.output import WrongUsage
@@ -38,8 +39,13 @@ def insist_on_movable(
                 f"{view['name']}: its load balancer runs beside the controller, so its endpoint {view['endpoint']} would move to "
                 f"{host}; use service.load_balancers.regions, or accept that with --move-endpoints"
             )
-    paths = {path: name for name, path in _files_of(rows)}
+    paths = {path: name for name, path in _files_of(rows, deployment.at("uploads/trees"))}
     missing = there.missing_files(deployment.shell, list(paths))
+    if missing and missing[0].startswith(deployment.at("uploads/trees")):
+        raise WrongUsage(
+            f"{paths[missing[0]]}: its uploaded files are not on {host}, where later launches need them; copy the folder "
+            f"{deployment.home.uploads} to {deployment.at('uploads')} there"
+        )
     if missing:
         raise WrongUsage(
             f"{paths[missing[0]]}: {missing[0]} is not on {host}, where later launches need it; put it there at the same path"
@@ -47,8 +53,8 @@ def insist_on_movable(
     _insist_on_clouds(views, deployment)
 
 
-def _files_of(rows: Rows) -> Iterator[tuple[str, str]]:
-    """Yield the services that are up, with each file of this host that their newest version names."""
+def _files_of(rows: Rows, trees: str) -> Iterator[tuple[str, str]]:
+    """Yield the services that are up, with each file that their newest version names: of this host, or in `trees` there."""
     newest = {row["name"]: row["version"] for row in rows["services"] if not row["down"]}
     for row in rows["versions"]:
         if newest.get(row["service"]) != row["version"]:
@@ -60,6 +66,8 @@ def _files_of(rows: Rows) -> Iterator[tuple[str, str]]:
         for source in sources:
             if isinstance(source, str) and "://" not in source:
                 yield row["service"], source
+        for reference in references_of(spec):
+            yield row["service"], f"{trees}/{reference.id}/{reference.name}"
 
 
 def _insist_on_clouds(views: Sequence[View], deployment: Deployment) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -62,6 +63,12 @@ def newest_replicas(c: Connection, service: str, limit: int) -> list[Replica]:
     query = sa.select(t.replicas).where(t.replicas.c.service == service)
     rows = c.execute(query.order_by(t.replicas.c.id.desc()).limit(limit)).all()
     return [replica_from_row(row) for row in reversed(rows)]
+
+
+def specs_of(c: Connection, names: Collection[str]) -> list[dict[str, Any]]:
+    """Return the JSON of the spec of every version of these services."""
+    query = sa.select(t.versions.c.spec).where(t.versions.c.service.in_(sorted(names)))
+    return [dict(spec) for spec in c.execute(query).scalars()]
 
 
 def read_version(c: Connection, service: str, version: int) -> VersionRow:

@@ -307,6 +307,12 @@ class Store(TeamDatabase):
         with self._reader.connect() as c:
             return snapshot.read_version(c, name, version)
 
+    def specs_of_versions(self) -> list[dict[str, Any]]:
+        """Return the JSON of the spec of every version of the services that are up, or of which something is left."""
+        names = [row.name for row in self.services()]
+        with self._reader.connect() as c:
+            return snapshot.specs_of(c, names)
+
     def replicas(self, name: str, *, limit: int = 200) -> list[Replica]:
         """Return the newest replicas of a service, terminated ones included, oldest first."""
         with self._reader.connect() as c:

@@ -15,6 +15,7 @@ from skyserve_cli.controller.api.http import Api
 from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.api.team import Team
 from skyserve_cli.controller.reconcile.clock import SteadyClock
+from skyserve_cli.controller.uploads.content_store import ContentStore
 from skyserve_cli.state.team import TeamDatabase
 
 PAGES = pages()
@@ -42,12 +43,15 @@ def listed(operations: tuple[Operation, ...]) -> set[tuple[str, str]]:
 
 
 class _Service:
-    changes = token_changes = None
+    changes = token_changes = refuse_unless_leading = None
 
 
 def test_every_route_of_the_controller_is_described() -> None:
     team = Team(cast("TeamDatabase", None), SteadyClock())
-    api = Api(cast("ControllerService", _Service()), "token", Path("log"), lambda: None, team=team)
+    uploads = ContentStore(Path("uploads"))
+    api = Api(
+        cast("ControllerService", _Service()), "token", Path("log"), lambda: None, team=team, uploads=uploads
+    )
     assert routes(api.app()) == listed(CONTROLLER)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -58,15 +60,59 @@ def test_a_service_of_a_controller_on_another_host(serve: Serve, person: Serve, 
     assert goals
     assert all('"author": "owner"' in line or '"author":"owner"' in line for line in goals), goals
 
-    # What the controller refuses is refused here in the same words, and local files do not cross.
-    file.write_text(SERVICE + f"workdir: {tmp_path}\n")
+    # What the controller refuses is refused here in the same words.
+    file.write_text(SERVICE.replace("infra: local", "infra: aws"))
     refused = person("update", "chat", file, "-y")
-    assert (refused.code, "workdir: local files are not sent" in refused.err) == (1, True), refused.err
+    assert (refused.code, "aws" in refused.err) == (1, True), refused.err
 
     token = (serve.home / "controller.token").read_text()
     assert not (person.home / "controller.token").exists()
     for path in person.home.rglob("*"):
         assert not path.is_file() or token not in path.read_text(errors="replace"), path
+
+
+def test_the_workdir_is_sent_and_then_only_the_file_that_changed(
+    serve: Serve, person: Serve, tmp_path: Path
+) -> None:
+    serve.ok("controller", "start")
+    project = tmp_path / "project"
+    (project / "sub").mkdir(parents=True)
+    (project / "index.html").write_text("version one")
+    (project / "sub" / "weights").write_bytes(os.urandom(9_000_000))
+    (project / "left.log").write_text("x" * 1000)
+    (project / ".skyignore").write_text("*.log\n")
+    (tmp_path / "extra.json").write_text("{}")
+    file = project / "chat.yaml"
+    file.write_text(SERVICE + f"workdir: .\nfile_mounts: {{extra.json: {tmp_path / 'extra.json'}}}\n")
+    size = sum(path.stat().st_size for path in project.rglob("*") if path.is_file() and path.suffix != ".log")
+
+    dry = person.ok("up", file, "--dry-run", cwd=project)
+    assert "sent" not in dry.err
+    assert not (serve.home / "uploads").exists()
+    made = person.ok("up", file, "-y", cwd=project)
+    assert f"sent {size:,} bytes of {project}" in made.err, made.err
+    assert "sent 2 bytes of" in made.err
+    endpoint = made.out.strip()
+
+    def page(name: str) -> str:
+        with urllib.request.urlopen(f"{endpoint}/{name}", timeout=30) as response:
+            return str(response.read().decode())
+
+    assert (page("index.html"), page("extra.json")) == ("version one", "{}")
+    with pytest.raises(urllib.error.HTTPError):
+        page("left.log")
+
+    same = person.ok("update", "chat", file, "-y", cwd=project)
+    assert ("nothing changes" in same.err, "sent" in same.err) == (True, False), same.err
+    (project / "index.html").write_text("version two!")
+    changed = person.ok("update", "chat", file, "-y", cwd=project)
+    assert "sent 12 bytes of" in changed.err, changed.err
+    assert page("index.html") == "version two!"
+    (project / "python").symlink_to("/usr/bin/python3")
+    refused = person("update", "chat", file, "-y", cwd=project)
+    assert (refused.code, "workdir/python is a link to /usr/bin/python3" in refused.err) == (1, True)
+    trees = list((serve.home / "uploads" / "trees").glob("*.json"))
+    assert len(trees) == 3
 
 
 def test_a_command_that_follows_goes_on_after_a_lost_connection_and_a_killed_controller(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -201,3 +205,37 @@ def test_azure_blob_storage() -> None:
             for prefix in ("a", "ab")
         )
         insist_it_keeps_objects(at, beside)
+
+
+PUT = """
+import sys
+from skyserve_cli.buckets.opening import bucket_at
+from skyserve_cli.buckets.port import place_of
+
+bucket_at(place_of("s3://box-1/killed")).put("one", b"x" * 5_000_000)
+"""
+
+
+def test_a_controller_that_is_killed_in_an_upload_leaves_no_object(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy passes half of the request on, and no more until the process that sends it is dead."""
+    upstream = (urlsplit(s3).hostname or "", urlsplit(s3).port or 0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    environment = {**os.environ, "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{listener.getsockname()[1]}"}
+    with subprocess.Popen([sys.executable, "-c", PUT], env=environment) as sender:
+        client, _ = listener.accept()
+        with client, socket.create_connection(upstream) as server:
+            passed = 0
+            while passed < 2_500_000:
+                piece = client.recv(65536)
+                if b"100-continue" in piece:
+                    client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                server.sendall(piece)
+                passed += len(piece)
+            sender.kill()
+            sender.wait()
+    listener.close()
+    at = bucket_at(place_of("s3://box-1/killed"))
+    at.put("later", b"")  # the server has read on
+    assert [each.name for each in at.objects()] == ["later"]

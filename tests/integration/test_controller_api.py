@@ -35,6 +35,7 @@ from skyserve_cli.controller.clouds.log_archive import LogArchive
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.secret_box import SecretBox
+from skyserve_cli.controller.uploads.content_store import ContentStore
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.store import Store
@@ -101,7 +102,14 @@ class Controller:
 
     def api(self) -> Api:
         team = Team(self.store, self, self.controller_service.teams.names)
-        return Api(self.controller_service, TOKEN, self.home.controller_log, self._stop, team=team)
+        return Api(
+            self.controller_service,
+            TOKEN,
+            self.home.controller_log,
+            self._stop,
+            team=team,
+            uploads=ContentStore(self.home.uploads),
+        )
 
     def now(self) -> float:
         return self.time

@@ -6,13 +6,17 @@ import os
 import shutil
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from policies.goals import UpdateMode
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.controller.persistence.housekeeping import Housekeeper, cut
+from skyserve_cli.controller.uploads.content_store import ContentStore
+from skyserve_cli.controller.uploads.folder import manifest_of
 from skyserve_cli.state import copies, prune
 from skyserve_cli.state.copies import KEPT_COPIES, NoRoomError, copy_of_day
 from skyserve_cli.state.store import Store
@@ -211,4 +215,41 @@ def test_rows_are_removed_once_an_hour(store: Store, tmp_path: Path) -> None:
     clock.at += 3600.0
     supervisor.round()
     assert len(store.events("chat", limit=100_000)) == 1000
+    store.close()
+
+
+# --- uploaded files --------------------------------------------------------------------------------------------
+
+
+def test_files_of_every_version_of_a_service_that_is_up_stay(store: Store, tmp_path: Path) -> None:
+    """Those of a service that is down, and those of no version, are removed after a day."""
+    uploads, made = ContentStore(tmp_path / "uploads"), {}
+    for name in ("first", "second", "gone", "never"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "a").write_text(name)
+        made[name] = manifest_of(folder, "workdir", {})
+        uploads.announce(made[name])
+        uploads.add([(part, name.encode()) for part in made[name].parts()])
+        assert uploads.announce(made[name]) == []
+    for service, name, mode in (
+        ("search", "first", None),
+        ("search", "second", UpdateMode.ROLLING),
+        ("old", "gone", None),
+    ):
+        spec = {"workdir": made[name].reference}
+        store.put_service(
+            service, spec, replica_hash="h", sealed_secrets=b"", lb_port=2, target=0, mode=mode, now=0.0
+        )
+    store.set_down("old", purge=True, now=1.0)
+    clock = Clock()
+    clock.at = time.time()
+    supervisor = Housekeeper(store, clock, clock, tmp_path / "backups", tmp_path / "lb", uploads)
+    supervisor.round()
+    assert all(Path(uploads.path_of(one.reference)).exists() for one in made.values())
+    clock.at += 2 * DAY_S
+    supervisor.round()
+    left = {name for name, one in made.items() if Path(uploads.path_of(one.reference)).exists()}
+    assert left == {"first", "second"}
+    assert len(list((tmp_path / "uploads" / "parts").iterdir())) == 2
     store.close()

@@ -84,6 +84,9 @@ def test_helm_finds_nothing_wrong_with_the_chart() -> None:
         pytest.param({"service": {"type": "LoadBalancer", "annotations": {"a/b": "c"}}}, id="load balancer"),
         pytest.param({"networkPolicy": {"enabled": False}}, id="no network policy"),
         pytest.param(
+            {"controllers": 1, "secrets": {"backup": "skyserve-backup"}}, id="passphrase of backups"
+        ),
+        pytest.param(
             {"controllers": 1, "volume": {"size": "1Gi", "storageClassName": "fast"}}, id="storage class"
         ),
         pytest.param(

@@ -20,6 +20,7 @@ import orjson
 from provisioners.port.base import Requirements
 from provisioners.remote.bootstrap_steps import is_url
 from skyserve_cli.controller.reconcile.resource_match import copies_of
+from skyserve_cli.controller.uploads.manifest import read_reference
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.team import TokenRow
 
@@ -94,6 +95,8 @@ RIGHTS: Mapping[tuple[str, str], AccessRole] = MappingProxyType(
         ("GET", "/v1/services/{name}/replicas/{id}/access"): _OPERATOR,
         ("POST", "/v1/plan"): _OPERATOR,
         ("POST", "/v1/tidy"): _OPERATOR,
+        ("POST", "/v1/uploads"): _OPERATOR,
+        ("POST", "/v1/uploads/parts"): _OPERATOR,
     }
 )
 
@@ -155,7 +158,7 @@ def insist_on(caller: Caller, services: Sequence[str]) -> None:
 
 
 def insist_on_other_hosts(spec: ServiceSpec, need: Requirements) -> None:
-    """Raise ForbiddenError if the spec uses the controller's host and the caller is no admin.
+    """Raise ForbiddenError if the spec uses the controller's host and the caller is no admin. Uploaded files are not of that host.
 
     `need` is what the clouds are requested for, with their names.
     """
@@ -164,7 +167,7 @@ def insist_on_other_hosts(spec: ServiceSpec, need: Requirements) -> None:
         return
     used = {
         "event_callback": spec.event_callback is not None,
-        "workdir": spec.workdir is not None,
+        "workdir": spec.workdir is not None and read_reference(spec.workdir) is None,
         "file_mounts": any(not is_url(source) for source in copies_of(spec.file_mounts).values()),
         "service.tls": spec.tls is not None,
         "resources.infra: local": any(candidate.cloud == "local" for candidate in need.candidates),

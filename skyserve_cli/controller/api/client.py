@@ -9,18 +9,24 @@ import subprocess
 import sys
 import time
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.remote import Remote
 from skyserve_cli.home import Home, is_held
 
+if TYPE_CHECKING:
+    from skyserve_cli.controller.uploads.folder import Known
+    from skyserve_cli.controller.uploads.sending import Local
+
 START_TIMEOUT_S = 30.0
 COMEBACK_TIMEOUT_S = 15.0  # the supervisor's longest pause, and the start
 POLL_S = 0.05
 CALL_TIMEOUT_S = 30.0
+UPLOAD_TIMEOUT_S = 300.0  # of one request, which has some megabytes
 TIDY_TIMEOUT_S = 900.0  # a cloud may take its time to give networks up
 
 
@@ -61,6 +67,9 @@ class ControllerClient:
     def __init__(self, home: Home, remote: Remote | None = None) -> None:
         self._home = home
         self._remote = remote
+        self._digests: Known = {}
+        #: Called with the path, the bytes that were sent and those in all, while local files are sent to another host.
+        self.on_upload: Callable[[str, int, int], object] = lambda path, sent, total: None
 
     @property
     def where(self) -> str:
@@ -89,8 +98,7 @@ class ControllerClient:
         return json.loads(content)["services"], got.get("ETag", "")
 
     def put(self, name: str, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None) -> int:
-        self._refuse_local_files(spec)
-        body = {"spec": spec, "secrets": dict(secrets), "mode": mode}
+        body = {"spec": self.send_files(spec), "secrets": dict(secrets), "mode": mode}
         return int(self._json("PUT", f"/v1/services/{name}", body)["version"])
 
     def down(self, name: str, *, purge: bool) -> None:
@@ -103,8 +111,8 @@ class ControllerClient:
         self, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None = None
     ) -> dict[str, Any]:
         """Return what an `up` would do, or an update in this `mode` (None: that of the spec); see `ControllerService.plan`."""
-        self._refuse_local_files(spec)
-        return self._json("POST", "/v1/plan", {"spec": spec, "secrets": dict(secrets), "mode": mode})
+        changed, _ = self._with_references(spec)
+        return self._json("POST", "/v1/plan", {"spec": changed, "secrets": dict(secrets), "mode": mode})
 
     def events(
         self, service: str | None, *, after: int = 0, limit: int = 1000, newest: bool = False
@@ -239,14 +247,46 @@ class ControllerClient:
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_ADDED_TO_ERRORS)]
         return lines[-1] if lines else "it printed nothing"
 
-    def _refuse_local_files(self, spec: Mapping[str, Any]) -> None:
-        """A controller on another host could not read them. Raises RefusedError."""
-        named = _local_files(spec) if self._remote else []
-        if named:
-            raise RefusedError(
-                422,
-                f"{' and '.join(named)}: local files are not sent to a controller on another host; use a bucket or an image",
-            )
+    # --- local files --------------------------------------------------------------------------------------
+
+    def send_files(self, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send the local files of a spec that a controller on another host lacks; returns the spec as that host can use it.
+
+        Raises RefusedError, also where a file cannot be sent.
+        """
+        if self._remote is None:
+            return spec
+        from skyserve_cli.controller.uploads.manifest import ManifestError
+        from skyserve_cli.controller.uploads.sending import send
+
+        query = {"service": str(spec["name"])}
+
+        def announce(manifest: list[dict[str, Any]]) -> list[str]:
+            response = self._json("POST", "/v1/uploads", {"manifest": manifest}, query, UPLOAD_TIMEOUT_S)
+            return [str(part) for part in response["missing"]]
+
+        def store(parts: bytes) -> None:
+            self._json("POST", "/v1/uploads/parts", parts, query, UPLOAD_TIMEOUT_S)
+
+        changed, files = self._with_references(spec)
+        try:
+            for each in files:
+                send(each, announce, store, partial(self.on_upload, str(each.source)))
+        except ManifestError as error:
+            raise RefusedError(422, str(error)) from None
+        return changed
+
+    def _with_references(self, spec: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Local]]:
+        """Return the spec with references to local files, which are read and not sent, and these files. Raises RefusedError."""
+        if self._remote is None:
+            return spec, []
+        from skyserve_cli.controller.uploads.manifest import ManifestError
+        from skyserve_cli.controller.uploads.sending import with_references
+
+        try:
+            return with_references(spec, self._digests)
+        except ManifestError as error:
+            raise RefusedError(422, str(error)) from None
 
     # --- HTTP ---------------------------------------------------------------------------------------------
 
@@ -297,7 +337,8 @@ class ControllerClient:
             token = self._token_for(connection)
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             headers.update(more)
-            connection.request(method, target, None if body is None else json.dumps(body), headers)
+            raw = body if body is None or isinstance(body, bytes) else json.dumps(body)
+            connection.request(method, target, raw, headers)
             response = connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -333,13 +374,6 @@ class ControllerClient:
         """Return the token for calls on a connection that is open: over SSH and in Kubernetes the other side has sent it."""
         sent: str | None = getattr(connection, "token", None)
         return sent or (self._remote.token if self._remote else self._home.token())
-
-
-def _local_files(spec: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a spec that name files of the host of the commands."""
-    mounts = spec.get("file_mounts") or ()
-    has_paths = any("://" not in source for mount in mounts for source in mount["sources"])
-    return [key for key, has in (("workdir", spec.get("workdir")), ("file_mounts", has_paths)) if has]
 
 
 def _flags(down: bool, ended: bool) -> dict[str, str]:

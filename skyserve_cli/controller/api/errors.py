@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from skyserve_cli.controller.api.service import NoSuchReplicaError
 from skyserve_cli.controller.api.team_rules import TeamError
 from skyserve_cli.controller.persistence.leadership import NotLeadingError
 from skyserve_cli.controller.reconcile.store_health import sentence_of
+from skyserve_cli.controller.uploads.content_store import NoRoomForUploadError, NotUploadedError
+from skyserve_cli.controller.uploads.manifest import ManifestError
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.team import NoSuchTokenError, TokenExistsError
 from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, StillGoingDownError
@@ -53,6 +56,16 @@ async def with_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         return refuse(503, str(error))
     except SQLAlchemyError as error:
         return refuse(503, f"the controller cannot read or write its state: {sentence_of(error)}")
+    except NotUploadedError as error:
+        return refuse(409, str(error))
+    except NoRoomForUploadError as error:
+        return refuse(507, str(error))
+    except ManifestError as error:
+        return refuse(422, str(error))
+    except OSError as error:
+        return refuse(
+            507 if error.errno == errno.ENOSPC else 500, f"the controller's disk: {error.strerror or error}"
+        )
     except (CloudNotEnabledError, NoFreePortError, TeamError, ConfigError) as error:
         return refuse(422, str(error))
     except (KeyError, TypeError, ValueError) as error:

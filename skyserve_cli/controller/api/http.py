@@ -65,7 +65,9 @@ from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.api.shells import NoAccessError, access_to
 from skyserve_cli.controller.api.snapshot import Rendered, Snapshots, rendered
 from skyserve_cli.controller.api.team import Team
+from skyserve_cli.controller.api.upload_routes import UploadRoutes
 from skyserve_cli.controller.reconcile.clock import SteadyClock
+from skyserve_cli.controller.uploads.content_store import ContentStore
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +93,12 @@ class Api:
         stop: Callable[[], None],
         agents: AdminReader | None = None,
         team: Team | None = None,
+        uploads: ContentStore | None = None,
     ) -> None:
-        """`token` is the owner's. `agents` reads the admin ports of load balancers. `team`: others with tokens of their own."""
+        """`token` is the owner's, `agents` reads admin ports of load balancers, `team` has others' tokens, `uploads` sent files."""
         self._team = team
+        leads = controller_service.refuse_unless_leading
+        self._uploads = None if uploads is None else UploadRoutes(uploads, leads)
         self._open_page: OpenPage | None = None
         self._notifications: Callable[[], dict[str, Any]] = dict
         self._controller_service = controller_service
@@ -188,6 +193,7 @@ class Api:
             web.post("/v1/dashboard", self._dashboard),
             web.post("/v1/stop", self._stop_daemon),
             *([] if self._team is None else self._team.routes()),
+            *([] if self._uploads is None else self._uploads.routes()),
         ]
 
     async def _holder(self, request: web.Request, is_remote: bool) -> tuple[Caller | None, StillValid | None]:
@@ -219,6 +225,8 @@ class Api:
         body = await _body(request)
         mode = None if body.get("mode") is None else UpdateMode(body["mode"])
         name = request.match_info["name"]
+        if self._uploads is not None:
+            await self._uploads.insist_on(dict(body["spec"]))
         version = await asyncio.to_thread(
             self._controller_service.put, name, body["spec"], dict(body.get("secrets", {})), mode
         )
@@ -263,7 +271,7 @@ class Api:
         found = await asyncio.to_thread(
             self._controller_service.series, name, since=since, replica_id=replica_id
         )
-        return web.json_response(found, dumps=_dumped)
+        return web.json_response(found, dumps=lambda content: orjson.dumps(content).decode())
 
     async def _plan(self, request: web.Request) -> web.Response:
         body = await _body(request)
@@ -381,10 +389,6 @@ async def _snapshot_response(request: web.Request, found: Rendered) -> web.Strea
         await response.write(found.body[start : start + PIECE_BYTES])
     await response.write_eof()
     return response
-
-
-def _dumped(content: object) -> str:
-    return orjson.dumps(content).decode()
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

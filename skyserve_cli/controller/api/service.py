@@ -98,6 +98,7 @@ class ControllerService:
         self._choosing = threading.Lock()
         self.load_balancer_log = load_balancer_log
         self.teams = TeamRules(store, specs, clouds, clock)
+        self.refuse_unless_leading = leadership.refuse_unless_leading
         self.garbage_collector = janitor_of(store, specs, clouds, clock, leadership.may_terminate)
 
     def health(self) -> dict[str, Any]:

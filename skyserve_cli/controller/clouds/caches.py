@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from policies.model import Offer, Role
 from provisioners.offers.matching import in_order
@@ -27,12 +28,17 @@ class SpecCache:
     """Specs by (service, version): immutable once stored, so kept for good."""
 
     def __init__(
-        self, store: Store, seal: SecretBox, admin_token: Callable[[str], str] = lambda token: ""
+        self,
+        store: Store,
+        seal: SecretBox,
+        admin_token: Callable[[str], str] = lambda token: "",
+        path_of: Callable[[str], str] = lambda source: source,
     ) -> None:
-        """`admin_token` is that of the load balancer agent on the machine of a launch token."""
+        """`admin_token` is that of the load balancer agent on the machine of a launch token; `path_of` finds uploaded files."""
         self._store = store
         self._seal = seal
         self._admin_token = admin_token
+        self._path_of = path_of
         self._specs: dict[tuple[str, int], ServiceSpec] = {}
         self._probes: dict[tuple[str, int], Probe] = {}
 
@@ -65,7 +71,12 @@ class SpecCache:
             admin_token = self._admin_token(token)
             return agent_order_of(owner, call.service, call.incarnation, call.replica, spec, admin_token)
         secrets = self.secrets(call.service, version)
-        return order_of(owner, call.service, call.incarnation, call.replica, spec, secrets)
+        order = order_of(owner, call.service, call.incarnation, call.replica, spec, secrets)
+        return replace(
+            order,
+            workdir=None if order.workdir is None else self._path_of(order.workdir),
+            file_mounts={target: self._path_of(source) for target, source in order.file_mounts.items()},
+        )
 
 
 class OfferCache:
