@@ -8,7 +8,6 @@ from skyserve_cli.buckets.port import Bucket, BucketError, Place
 
 def bucket_at(place: Place, *, aws_profile: str | None = None) -> Bucket:
     """Return the bucket; nothing is called yet. Raises BucketError if the vendor's SDK is missing or has no credentials."""
-    extra = {"s3": "aws", "gs": "gcp", "azure": "azure"}.get(place.kind)
     try:
         match place.kind:
             case "s3":
@@ -27,5 +26,5 @@ def bucket_at(place: Place, *, aws_profile: str | None = None) -> Bucket:
                 return Folder(place)
     except ImportError as error:
         raise BucketError(
-            f"{place.url} needs the Python package {error.name}; install skyserve[{extra}]"
+            f"{place.url} needs the Python package {error.name}; install skyserve[{place.extra}]"
         ) from error

@@ -66,6 +66,11 @@ class Place(NamedTuple):
         return self._replace(prefix=above or ("/" if self.kind == "file" else "")), last
 
     @property
+    def extra(self) -> str:
+        """The extra of this package that has the vendor's SDK; empty for a folder."""
+        return {"s3": "aws", "gs": "gcp", "azure": "azure"}.get(self.kind, "")
+
+    @property
     def url(self) -> str:
         """The URL as it is shown. It has no secrets."""
         if self.kind == "file":

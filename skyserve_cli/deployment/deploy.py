@@ -73,6 +73,13 @@ class Deployment:
         return f"{self.facts.home}/{path}"
 
 
+def extras_of(config: Config) -> tuple[str, ...]:
+    """Return the extras with the SDKs that a controller with this configuration needs."""
+    backup = config.controller.backup
+    needed = {*config.enabled, *(() if backup is None else (backup.place.extra,))}
+    return tuple(name for name in EXTRAS if name in needed)
+
+
 def prepare(
     home: Home,
     config: Config,
@@ -86,7 +93,7 @@ def prepare(
     facts = there.look(shell, target.remote.home)
     if options.serve is None:
         wheel = own_wheel()
-        extras = tuple(name for name in EXTRAS if name in config.enabled)
+        extras = extras_of(config)
         report(f"installing {wheel.file_name} on {target.host}")
         serve = there.install(shell, facts, wheel, extras, options.python)
     else:

@@ -39,7 +39,7 @@ def insist_on_movable(
                 f"{view['name']}: its load balancer runs beside the controller, so its endpoint {view['endpoint']} would move to "
                 f"{host}; use service.load_balancers.regions, or accept that with --move-endpoints"
             )
-    paths = {path: name for name, path in _files_of(rows, deployment.at("uploads/trees"))}
+    paths = {path: name for name, path in files_of(rows, deployment.at("uploads/trees"))}
     missing = there.missing_files(deployment.shell, list(paths))
     if missing and missing[0].startswith(deployment.at("uploads/trees")):
         raise WrongUsage(
@@ -53,7 +53,7 @@ def insist_on_movable(
     _insist_on_clouds(views, deployment)
 
 
-def _files_of(rows: Rows, trees: str) -> Iterator[tuple[str, str]]:
+def files_of(rows: Rows, trees: str) -> Iterator[tuple[str, str]]:
     """Yield the services that are up, with each file that their newest version names: of this host, or in `trees` there."""
     newest = {row["name"]: row["version"] for row in rows["services"] if not row["down"]}
     for row in rows["versions"]:

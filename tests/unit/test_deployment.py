@@ -8,11 +8,15 @@ import sys
 import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from skyserve_cli.config import Config
+from skyserve_cli.deployment.deploy import extras_of
 from skyserve_cli.deployment.host import HostFacts, unit_text
+from skyserve_cli.deployment.move_checks import files_of
 from skyserve_cli.deployment.named_files import copies_of, named_files, with_paths
 from skyserve_cli.deployment.wheel import PACKAGES, packed
 
@@ -102,3 +106,30 @@ def test_the_files_of_a_configuration_are_found_and_replaced_in_its_text() -> No
     pool["identity_file"], pool["hosts"][0]["known_hosts"] = "~/.ssh/id", "/etc/known"
     assert after == before
     assert named_files("") == []
+
+
+def test_a_host_gets_the_sdks_of_its_clouds_and_of_its_backups() -> None:
+    assert extras_of(Config()) == ()
+    config = {
+        "controller": {"backup": {"to": "s3://box-1", "passphrase_file": "/p"}},
+        "clouds": {"gcp": {}, "local": {}},
+    }
+    assert extras_of(Config.model_validate(config)) == ("aws", "gcp")
+    config["controller"] = {"backup": {"to": "file:///srv", "passphrase_file": "/p"}}
+    assert extras_of(Config.model_validate(config)) == ("gcp",)
+
+
+def test_a_move_names_the_files_of_this_host_and_those_that_were_sent_to_it() -> None:
+    sent = f"upload://{'a' * 64}/workdir"
+    mounts = [{"path": "c", "sources": ["/etc/c", "s3://b/x"]}]
+    rows: dict[str, list[dict[str, Any]]] = {
+        "services": [{"name": "chat", "version": 2, "down": 0}, {"name": "old", "version": 1, "down": 1}],
+        "versions": [
+            {"service": "chat", "version": 1, "spec": {"workdir": "/before"}},
+            {"service": "chat", "version": 2, "spec": {"workdir": sent, "file_mounts": mounts}},
+            {"service": "old", "version": 1, "spec": {"workdir": "/old"}},
+        ],
+    }
+    found = {path for _, path in files_of(rows, "/there/uploads/trees")}
+    assert {"/etc/c", f"/there/uploads/trees/{'a' * 64}/workdir"} <= found
+    assert not found & {"/before", "/old", sent}
