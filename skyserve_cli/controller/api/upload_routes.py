@@ -19,6 +19,8 @@ from skyserve_cli.controller.api.access import ForbiddenError, calling, insist_o
 from skyserve_cli.controller.uploads.content_store import ContentStore, decode_parts
 from skyserve_cli.controller.uploads.manifest import ManifestError, manifest_from, references_of
 
+_AT_ONCE = 2
+
 
 class UploadRoutes:
     """Routes over a store. `refuse_unless_leading` raises NotLeadingError: replicas are launched by the leader."""
@@ -26,6 +28,8 @@ class UploadRoutes:
     def __init__(self, store: ContentStore, refuse_unless_leading: Callable[[], None]) -> None:
         self._store = store
         self._refuse_unless_leading = refuse_unless_leading
+        #: A large tree takes a while to make; the threads that serve other requests must not all wait for it.
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -45,14 +49,16 @@ class UploadRoutes:
         if not isinstance(body, dict):
             raise ManifestError("the body must be a JSON object")
         # A manifest has up to some megabytes, so it is read on a thread, too.
-        manifest = await asyncio.to_thread(manifest_from, body.get("manifest"))
-        missing = await asyncio.to_thread(self._store.announce, manifest)
+        async with self._turns:
+            manifest = await asyncio.to_thread(manifest_from, body.get("manifest"))
+            missing = await asyncio.to_thread(self._store.announce, manifest)
         return web.json_response({"reference": manifest.reference, "missing": missing})
 
     async def _add(self, request: web.Request) -> web.Response:
         self._insist(request)
         body = await request.read()
-        stored = await asyncio.to_thread(lambda: self._store.add(decode_parts(body)))
+        async with self._turns:
+            stored = await asyncio.to_thread(lambda: self._store.add(decode_parts(body)))
         return web.json_response({"stored": stored})
 
     def _insist(self, request: web.Request) -> None:
