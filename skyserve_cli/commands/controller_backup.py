@@ -144,10 +144,10 @@ def _read(here: Home, source: str, passphrase_file: Path | None) -> Backup:
         inform(f"reading {source}")
         passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
         return read_backup(Path(source), passphrase)
+    place = place_of(source)
     if passphrase_file is None:
         raise WrongUsage("a backup in a bucket is sealed: give its passphrase with --passphrase-file FILE")
     passphrase = read_passphrase(passphrase_file)
-    place = place_of(source)
     above, name = place.parent()
     if read_name(name) is not None:
         place = above
