@@ -6,7 +6,8 @@ neither checks keys nor counts it as demand.
 
 from __future__ import annotations
 
-from math import isfinite
+import re
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -16,6 +17,8 @@ FULL = b'"region_full"'  # in the response of a peer that has no room, and has s
 _LONGEST_S = 86_400.0
 _MOST_ZONES = 100
 _LONGEST_CREDIT = 40
+_TIMES = re.compile(rb"age=([0-9]{1,9}\.[0-9]{3});left=([0-9]{1,9}\.[0-9]{3});")
+_SENDERS = 1024  # of which the parts of the line that do not change are cached
 _PASSED_ON = (b"policy", b"session", b"continue")
 
 
@@ -51,36 +54,53 @@ class RequestHop(NamedTuple):
 
 def hop_lines(hop: RequestHop, ours: dict[bytes, bytes]) -> bytes:
     """Return the header lines for a peer; `ours` are those that the client meant for the load balancer."""
-    value = (
-        f"age={max(0.0, hop.age_s):.3f};left={max(0.0, hop.left_s):.3f};weight={hop.weight:g}"
-        f";tenant={_quoted(hop.tenant)}"
-    )
-    if hop.zones:
-        value += f";zones={','.join(_quoted(zone) for zone in sorted(hop.zones))}"
-    if hop.breaks_left is not None:
-        value += f";breaks={hop.breaks_left}"
-    lines = HEADER + b": " + value.encode("ascii") + b"\r\n"
+    times = f"age={max(0.0, hop.age_s):.3f};left={max(0.0, hop.left_s):.3f};"
+    sender = _sender(hop.weight, hop.tenant, hop.zones, hop.breaks_left)
+    lines = HEADER + b": " + times.encode("ascii") + sender + b"\r\n"
     for name in _PASSED_ON:
         if name in ours:
             lines += b"X-SkyServe-" + name.capitalize() + b": " + ours[name] + b"\r\n"
     return lines
 
 
+@lru_cache(maxsize=_SENDERS)
+def _sender(weight: float, tenant: str, zones: frozenset[str], breaks_left: int | None) -> bytes:
+    """Return the part of the line that many requests share."""
+    value = f"weight={weight:g};tenant={_quoted(tenant)}"
+    if zones:
+        value += f";zones={','.join(_quoted(zone) for zone in sorted(zones))}"
+    if breaks_left is not None:
+        value += f";breaks={breaks_left}"
+    return value.encode("ascii")
+
+
 def read_hop(value: bytes) -> RequestHop:
     """Return what a peer reports of a request. Raises HopError."""
+    times = _TIMES.match(value)
+    if times is None:
+        raise HopError("the hop of a forwarded request is malformed")
+    age_s, left_s = float(times[1]), float(times[2])
+    if left_s > _LONGEST_S:
+        raise HopError("the hop of a forwarded request is out of bounds")
+    return RequestHop(age_s, left_s, *_read_sender(value[times.end() :]))
+
+
+@lru_cache(maxsize=_SENDERS)
+def _read_sender(value: bytes) -> tuple[float, str, frozenset[str], int | None]:
+    """Return weight, tenant, zones and breaks left. Raises HopError."""
     fields = dict(part.partition(b"=")[::2] for part in value.split(b";"))
     try:
-        age_s, left_s, weight = (float(fields[name]) for name in (b"age", b"left", b"weight"))
+        weight = float(fields[b"weight"])
         tenant = _unquoted(fields[b"tenant"])
         zones = frozenset(_unquoted(one) for one in fields.get(b"zones", b"").split(b",") if one)
         breaks_left = int(fields[b"breaks"]) if b"breaks" in fields else None
     except (KeyError, ValueError):
         raise HopError("the hop of a forwarded request is malformed") from None
-    is_sound = isfinite(age_s) and 0.0 <= left_s <= _LONGEST_S and 0.0 < weight < 1e6 and len(tenant) <= 512
+    is_sound = 0.0 < weight < 1e6 and len(tenant) <= 512
     is_sound = is_sound and len(zones) <= _MOST_ZONES and (breaks_left is None or 0 <= breaks_left <= 1000)
     if not is_sound:
         raise HopError("the hop of a forwarded request is out of bounds")
-    return RequestHop(max(0.0, age_s), left_s, weight, tenant, zones, breaks_left)
+    return weight, tenant, zones, breaks_left
 
 
 def credit_line(last: ReportId) -> bytes:

@@ -85,6 +85,16 @@ class RequestHead:
     cors_method: bytes | None = None  # Access-Control-Request-Method
     cors_headers: bytes | None = None  # Access-Control-Request-Headers
 
+    def with_values(self, request_id: bytes, hop: bytes) -> RequestHead:
+        """Return the same with another `X-Request-Id` and `X-SkyServe-Hop`, if they are not empty."""
+        other = RequestHead()
+        other.__dict__.update(self.__dict__)
+        if request_id:
+            other.request_id = request_id
+        if hop:
+            other.ours = {**(self.ours or {}), b"hop": hop}
+        return other
+
     def without(self, name: bytes) -> RequestHead:
         """Return the same without any header line of this name (lower case)."""
         other = RequestHead()

@@ -51,6 +51,13 @@ class ResponseHead:
     accept = b""  # of a WebSocket
     credit = b""  # of an agent of another region (see `lb.core.hop`)
 
+    def with_credit(self, credit: bytes) -> ResponseHead:
+        """Return the same with another `X-SkyServe-Credit`."""
+        other = ResponseHead()
+        other.__dict__.update(self.__dict__)
+        other.credit = credit
+        return other
+
 
 def read_response(head: bytes, max_headers: int) -> ResponseHead:
     """`head` ends with the empty line. Raises HeadError; its status is of no use here."""
@@ -147,13 +154,13 @@ def response_bytes(
     """The head a client gets.
 
     `framing` are the lines, each with its line end, on length and connection. `cors` are lines in place of the target's own
-    for CORS; None keeps those.
+    for CORS; None keeps those. Without an id there is no line for it: to another load balancer, which has written it.
     """
     lines = response.lines
     if cors is not None:
         framing = cors + framing
         if response.lines_without_cors is not None:
             lines = response.lines_without_cors
-    if response.has_request_id:
+    if response.has_request_id or not request_id:
         return b"%b\r\n%b\r\n" % (lines, framing)
     return b"%b\r\nX-Request-Id: %b\r\n%b\r\n" % (lines, request_id, framing)

@@ -129,7 +129,8 @@ class RequestCore:
         arrival = self.arrival
         if arrival.set_cookie:
             framing = arrival.set_cookie + framing
-        return response_bytes(response, self.request_id, framing, arrival.cors)
+        request_id = self.request_id if arrival.hop is None else b""
+        return response_bytes(response, request_id, framing, arrival.cors)
 
     def connection_line(self) -> bytes:
         client = self.client

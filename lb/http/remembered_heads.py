@@ -1,0 +1,112 @@
+"""Heads that have been read, remembered.
+
+Clients and engines send the same head again and again, but for a few values: the `Content-Length`, the `X-Request-Id`, and between
+load balancers `X-SkyServe-Hop` and `X-SkyServe-Credit`. A head that was read once is remembered without them, so the next of its kind
+costs some searches and a lookup. What was accepted with one plain value there is accepted with another. At most MAX_REMEMBERED
+heads are kept; those with trace contexts of their own are read again each time.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+from lb.http.request_head import RequestHead, read_request
+from lb.http.response_head import ResponseHead, read_response
+
+MAX_REMEMBERED = 512
+_LONGEST_REMEMBERED = 4096
+# Each line as nearly everybody spells it, or as another load balancer writes it, and its plain values.
+_LENGTH_LINE, _LENGTH = b"\r\nContent-Length: ", re.compile(rb"[0-9]{1,15}(?=\r\n)")
+_ID_LINE, _ID = b"\r\nX-Request-Id: ", re.compile(rb"[\x21-\x7e]{1,128}(?=\r\n)")
+_HOP_LINE, _HOP = b"\r\nX-SkyServe-Hop: ", re.compile(rb"[\x21-\x7e]{1,1024}(?=\r\n)")
+_CREDIT_LINE, _CREDIT = b"\r\nX-SkyServe-Credit: ", re.compile(rb"[0-9-]{1,40}(?=\r\n)")
+_HAS_LENGTH, _HAS_ID, _HAS_HOP, _HAS_CREDIT = 1, 2, 4, 8
+
+_Head = TypeVar("_Head", RequestHead, ResponseHead)
+_Key = tuple[int, bytes]  # which values are cut out, and the head without them
+
+
+class Reader:
+    """Reads heads, and remembers those it has read."""
+
+    __slots__ = ("_requests", "_responses")
+
+    def __init__(self) -> None:
+        self._requests: dict[_Key, RequestHead] = {}
+        self._responses: dict[_Key, ResponseHead] = {}
+
+    def request(self, head: bytes, max_headers: int) -> tuple[RequestHead, int]:
+        """Return the head, which is shared and must not be changed, and the length of its body, as far as it is known.
+
+        `head` ends with the empty line. Raises HeadError.
+        """
+        rest, cut, length, request_id, hop = head, 0, 0, b"", b""
+        at = head.find(_LENGTH_LINE) + 18
+        if at >= 18:
+            digits = _LENGTH.match(head, at)
+            if digits is None or len(head) > _LONGEST_REMEMBERED:
+                request = read_request(head, max_headers)
+                return request, request.length
+            end = digits.end()
+            rest, cut, length = head[:at] + head[end:], _HAS_LENGTH, int(head[at:end])
+        at = rest.find(_ID_LINE) + 16
+        if at >= 16 and (plain := _ID.match(rest, at)) is not None:
+            end = plain.end()
+            request_id, rest, cut = rest[at:end], rest[:at] + rest[end:], cut | _HAS_ID
+        at = rest.find(_HOP_LINE) + 18
+        if at >= 18 and (plain := _HOP.match(rest, at)) is not None:
+            end = plain.end()
+            hop, rest, cut = rest[at:end], rest[:at] + rest[end:], cut | _HAS_HOP
+        known = self._requests.get((cut, rest))
+        if known is None:
+            known = read_request(head, max_headers)
+            # The key of a WebSocket is new each time. Of two lines with an id, one would be cut out and the other counts.
+            if (
+                not known.websocket
+                and _is_single(rest, _ID_LINE, request_id)
+                and _is_single(rest, _HOP_LINE, hop)
+            ):
+                _remember(self._requests, (cut, rest), known, len(head))
+            return known, known.length
+        if request_id or hop:
+            known = known.with_values(request_id, hop)
+        return known, length if cut & _HAS_LENGTH else known.length
+
+    def response(self, head: bytes, max_headers: int) -> tuple[ResponseHead, int | None]:
+        """As `request`; the length is None if the head does not have it."""
+        rest, cut, length, credit = head, 0, None, b""
+        at = head.find(_LENGTH_LINE) + 18
+        if at >= 18:
+            digits = _LENGTH.match(head, at)
+            if digits is None or len(head) > _LONGEST_REMEMBERED:
+                response = read_response(head, max_headers)
+                return response, response.length
+            end = digits.end()
+            rest, cut, length = head[:at] + head[end:], _HAS_LENGTH, int(head[at:end])
+        at = rest.find(_CREDIT_LINE) + 21
+        if at >= 21 and (plain := _CREDIT.match(rest, at)) is not None:
+            end = plain.end()
+            credit, rest, cut = rest[at:end], rest[:at] + rest[end:], cut | _HAS_CREDIT
+        known = self._responses.get((cut, rest))
+        if known is None:
+            known = read_response(head, max_headers)
+            if _is_single(rest, _CREDIT_LINE, credit):
+                _remember(self._responses, (cut, rest), known, len(head))
+            return known, known.length
+        if credit:
+            known = known.with_credit(credit)
+        return known, length if cut & _HAS_LENGTH else known.length
+
+
+def _is_single(rest: bytes, line: bytes, value: bytes) -> bool:
+    """Return whether no other line has the name of the one whose value is cut out, if one is."""
+    return not value or rest.lower().count(line[:-1].lower()) == 1
+
+
+def _remember(known: dict[_Key, _Head], key: _Key, head: _Head, size: int) -> None:
+    if size > _LONGEST_REMEMBERED:
+        return
+    if len(known) >= MAX_REMEMBERED:
+        known.clear()
+    known[key] = head
