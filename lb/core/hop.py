@@ -17,7 +17,7 @@ FULL = b'"region_full"'  # in the response of a peer that has no room, and has s
 _LONGEST_S = 86_400.0
 _MOST_ZONES = 100
 _LONGEST_CREDIT = 40
-_TIMES = re.compile(rb"age=([0-9]{1,9}\.[0-9]{3});left=([0-9]{1,9}\.[0-9]{3});")
+_TIMES = re.compile(rb"age=([0-9]{1,9}(?:\.[0-9]{1,6})?);left=([0-9]{1,9}(?:\.[0-9]{1,6})?);")
 _SENDERS = 1024  # of which the parts of the line that do not change are cached
 _PASSED_ON = (b"policy", b"session", b"continue")
 
