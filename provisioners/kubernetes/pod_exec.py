@@ -69,6 +69,8 @@ class PodChannel:
         except (OSError, websocket.WebSocketException):
             pass
         self.closed = True
+        with suppress(OSError, websocket.WebSocketException):
+            self._client.close()
         with suppress(OSError):
             self._far.shutdown(socket.SHUT_WR)
 
@@ -76,8 +78,12 @@ class PodChannel:
         with suppress(OSError, websocket.WebSocketException):
             while data := self._far.recv(_CHUNK):
                 self._client.write_channel(ws_client.STDIN_CHANNEL, data)
+        # Its end wakes the other thread, which closes the connection: it may not be closed under a call. The method is that of plain
+        # sockets, because that of TLS would change what the other thread reads from.
         with suppress(OSError, websocket.WebSocketException):
-            self._client.close()
+            self._client.sock.send_close()
+        with suppress(OSError):
+            socket.socket.shutdown(self._client.sock.sock, socket.SHUT_RDWR)
 
 
 def start_in_pod(
