@@ -137,6 +137,10 @@ def _deploy_to_host(found: DeployTarget, options: DeployOptions, output: OutputF
     with _on(found) as shell:
         deployment = steps.prepare(home(), _config(), found, shell, options, inform)
         result = steps.deploy(deployment, options.context)
+        if found.name.partition("/")[0] in cloud.CLOUDS:
+            inform("checking what the machine's identity may do")
+            for sentence in steps.wrong_clouds(deployment):
+                inform(f"not usable from there: {sentence}")
     if output is OutputFormat.JSON:
         put_json({**result, "context": options.context})
         return

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provisioners.port.commands import HostConnection
+from provisioners.port.commands import HostConnection, ShellError
 from provisioners.ssh.pool import load_pools
 from skyserve_cli.config import Config
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, RefusedError
@@ -26,6 +26,7 @@ from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, WrongUsage
 
 HEALTH_TIMEOUT_S = 60.0
+CHECK_TIMEOUT_S = 180.0  # it may call every region of a cloud
 POLL_S = 0.25
 EXTRAS = ("aws", "gcp", "azure", "kubernetes")
 _DEFAULT_KNOWN_HOSTS = "~/.ssh/known_hosts"
@@ -140,6 +141,32 @@ def deploy(deployment: Deployment, context: str) -> dict[str, Any]:
         "kept_by": keeper,
         "started": is_new,
     }
+
+
+def wrong_clouds(deployment: Deployment) -> list[str]:
+    """Return a sentence for each thing that keeps the controller there from using one of its clouds, by `serve check` there."""
+    words = ("check", "-o", "json")
+    try:
+        printed = there.serve_there(
+            deployment.shell,
+            deployment.facts,
+            deployment.serve,
+            *words,
+            timeout_s=CHECK_TIMEOUT_S,
+            check=False,
+        )
+        checked = json.loads(printed.out)
+    except ShellError as error:
+        return [error.message]
+    except ValueError:
+        return [f"`serve check` failed there: {printed.said}"]
+    found = []
+    for one in checked:
+        failed = [each for each in one["findings"] if not each["ok"]]
+        found += [f"{one['cloud']}: {each['what']}: {each['message']}" for each in failed]
+        if not failed and not one["usable"]:
+            found.append(f"{one['cloud']}: {one['why']}")
+    return found
 
 
 def add_context(deployment: Deployment, name: str, *, use: bool = False) -> None:

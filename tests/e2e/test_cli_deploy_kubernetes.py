@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.clouds.kubernetes.kube_places import living
 from tests.clouds.kubernetes.kube_server import TOKEN
 from tests.clouds.kubernetes.kube_store import Refused
 from tests.clouds.kubernetes.kube_world import NAMESPACE, KubeWorld
-from tests.e2e.conftest import Serve
+from tests.e2e.conftest import ROOT, Serve
 from tests.e2e.test_cli_kubernetes import SERVICE
 from tests.e2e.test_kubernetes_home import database  # noqa: F401 (a fixture)
 
@@ -127,6 +128,42 @@ def test_two_controllers_have_keys_that_were_made_here(
     again = ada.ok(*words, "-o", "json").json()
     assert (again["changed"], again["controllers"]) == ([], 2)
     assert world.store.get("secrets", NAMESPACE, "skyserve-keys")["data"] == keys
+    # The context goes to the controller that leads.
+    (leader,) = [
+        one for one in world.store.list("pods", NAMESPACE) if one["metadata"]["labels"].get(LABEL) == "true"
+    ]
+    world.lose(leader["metadata"]["name"])
+    ada.eventually(lambda: ada("controller", "status").code == 0)
+
+
+def test_a_command_that_is_killed_at_any_time_is_completed_by_the_next(ada: Serve, world: KubeWorld) -> None:
+    words = ("controller", "deploy", "kubernetes/test", "--image", "controller:1")
+    certificate = ""
+    for after in ("creating the Secret", "created ConfigMap", "created Role ", "created Deployment"):
+        process = subprocess.Popen(
+            [*ada.command, *words], env=ada.environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        for line in process.stderr:
+            if after in line:
+                break
+        process.kill()
+        process.wait()
+        process.stderr.close()
+        found = [
+            one
+            for one in world.store.list("secrets", NAMESPACE)
+            if one["metadata"]["name"] == "skyserve-api-tls"
+        ]
+        if certificate:
+            assert [one["data"]["tls.crt"] for one in found] == [certificate]
+        certificate = found[0]["data"]["tls.crt"] if found else ""
+    ada.ok(*words)
+    ada.ok("context", "use", "test")
+    assert ada.ok("controller", "status", "-o", "json").json()["lease"]["leads"]
+    assert (
+        len([one for one in world.store.list("pods", NAMESPACE) if LABEL in one["metadata"]["labels"]]) == 1
+    )
 
 
 def test_what_is_wrong_is_named_and_nothing_is_changed(ada: Serve, world: KubeWorld, tmp_path: Path) -> None:
