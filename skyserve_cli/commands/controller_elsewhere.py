@@ -194,6 +194,7 @@ def move(
     python: Python = "python3",
     context: Context = None,
     copy_files: CopyFiles = False,
+    config_file: cluster.ConfigFile = None,
     move_endpoints: Annotated[
         bool,
         typer.Option(
@@ -224,7 +225,8 @@ def move(
     before = read_moved(home())
     if before is not None and before.target != target:
         raise CommandFailed(before.sentence(home()), code=2)
-    values = DeployValues(there, serve, python, context, copy_files, replace_config=False)
+    _insist_on_file(config_file)
+    values = DeployValues(there, serve, python, context, copy_files, config_file is not None, config_file)
     machine = MachineOptions(instance_type, identity_profile, yes)
     found, options = _place(target, identity, known_hosts, machine, values)
     with _on(found) as shell:

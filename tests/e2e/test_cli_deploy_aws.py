@@ -220,8 +220,8 @@ def test_a_home_is_moved_to_a_machine_that_is_rented_for_it(
 ) -> None:
     serve.ok("controller", "start")
     serve.ok("token", "create", "ada")
-    words = ["controller", "move", TARGET, "--home", "there", "--serve", str(program), "-y"]
-    moved = serve.ok(*words, "--identity-profile", PROFILE, "-o", "json").json()
+    _, _, *words = arguments(TARGET, program, tmp_path, PROFILE)
+    moved = serve.ok("controller", "move", *words, "-o", "json").json()
     assert (moved["services"], moved["context"]) == ([], "aws-us-east-1")
     assert [one["name"] for one in serve.ok("token", "list", "-o", "json").json()] == ["ada"]  # of that home
     refused = serve("controller", "start")
