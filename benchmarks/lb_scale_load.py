@@ -104,8 +104,12 @@ async def main() -> None:
     while text := await loop.run_in_executor(None, sys.stdin.readline):
         order = json.loads(text)
         before = engine.opened
+        ports = order.get("ports") or [order["port"]]  # clients take turns
         await asyncio.gather(
-            *(client(order["port"], order["requests"], order["seed"] + n) for n in range(order["clients"])),
+            *(
+                client(ports[n % len(ports)], order["requests"], order["seed"] + n)
+                for n in range(order["clients"])
+            ),
             return_exceptions=True,
         )
         print(engine.opened - before, flush=True)

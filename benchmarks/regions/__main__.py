@@ -156,10 +156,11 @@ def main() -> int:
     costs = verbs.add_parser("cost", help="measure the CPU time that links between agents cost")
     costs.add_argument("--parts", type=_names(list(cost.PARTS)), default=list(cost.PARTS))
     costs.add_argument("--rounds", type=int, default=5)
+    costs.add_argument("--compiled", action="store_true", help="run agents as a wheel installs them")
     costs.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     args = parser.parse_args()
     if args.verb == "cost":
-        return 0 if cost.run(args.parts, args.rounds) or not args.check else 1
+        return 0 if cost.run(args.parts, args.rounds, compiled=args.compiled) or not args.check else 1
     if args.verb == "list":
         print("scenarios:", ", ".join(SCENARIOS))
         print("rules:    ", ", ".join(RULES))
