@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,9 @@ from skyserve_cli.controller.persistence.home_lock import locked
 from skyserve_cli.controller.persistence.moved import read_moved, remove_markers, why_not_to_start
 from skyserve_cli.home import Home, is_held
 from skyserve_cli.output import CommandFailed, date_time, inform, plural, put, put_json, span
+
+if TYPE_CHECKING:
+    from skyserve_cli.state.store import Store
 
 STOP_PATIENCE_S = 30.0
 POLL_S = 0.05
@@ -125,7 +128,9 @@ def status(output: Format = OutputFormat.TABLE) -> None:
         return
     clouds = ", ".join(health["clouds"]) or "none"
     lease = health["lease"]
-    if not lease["leads"]:
+    if lease.get("unfit"):
+        inform(f"it must not lead: {lease['unfit']}")
+    elif not lease["leads"]:
         inform(f"it stands by: {lease['leader'] or 'no controller'} leads")
     put(
         f"running for {span(health['uptime_s'])}, process {health['pid']}, version {health['version']}, "
@@ -153,22 +158,22 @@ def rotate() -> None:
 
     A running controller is stopped and started again; services go on serving. The machines' key can only be replaced while no
     rented machine runs, because the controller could not log in on it afterwards. Daily copies and backups from before are
-    sealed with the old key and can no longer be restored without it, so make a new backup afterwards.
+    sealed with the old key and can no longer be restored without it, so make a new backup afterwards. Of several controllers of one
+    database the others must be stopped; copy the keys to their homes before you start them again.
     """
+    from sqlalchemy.engine import make_url
+
     from skyserve_cli.controller.persistence.key_rotation import rotate as rotate_keys
     from skyserve_cli.controller.persistence.opening import opened
+    from skyserve_cli.state.opening import sqlite_file
 
     here = home()
     here.create()
     with _stopped(here):
         store = opened(here)
         try:
-            lease = store.lease()
-            if lease.is_live:
-                raise CommandFailed(
-                    f"another controller of this database is running ({lease.about}); stop it first"
-                )
-            rotated = rotate_keys(here, store)
+            with _leading(here, store):
+                rotated = rotate_keys(here, store)
         finally:
             store.close()
     inform(f"new: the API's token and the sealing key; {plural(rotated.resealed, 'version')} sealed again")
@@ -184,6 +189,33 @@ def rotate() -> None:
         )
     else:
         inform("new: machines.key")
+    if sqlite_file(make_url(here.database_url)) is None:
+        names = ", ".join(path.name for path in (*here.key_files(), here.digest_key_file))
+        inform(
+            f"copy {names} from {here.root} to the home of every other controller of this database; until then they stand by"
+        )
+
+
+@contextmanager
+def _leading(here: Home, store: Store) -> Iterator[None]:
+    """With the lease of the database, so that no other controller goes on with the old keys meanwhile. Raises CommandFailed."""
+    from skyserve_cli.controller.persistence.leadership import Leadership, LeaseRenewer, holder_of
+    from skyserve_cli.controller.reconcile.clock import SteadyClock
+
+    who = f"`serve controller rotate` (process {os.getpid()}, home {here.root})"
+    leadership = Leadership(store, holder_of(here), who, SteadyClock())
+    leadership.step()
+    if not leadership.leads:
+        raise CommandFailed(
+            f"another controller of this database is running ({store.lease().about}); stop it first: it has the old keys"
+        )
+    renewer = LeaseRenewer(leadership, started=lambda: None, over=lambda: None)
+    renewer.start()
+    try:
+        yield
+    finally:
+        renewer.stop()
+        leadership.release()
 
 
 @contextmanager

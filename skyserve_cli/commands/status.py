@@ -51,8 +51,8 @@ def status(
         return
     try:
         services = _services(client, names or [], everything)
-    except ControllerDownError:
-        services = _without_controller()
+    except ControllerDownError as error:
+        services = _without_controller(error)
     else:
         _warn(client)
     if endpoint:
@@ -70,7 +70,9 @@ def _warn(client: ControllerClient) -> None:
     with suppress(ControllerDownError):
         health = client.health()
         store, lease = health.get("store", {"ok": True}), health.get("lease", {"leads": True})
-        if not lease["leads"]:
+        if lease.get("unfit"):
+            inform(f"this controller must not lead: {lease['unfit']}")
+        elif not lease["leads"]:
             inform(f"this controller stands by: {lease['leader'] or 'no controller'} leads")
         if not store["ok"]:
             ago = span(max(0.0, SystemClock().now() - store["since"]))
@@ -87,12 +89,12 @@ def _named(services: list[View], names: Sequence[str]) -> list[View]:
     return [find(services, name) for name in names] if names else services
 
 
-def _without_controller() -> list[View]:
-    """Services are unknown, unless there never was one. Raises CommandFailed."""
+def _without_controller(error: ControllerDownError) -> list[View]:
+    """Services are unknown, unless there never was one. Raises the error."""
     url, place_of_sqlite = home().database_url, "sqlite:///"
     if url.startswith(place_of_sqlite) and not Path(url.removeprefix(place_of_sqlite)).exists():
         return []
-    raise ControllerDownError(ControllerDownError.__doc__)
+    raise error
 
 
 def _only(services: Sequence[View], names: Sequence[str]) -> View:

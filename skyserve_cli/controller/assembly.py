@@ -6,7 +6,9 @@ import asyncio
 import base64
 import logging
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from policies.model import Offer
@@ -69,14 +71,18 @@ class Foundation:
     woken: threading.Event
 
     @classmethod
-    def of(cls, home: Home, config: Config) -> Foundation:
-        """Open the database, and take the lease if it is free. Raises CannotOpenError, ConfigError, ForeignKeysError."""
+    def of(cls, home: Home, config: Config, begin_again: Callable[[], object]) -> Foundation:
+        """Open the database, and take the lease if it is free. Raises CannotOpenError, ConfigError, ForeignKeysError.
+
+        `begin_again` starts the program again, with the keys that the home has then.
+        """
         steady = SteadyClock()
         store = opened(home)
         store.fence(NO_TERM)
         fingerprints.check(store, home)
         owner = store.owner()
-        leadership = Leadership(store, holder_of(home), about(home), steady)
+        unfit = partial(_unfit, store, home, fingerprints.of_files(home), begin_again)
+        leadership = Leadership(store, holder_of(home), about(home), steady, unfit=unfit)
         leadership.step()
         seal = seal_of(home)
         clouds = Clouds(home, config)
@@ -105,6 +111,23 @@ class Foundation:
     def names_of_usable(self) -> list[str]:
         """Return the names of the enabled clouds whose SDK is installed."""
         return [name for name in self.clouds.enabled if name not in self.clouds.without_sdk]
+
+
+def _unfit(
+    store: Store, home: Home, loaded: Mapping[str, list[str]], begin_again: Callable[[], object]
+) -> str:
+    """Return why this controller must not lead: its keys are not those of the database, after a rotation in another home.
+
+    If they have been copied here since, the program starts again, because it has the `loaded` ones in memory.
+    """
+    try:
+        fingerprints.check(store, home)
+    except fingerprints.ForeignKeysError as error:
+        return str(error)
+    present = fingerprints.of_files(home)
+    if any(present[name] != digests for name, digests in loaded.items()):
+        begin_again()
+    return ""
 
 
 class Workers:

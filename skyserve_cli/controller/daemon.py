@@ -74,7 +74,7 @@ async def run(home: Home) -> None:
     stopping = asyncio.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stopping.set)
-    base = Foundation.of(home, config)
+    base = Foundation.of(home, config, begin_again)
     workers = Workers(base, loop)
     reconciler = reconciler_of(base, workers)
     uploader = backup_uploader(base)

@@ -200,6 +200,24 @@ def stop(shell: HostConnection, facts: HostFacts, serve: str) -> bool:
     return not now.is_running and not now.has_keeper
 
 
+def terminate_load_balancers(shell: HostConnection, home: str) -> None:
+    """Send SIGTERM to the load balancers beside a controller of that home that was stopped. Raises ShellError.
+
+    A process is one of them if the token file of a folder in the home is a word of its command line, as `AgentFolder` starts it.
+    """
+    shell.run(_TERMINATE.format(folder=shlex.quote(f"{home}/lb")), check=False)
+
+
+_TERMINATE = """
+folder=$(cd {folder} 2>/dev/null && pwd -P) || exit 0
+for process in /proc/[0-9]*; do
+  tr '\\0' '\\n' 2>/dev/null < "$process/cmdline" | while IFS= read -r word; do
+    case $word in "$folder"/*/token) kill -TERM "${{process#/proc/}}";; esac
+  done
+done 2>/dev/null
+"""
+
+
 def _systemd(shell: HostConnection, script: str) -> None:
     try:
         shell.run(script, timeout_s=START_TIMEOUT_S)

@@ -247,6 +247,8 @@ class Move:
                 f"{error}; whether a controller runs on {self.host} is not known, so none was started here: run the command again to "
                 "complete the move, or `serve controller start --force` here if none runs there"
             ) from error
+        with suppress(ShellError):  # or they hold the ports there, and nothing would terminate them
+            there.terminate_load_balancers(deployment.shell, deployment.facts.home)
         expect_more_replicas(self.home)
         self._start_here_again()
         raise CommandFailed(f"{error}; the controller was stopped there and runs here again") from error

@@ -122,10 +122,7 @@ class Database:
     def put_fingerprints(self, values: Mapping[str, str]) -> None:
         """In place of those that are there."""
         with self._writing() as c:
-            c.execute(t.fingerprints.delete())
-            c.execute(
-                t.fingerprints.insert(), [{"key": key, "value": value} for key, value in values.items()]
-            )
+            replace_fingerprints(c, values)
 
     def owner(self) -> str:
         """Return the tag of everything this controller launches; drawn once per database."""
@@ -158,6 +155,12 @@ class Database:
             check_revision(connection, ScriptDirectory.from_config(config))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+def replace_fingerprints(c: Connection, values: Mapping[str, str]) -> None:
+    """See `Database.put_fingerprints`."""
+    c.execute(t.fingerprints.delete())
+    c.execute(t.fingerprints.insert(), [{"key": key, "value": value} for key, value in values.items()])
 
 
 def migrations() -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -142,6 +143,40 @@ def test_after_an_error_there_the_controller_here_goes_on_and_a_move_can_be_undo
     assert "there must be only one" in undone.err
     serve.ok("context", "use", "local")
     assert knows_chat(serve)
+
+
+def test_an_error_after_the_start_there_leaves_no_load_balancer_there(
+    serve: Serve, far: Serve, sshd: Sshd, tmp_path: Path
+) -> None:
+    bring_up(serve, tmp_path)
+    serve.eventually(lambda: serve.view("chat")["load_balancer"]["alive"])
+    agent = json.loads((serve.home / "lb" / "chat" / "agent.json").read_text())
+    path, listens = tmp_path / "broken", far.home / "lb" / "chat" / "agent.json"
+    path.write_text(
+        f'#!/bin/sh\n[ "$2" = start ] || exec "{tmp_path / "serve"}" "$@"\n"{tmp_path / "serve"}" "$@"\n'
+        f"kill {agent['pid']}  # another host would have the port\n"
+        f"while [ ! -s {listens} ]; do sleep 0.1; done\necho 'no memory' >&2\nexit 1\n"
+    )
+    path.chmod(0o755)
+    failed = serve("controller", "move", *words(sshd, far, tmp_path), "--serve", str(path))
+    assert failed.code == 1
+    assert "no memory; the controller was stopped there and runs here again" in failed.err
+    assert listens.exists()  # there was one
+    far.eventually(lambda: not far.processes())
+    assert (runs(serve), knows_chat(serve)) == (True, True)
+
+
+def test_a_home_that_was_moved_names_the_other_host(
+    serve: Serve, far: Serve, sshd: Sshd, tmp_path: Path
+) -> None:
+    bring_up(serve, tmp_path)
+    serve.ok("controller", "move", *words(sshd, far, tmp_path))
+    serve.ok("context", "use", "local")
+    for command in (["status"], ["controller", "status"], ["events"]):
+        refused = serve(*command)
+        assert refused.code == 1
+        assert f"the controller of {serve.home} was moved to ssh/" in refused.err
+        assert "call it with `serve context use" in refused.err
 
 
 def test_what_cannot_be_moved_is_named(serve: Serve, far: Serve, sshd: Sshd, tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def test_one_leads_and_the_other_stands_by(world: World) -> None:
     world.a.step()
     world.b.step()
     assert (world.a.leads, world.b.leads) == (True, False)
-    assert world.a.to_json() == {"leads": True, "epoch": 1000, "leader": "the controller on a"}
-    assert world.b.to_json() == {"leads": False, "epoch": 1000, "leader": "the controller on a"}
+    assert world.a.to_json() == {"leads": True, "epoch": 1000, "leader": "the controller on a", "unfit": ""}
+    assert world.b.to_json() == {"leads": False, "epoch": 1000, "leader": "the controller on a", "unfit": ""}
     world.a.refuse_unless_leading()
     with pytest.raises(NotLeadingError, match="the controller on a leads; run the command there"):
         world.b.refuse_unless_leading()
@@ -302,3 +302,22 @@ def test_a_home_with_other_keys_is_refused(tmp_path: Path) -> None:
         fingerprints.check(store, other)
     assert not (other.root / "machines.key").exists()
     assert (one.root / "sealing.key").read_text() not in str(store.fingerprints())
+
+
+def test_a_controller_that_is_unfit_does_not_take_the_lease_until_it_fits(world: World) -> None:
+    why = ["its keys are old"]
+    world.b = Leadership(world.second, "b", "the controller on b", world.time, unfit=lambda: why[0])
+    world.a.step()
+    world.b.step()
+    assert world.b.to_json()["unfit"] == ""  # nothing to decide while another controller leads
+    world.a.release()
+    for _ in range(3):
+        world.b.step()
+        world.time.passes(TTL_S)
+    assert (world.b.leads, world.b.to_json()["unfit"]) == (False, "its keys are old")
+    with pytest.raises(NotLeadingError, match="this controller must not lead: its keys are old"):
+        world.b.refuse_unless_leading()
+    why[0] = ""
+    world.b.step()
+    assert (world.b.leads, world.b.to_json()["unfit"]) == (True, "")
+    world.b.refuse_unless_leading()

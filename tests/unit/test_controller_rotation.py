@@ -10,6 +10,7 @@ from cryptography.fernet import Fernet, InvalidToken
 
 from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
+from skyserve_cli.controller.persistence import key_rotation
 from skyserve_cli.controller.persistence.key_rotation import rotate
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.secret_box import SecretBox, seal_of
@@ -110,4 +111,41 @@ def test_a_rotation_that_is_interrupted_leaves_secrets_readable_and_is_completed
     rotate(home, store)
     assert len(home.sealing_keys()) == 1
     assert seal_of(home).open(store.version("chat", 1).sealed_secrets) == SECRETS
+    fingerprints.check(store, home)
+
+
+@pytest.mark.parametrize("before", ["the key of machines", "the fingerprints"])
+def test_a_rotation_that_is_killed_after_sealing_leaves_a_home_that_starts(
+    home: Home, store: Store, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """Another home with the old keys is refused from then on: none of them opens a secret."""
+    home.machine_secret()
+    other = Home.from_environment({"SKYSERVE_HOME": str(home.root.with_name("other"))})
+    other.create()
+    for path, copy in zip(home.key_files(), other.key_files(), strict=True):
+        copy.write_bytes(path.read_bytes())
+    fingerprints.record(store, home)
+    fingerprints.check(store, other)
+    real = key_rotation.write_private
+
+    def write(path: Path, content: bytes) -> None:
+        if path == home.machine_secret_file:
+            raise PowerCut
+        real(path, content)
+
+    def cut(*_: object) -> None:
+        raise PowerCut
+
+    with monkeypatch.context() as patched:
+        if before == "the fingerprints":
+            patched.setattr(fingerprints, "record", cut)
+        else:
+            patched.setattr(key_rotation, "write_private", write)
+        with pytest.raises(PowerCut):
+            rotate(home, store)
+    fingerprints.check(store, home)
+    assert seal_of(home).open(store.version("chat", 1).sealed_secrets) == SECRETS
+    with pytest.raises(fingerprints.ForeignKeysError, match=r"sealing\.key is not the key"):
+        fingerprints.check(store, other)
+    rotate(home, store)
     fingerprints.check(store, home)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.remote import Remote
+from skyserve_cli.controller.persistence.moved import why_not_to_start
 from skyserve_cli.home import Home, is_held
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ class ControllerClient:
                 if not is_held(self._home.supervisor_lock):
                     break
             time.sleep(POLL_S)  # it has died, and its supervisor is about to start it again
-        raise ControllerDownError(ControllerDownError.__doc__)
+        raise ControllerDownError(why_not_to_start(self._home) or ControllerDownError.__doc__)
 
     def _call_once(
         self,

@@ -31,6 +31,11 @@ def record(store: Store, home: Home) -> None:
     store.put_fingerprints({path.name: _digests(path, home)[0] for path in home.key_files()})
 
 
+def of_files(home: Home) -> dict[str, list[str]]:
+    """Return the digests of the keys that the home has now."""
+    return {path.name: _digests(path, home) for path in home.key_files() if path.exists()}
+
+
 def check_or_record(store: Store, home: Home) -> None:
     """Raise ForeignKeysError. For a controller whose term has started."""
     known = store.fingerprints()

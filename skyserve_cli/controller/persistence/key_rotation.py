@@ -18,6 +18,7 @@ from cryptography.fernet import Fernet
 from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
 from skyserve_cli.controller.secret_box import CannotUnsealError, SecretBox
 from skyserve_cli.home import MACHINE_SECRET_BYTES, Home, new_token, write_private
+from skyserve_cli.state.database import replace_fingerprints
 from skyserve_cli.state.store import Store
 
 _WITHOUT_KEYS = "local"  # this machine, on which there is no login
@@ -49,7 +50,11 @@ def rotate(home: Home, store: Store) -> Rotated:
         except CannotUnsealError:
             return None
 
-    resealed, unopened = store.reseal(again)
+    # With the secrets, or another controller of the database could go on with a key that opens none of them. The key of machines is
+    # not known until its file is written: a process that is killed in between leaves no home that is refused.
+    stay = {path.name for path in home.key_files() if machines or path != home.machine_secret_file}
+    known = {name: digests[0] for name, digests in fingerprints.of_files(home).items() if name in stay}
+    resealed, unopened = store.reseal(again, lambda c: replace_fingerprints(c, known))
     write_private(home.machine_secret_file, machine_secret)
     write_private(home.sealing_key_file, new)
     fingerprints.record(store, home)

@@ -48,10 +48,22 @@ class NotLeadingError(Exception):
 class Leadership:
     """Of one process. Thread-safe as far as its attributes are single values; `step` is called by one thread.
 
-    `holder` identifies a controller; one that has exited and comes back under the same name goes on at once.
+    `holder` identifies a controller; one that has exited and comes back under the same name goes on at once. `unfit` is called
+    before the lease is taken, and returns why this controller must not lead; "" if it may.
     """
 
-    def __init__(self, store: Store, holder: str, about: str, steady: Clock, ttl_s: float = TTL_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        holder: str,
+        about: str,
+        steady: Clock,
+        ttl_s: float = TTL_S,
+        *,
+        unfit: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._unfit = unfit
+        self._why_unfit = ""
         self._store = store
         self._holder = holder
         self._about = about
@@ -83,6 +95,9 @@ class Leadership:
         since = self._unchanged_since if self._is_known(seen) else sent_at
         unrenewed = seen if sent_at - since > self._ttl_s else None
         if not seen.is_live or seen.holder == self._holder or unrenewed is not None:
+            why = self._unfit()
+            if why:
+                return partial(self._stand_aside, why, seen, sent_at)
             taken = self._store.take_lease(self._holder, self._about, ttl_s=self._ttl_s, unrenewed=unrenewed)
             if taken is not None:
                 return partial(self._begin, taken, sent_at)
@@ -127,13 +142,16 @@ class Leadership:
         return there + self._steady.now() - here
 
     def to_json(self) -> dict[str, Any]:
-        """`leads`: this controller. `leader` is for people, and empty if there is none."""
+        """`leads`: this controller. `leader` is for people, and empty if there is none; `unfit` is why it must not lead."""
         lease = self._lease
         leader = "" if lease is None or not lease.holder else lease.about
-        return {"leads": self.leads, "epoch": 0 if lease is None else lease.epoch, "leader": leader}
+        epoch = 0 if lease is None else lease.epoch
+        return {"leads": self.leads, "epoch": epoch, "leader": leader, "unfit": self._why_unfit}
 
     def refuse_unless_leading(self) -> None:
         """Raise NotLeadingError."""
+        if self._why_unfit:
+            raise NotLeadingError(f"this controller must not lead: {self._why_unfit}")
         if not self.leads:
             leader = self.to_json()["leader"]
             elsewhere = (
@@ -154,8 +172,14 @@ class Leadership:
                 log.info("this controller stands by; %s leads", lease.about)
         self._lease = lease
 
+    def _stand_aside(self, why: str, lease: ControllerLease, sent_at: float) -> None:
+        if why != self._why_unfit:
+            log.error("this controller must not lead: %s", why)
+        self._why_unfit = why
+        self._see(lease, sent_at)
+
     def _begin(self, lease: ControllerLease, sent_at: float) -> None:
-        self.epoch = lease.epoch
+        self.epoch, self._why_unfit = lease.epoch, ""
         self._hold(lease, sent_at)
         log.info("this controller leads epoch=%d", lease.epoch)
 
