@@ -69,10 +69,10 @@ class UnbalancedBookings(AssertionError):
 
 def run(workload: Workload, setting: Setting) -> Outcome:
     """Play `workload` to its end. Raises UnbalancedBookings if the balancer's accounts are not back at zero."""
-    return _World(workload, setting).play()
+    return World(workload, setting).play()
 
 
-class _Flight:
+class Flight:
     """A call in the balancer's hands; to the dispatcher it is a waiter."""
 
     __slots__ = (
@@ -107,17 +107,17 @@ class _Flight:
         self.cached_tokens = self.matched_bytes = 0
 
 
-class _Engine(Engine[_Flight]):
+class ServingEngine(Engine[Flight]):
     """One engine, its name at the balancer, and when it was last polled."""
 
-    def __init__(self, index: int, profile: Profile, key: Key, world: _World) -> None:
+    def __init__(self, index: int, profile: Profile, key: Key, world: World) -> None:
         super().__init__(profile, world.events, world.first_token, partial(world.last_token, self))
         self.index = index
         self.key = key
         self.polled_at = 0.0
 
 
-class _World:
+class World:
     def __init__(self, workload: Workload, setting: Setting) -> None:
         self._workload = workload
         self._setting = setting
@@ -125,14 +125,14 @@ class _World:
         self.events = Events()
         self._table = TargetTable(_table(setting), 0.0, setting.make_policy)
         self._engines = [
-            _Engine(index, profile, key, self)
+            ServingEngine(index, profile, key, self)
             for index, (profile, (key, _, _)) in enumerate(
                 zip(setting.profiles, self._table.probe_list(), strict=True)
             )
         ]
         self._by_id = {engine.key.id: engine for engine in self._engines}
-        self._queue: RequestQueue[_Flight] = RequestQueue()
-        self._dispatcher: Scheduler[_Flight] = Scheduler(self._table, self._queue)
+        self._queue: RequestQueue[Flight] = RequestQueue()
+        self._dispatcher: Scheduler[Flight] = Scheduler(self._table, self._queue)
         self._opening: Iterator[Arrival] = iter(workload.opening())
         self._open = 0  # calls that have been announced and have not ended
         self._served: list[Served] = []
@@ -180,7 +180,7 @@ class _World:
             scope=call.scope,
             session=call.session,
         )
-        flight = _Flight(call, view, now, self._setting.limits.hold_s)
+        flight = Flight(call, view, now, self._setting.limits.hold_s)
         choice = self._dispatcher.place(flight, now)
         if choice is not None:
             self._push(flight, choice.target_id, choice.matched_bytes, now)
@@ -202,7 +202,7 @@ class _World:
             self._refuse(ticket.item, now)
         self._watch_deadlines()
 
-    def _refuse(self, flight: _Flight, now: float) -> None:
+    def _refuse(self, flight: Flight, now: float) -> None:
         self._refused += 1
         self._over(flight.call, now)
 
@@ -214,7 +214,7 @@ class _World:
 
     # --- the balancer
 
-    def _push(self, flight: _Flight, target_id: str, matched_bytes: int, now: float) -> None:
+    def _push(self, flight: Flight, target_id: str, matched_bytes: int, now: float) -> None:
         flight.booking = self._table.book(flight.view, target_id, now)
         flight.pushed_at = now
         flight.matched_bytes = matched_bytes
@@ -225,12 +225,12 @@ class _World:
             for flight, choice in self._dispatcher.let_in(now):
                 self._push(flight, choice.target_id, choice.matched_bytes, now)
 
-    def _answered(self, flight: _Flight, now: float) -> None:
+    def _answered(self, flight: Flight, now: float) -> None:
         flight.first_at = now
         self._table.responded(_booked(flight), now)
         self._let_in(now)
 
-    def _ended(self, about: tuple[_Engine, _Flight], now: float) -> None:
+    def _ended(self, about: tuple[ServingEngine, Flight], now: float) -> None:
         engine, flight = about
         call = flight.call
         self._table.release(_booked(flight), now, len(call.answer))
@@ -252,7 +252,7 @@ class _World:
         self._over(call, now)
         self._let_in(now)
 
-    def _probe(self, engine: _Engine, now: float) -> None:
+    def _probe(self, engine: ServingEngine, now: float) -> None:
         """Ask an engine for its load if that is due, as `lb.engines.load_poller` does, and come back."""
         if not self._open:
             return
@@ -263,26 +263,26 @@ class _World:
         self._let_in(now)  # looks go stale
         self.events.at(now + self._setting.pushing.probe_s, self._probe, engine)
 
-    def _is_polled(self, polled: tuple[_Engine, float], now: float) -> None:
+    def _is_polled(self, polled: tuple[ServingEngine, float], now: float) -> None:
         engine, polled_at = polled
         self.events.at(now + self._way_s, self._reports, (engine, polled_at, engine.load()))
 
-    def _reports(self, about: tuple[_Engine, float, EngineLoad], now: float) -> None:
+    def _reports(self, about: tuple[ServingEngine, float, EngineLoad], now: float) -> None:
         engine, polled_at, load = about
         if self._table.loaded(engine.key, load, polled_at, now):
             self._let_in(now)
 
     # --- engines
 
-    def _reaches(self, sent: tuple[_Engine, _Flight], now: float) -> None:
+    def _reaches(self, sent: tuple[ServingEngine, Flight], now: float) -> None:
         engine, flight = sent
         engine.submit(flight.call.id, flight.call, flight, now)
 
-    def first_token(self, flight: _Flight, cached_tokens: int, now: float) -> None:
+    def first_token(self, flight: Flight, cached_tokens: int, now: float) -> None:
         flight.cached_tokens = cached_tokens
         self.events.at(now + self._way_s, self._answered, flight)
 
-    def last_token(self, engine: _Engine, flight: _Flight, now: float) -> None:
+    def last_token(self, engine: ServingEngine, flight: Flight, now: float) -> None:
         self.events.at(now + self._way_s, self._ended, (engine, flight))
 
 
@@ -297,7 +297,7 @@ def _table(setting: Setting) -> Table:
     )
 
 
-def _booked(flight: _Flight) -> Booking:
+def _booked(flight: Flight) -> Booking:
     if flight.booking is None:
         raise AssertionError(f"call {flight.call.id!r} was never pushed")
     return flight.booking
