@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from provisioners import plugins
+from provisioners.offers.egress import Rates
 from provisioners.own_address import ADDRESS_URL
 from provisioners.registry import PROVISIONERS
 from skyserve_cli.config_backup import BackupConfig
@@ -199,6 +200,12 @@ class Config(Strict):
         if wrong:
             raise ValidationError.from_exception_data("clouds", wrong)
         return read
+
+
+def egress_rates(config: Config) -> dict[str, Rates]:
+    """Return the configured prices of traffic out of regions, by cloud."""
+    sections = config.clouds.items()
+    return {name: one.egress_usd_per_gb.rates for name, one in sections if one.egress_usd_per_gb is not None}
 
 
 def aws_profile(config: Config) -> str | None:

@@ -1,16 +1,21 @@
 """One name for addresses in several regions: latency records in a hosted zone of Route 53.
 
-There is one record per AWS region, distinguished by its SetIdentifier, with the addresses of all agents there; Route 53 returns
-with the record of the region to which the asker has the least latency ("Latency-based routing", Route 53 developer guide).
-Agents of other clouds count for the AWS region that is nearest to theirs (`nearest_region`).
+There is one record per AWS region, distinguished by its SetIdentifier; Route 53 responds with the record of the region to which the
+client's resolver has the least latency ("Latency-based routing", Route 53 developer guide). Agents of other clouds count for the AWS
+region that is nearest to theirs (`nearest_region`).
 
-Records are ours by the mark with which their identifiers begin. Other records of the name are left alone. An agent that
-fails is in the responses until its record is changed and the last copy has expired, `TTL_S` later.
+Each agent with a public address has a health check (`provisioners.aws.health_checks`). A region with one agent is one record with that
+check. A region with several is an alias for a name of its own (`skyserve-REGION` below the service's name) with a multivalue record and
+a check for each agent: so a region leaves the responses when all of its agents are unhealthy, and an agent as soon as it is. If all
+are, Route 53 responds with all.
+
+Records are ours by the mark with which their identifiers begin. Other records of the names are left alone. An agent that
+fails is in the responses until its check has failed, and the last copy has expired `TTL_S` later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -18,11 +23,12 @@ import boto3
 
 from provisioners.aws.api import AwsApi, Reply
 from provisioners.aws.errors import CLOUD
-from provisioners.port.errors import InvalidRequestError
+from provisioners.aws.health_checks import REGION, SERVICE, HealthChecks, is_checkable
+from provisioners.port.dns import Endpoint
+from provisioners.port.errors import AuthError, InvalidRequestError
 
 TTL_S = 30
-_SERVICE = "route53"
-_REGION = "us-east-1"  # where the one Route 53 there is responds
+_LABEL = "skyserve-"  # of the names of regions, below the service's
 _FALLBACK = "us-east-1"
 
 # The beginning of a region's name, and the AWS region nearest to it; the longest that fits counts.
@@ -113,31 +119,47 @@ class Route53Names:
         session: boto3.Session | None = None,
     ) -> None:
         self._api = AwsApi(profile, now, sleep, rng or Random(), session)
+        self._checks = HealthChecks(self._api)
 
-    def publish(self, zone: str, name: str, mark: str, addresses: Mapping[str, Sequence[str]]) -> None:
-        """Have the `name` (with a dot at its end) in the hosted `zone` mean these IPv4 addresses, by AWS region.
+    def publish(
+        self, zone: str, name: str, owner: str, mark: str, endpoints: Mapping[str, Sequence[Endpoint]]
+    ) -> None:
+        """Have the `name` (with a dot at its end) in the hosted `zone` mean these endpoints, by AWS region.
 
-        Records with our `mark` that are not among them are deleted.
+        Records with our `mark` that are not among them are deleted, and then the checks of agents that are gone. Without the permission
+        to make health checks the records are published without them, and AuthError is raised after that.
         """
         zone_id = self._zone_id(zone)
-        wanted = {
-            f"{mark}{region}": _record(name, f"{mark}{region}", region, found)
-            for region, found in addresses.items()
-            if found
-        }
-        there = {one["SetIdentifier"]: one for one in self._records(zone_id, name, mark)}
-        changes = [
-            {"Action": "UPSERT", "ResourceRecordSet": record}
-            for key, record in wanted.items()
-            if there.get(key) != record
+        missing: AuthError | None = None
+        checkable = [one for found in endpoints.values() for one in found if is_checkable(one)]
+        try:
+            checks, unneeded = self._checks.ensure(owner, name.rstrip("."), checkable)
+        except AuthError as error:
+            checks, unneeded, missing = {}, [], error
+        wanted = [
+            record
+            for region, found in endpoints.items()
+            for record in _records(zone_id, name, mark, region, found, checks)
         ]
-        changes += [
-            {"Action": "DELETE", "ResourceRecordSet": record}
-            for key, record in there.items()
-            if key not in wanted
-        ]
+        there = list(self._records(zone_id, name, mark))
+        self._change(zone_id, wanted, there)
+        if missing is not None:
+            raise missing
+        used = set(checks.values())
+        before = {one["HealthCheckId"] for one in there if "HealthCheckId" in one}
+        for check_id in sorted((before | set(unneeded)) - used):
+            self._checks.delete(check_id)
+
+    def _change(
+        self, zone_id: str, wanted: Sequence[dict[str, Any]], there: Sequence[dict[str, Any]]
+    ) -> None:
+        """Replace records: made are those of agents before the aliases for them, and deleted the other way round."""
+        keys = {_key(record) for record in wanted}
+        changes = [("UPSERT", record) for record in wanted if record not in there]
+        changes += [("DELETE", record) for record in _aliases_first(there) if _key(record) not in keys]
         if changes:
-            self._call("ChangeResourceRecordSets", HostedZoneId=zone_id, ChangeBatch={"Changes": changes})
+            batch = [{"Action": action, "ResourceRecordSet": record} for action, record in changes]
+            self._call("ChangeResourceRecordSets", HostedZoneId=zone_id, ChangeBatch={"Changes": batch})
 
     def _zone_id(self, zone: str) -> str:
         """Return the public one: names of private zones resolve inside a VPC only."""
@@ -152,16 +174,28 @@ class Route53Names:
         )
 
     def _records(self, zone_id: str, name: str, mark: str) -> Iterator[dict[str, Any]]:
-        """Ours under that name, as they would have to be sent to be what they are."""
-        start: dict[str, str] = {"StartRecordName": name, "StartRecordType": "A"}
+        """Ours under that name and its regions', as they would have to be sent to be what they are."""
+        yield from self._listed(zone_id, name, mark, lambda found: found == name)
+        below = f".{name}"
+        yield from self._listed(
+            zone_id,
+            f"{_LABEL}a{below}",
+            mark,
+            lambda found: found.startswith(_LABEL) and found.endswith(below),
+        )
+
+    def _listed(
+        self, zone_id: str, first: str, mark: str, belongs: Callable[[str], bool]
+    ) -> Iterator[dict[str, Any]]:
+        """Route 53 lists names by their labels from the right, so those that belong together are neighbours."""
+        start: dict[str, str] = {"StartRecordName": first, "StartRecordType": "A"}
         while True:
             page = self._call("ListResourceRecordSets", HostedZoneId=zone_id, **start)
             for record in page.get("ResourceRecordSets", ()):
-                if (record["Name"], record["Type"]) != (name, "A"):
+                if not belongs(record["Name"]):
                     return
-                if record.get("SetIdentifier", "").startswith(mark):
-                    kept = ("Name", "Type", "SetIdentifier", "Region", "TTL", "ResourceRecords")
-                    yield {key: record[key] for key in kept if key in record}
+                if record["Type"] == "A" and record.get("SetIdentifier", "").startswith(mark):
+                    yield {key: record[key] for key in _SENT if key in record}
             if not page.get("IsTruncated"):
                 return
             start = {
@@ -175,15 +209,48 @@ class Route53Names:
             }
 
     def _call(self, action: str, **params: Any) -> Reply:
-        return self._api.request(_REGION, action, params, service=_SERVICE)
+        return self._api.request(REGION, action, params, service=SERVICE)
 
 
-def _record(name: str, key: str, region: str, addresses: Sequence[str]) -> dict[str, Any]:
-    return {
-        "Name": name,
-        "Type": "A",
-        "SetIdentifier": key,
-        "Region": region,
-        "TTL": TTL_S,
-        "ResourceRecords": [{"Value": address} for address in sorted(set(addresses))],
-    }
+_SENT = (
+    "Name", "Type", "SetIdentifier", "Region", "MultiValueAnswer", "TTL", "ResourceRecords", "AliasTarget", "HealthCheckId",
+)  # fmt: skip
+
+
+def _records(
+    zone_id: str,
+    name: str,
+    mark: str,
+    region: str,
+    endpoints: Sequence[Endpoint],
+    checks: Mapping[Endpoint, str],
+) -> list[dict[str, Any]]:
+    """Return the records of one region; those of its agents come before the alias for them."""
+    distinct = sorted({one.address: one for one in endpoints}.values())
+    latency = {"Name": name, "Type": "A", "SetIdentifier": f"{mark}{region}", "Region": region}
+    if len(distinct) < 2:
+        return [latency | _address(one, checks) for one in distinct]
+    regional = f"{_LABEL}{region}.{name}"
+    alias = {"HostedZoneId": zone_id, "DNSName": regional, "EvaluateTargetHealth": True}
+    return [
+        *(
+            {"Name": regional, "Type": "A", "SetIdentifier": f"{mark}{one.address}", "MultiValueAnswer": True}
+            | _address(one, checks)
+            for one in distinct
+        ),
+        latency | {"AliasTarget": alias},
+    ]
+
+
+def _address(endpoint: Endpoint, checks: Mapping[Endpoint, str]) -> dict[str, Any]:
+    check_id = checks.get(endpoint)
+    record: dict[str, Any] = {"TTL": TTL_S, "ResourceRecords": [{"Value": endpoint.address}]}
+    return record if check_id is None else record | {"HealthCheckId": check_id}
+
+
+def _key(record: Mapping[str, Any]) -> tuple[str, str]:
+    return record["Name"], record["SetIdentifier"]
+
+
+def _aliases_first(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(records, key=lambda record: "AliasTarget" not in record)

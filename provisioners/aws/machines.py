@@ -28,6 +28,7 @@ from provisioners.aws.api import AwsApi, EveryRegion, RegionMemo, Reply
 from provisioners.aws.check import findings
 from provisioners.aws.discovery import offerings_in
 from provisioners.aws.errors import CLOUD, ErrorContext
+from provisioners.aws.health_checks import HealthChecks
 from provisioners.aws.image import AwsImages
 from provisioners.aws.network import AwsNetwork
 from provisioners.aws.orphans import orphans_in, owners_in, remove
@@ -203,7 +204,8 @@ class AwsMachines:
         return dict(self._every.call([one for one in regions if one in enabled], of, silent))
 
     def orphans(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
-        return list(self._every.call(self._regions(), lambda region: self._orphans(region, owner), silent))
+        found = list(self._every.call(self._regions(), lambda region: self._orphans(region, owner), silent))
+        return [*found, *HealthChecks(self._api).orphans(owner, silent)]
 
     def remove(self, orphan: OrphanedResource) -> None:
         remove(self._api, orphan)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from provisioners.aws.api import AwsApi, Reply
+from provisioners.aws.health_checks import SERVICE, HealthChecks
 from provisioners.aws.translate import tags_of
 from provisioners.port.vm import OWNER_TAG, TOKEN_TAG, OrphanedResource
 
@@ -31,6 +32,7 @@ _REMOVALS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
             "SpotInstanceRequestIds",
             "InvalidSpotInstanceRequestID.NotFound",
         ),
+        HealthChecks.kind: ("DeleteHealthCheck", "HealthCheckId", "NoSuchHealthCheck"),
     }
 )
 
@@ -70,7 +72,8 @@ def remove(api: AwsApi, orphan: OrphanedResource) -> None:
     """Already gone is success. EC2 refuses to delete attached resources, so a wrong guess does no harm."""
     action, parameter, gone = _REMOVALS[orphan.kind]
     value = [orphan.id] if parameter.endswith("Ids") else orphan.id
-    api.call(orphan.region, action, {parameter: value}, unless=(gone,))
+    service = SERVICE if orphan.kind == HealthChecks.kind else "ec2"
+    api.call(orphan.region, action, {parameter: value}, service=service, unless=(gone,))
 
 
 def _token_of(described: Reply) -> str:

@@ -2,7 +2,7 @@
 
 List prices of 2025 of the first volume tier, by the continent of the region that sends, to be confirmed (docs/unconfirmed.md): AWS
 "EC2 data transfer", Google Cloud "VM-VM egress" and premium tier, Azure "Bandwidth". Own hosts, the local cloud and clouds that
-are not known cost nothing here.
+are not known cost nothing here. An account's own prices take the place of a cloud's row.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Rates(NamedTuple):
     internet: float
 
 
+FREE = Rates(0.0, 0.0, 0.0)
+NO_RATES: Mapping[str, Rates] = MappingProxyType({})
 RATES: Mapping[str, Mapping[str, Rates]] = MappingProxyType(
     {
         "aws": {
@@ -61,13 +63,16 @@ RATES: Mapping[str, Mapping[str, Rates]] = MappingProxyType(
 )
 
 
-def egress_usd_per_gb(source: Zone, target: Zone) -> float:
-    """Return the price of a GB from one region to another, 0.0 within one; a region that is not known counts as North American."""
-    rates = RATES.get(source.cloud)
-    if rates is None or (source.cloud, source.region) == (target.cloud, target.region):
+def egress_usd_per_gb(source: Zone, target: Zone, own: Mapping[str, Rates] = NO_RATES) -> float:
+    """Return the price of a GB from one region to another, 0.0 within one; a region that is not known counts as North American.
+
+    `own` are the prices of an account, by cloud, wherever the sender is.
+    """
+    if (source.cloud, source.region) == (target.cloud, target.region):
         return 0.0
     continent = continent_of(source) or NORTH_AMERICA
-    found = rates[continent]
+    rates = RATES.get(source.cloud)
+    found = own.get(source.cloud) or (FREE if rates is None else rates[continent])
     if source.cloud != target.cloud:
         return found.internet
-    return found.near if continent_of(target) == continent else found.far
+    return found.near if (continent_of(target) or NORTH_AMERICA) == continent else found.far

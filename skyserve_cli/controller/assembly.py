@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from policies.model import Offer
+from provisioners.offers.egress import egress_usd_per_gb
 from provisioners.port.base import Gated, Instance, Provisioner, Requirements
 from provisioners.remote.certificates import Authority
 from skyserve_cli.buckets.opening import bucket_at
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
-from skyserve_cli.config import Config, aws_profile
+from skyserve_cli.config import Config, aws_profile, egress_rates
 from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
@@ -255,6 +256,7 @@ def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
         targets_ca=base64.b64encode(workers.authority).decode(),
         max_usd_hour=base.config.controller.max_usd_hour,
         quotas={name: team.quota for name, team in base.config.teams.items()},
+        egress=partial(egress_usd_per_gb, own=egress_rates(base.config)),
     )
 
 

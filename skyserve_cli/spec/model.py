@@ -132,10 +132,14 @@ class AgentPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DnsName:
-    """`name` in the hosted `zone`, which ends in a dot; an empty name is the zone's own."""
+    """`name` in the hosted `zone`, which ends in a dot; an empty name is the zone's own.
+
+    `health_check`: Route 53 checks the load balancers that the name means.
+    """
 
     zone: str
     name: str
+    health_check: bool = True
 
     @property
     def full(self) -> str:

@@ -96,6 +96,8 @@ class DnsSection(Section):
     """The hosted zone in Route 53, like example.com."""
     name: Name
     """The name in it, like chat for chat.example.com; @ for the zone's own."""
+    health_check: bool = True
+    """Whether Route 53 checks each load balancer, and leaves an unhealthy one out of its responses."""
 
 
 class LoadBalancersSection(Section):
@@ -118,7 +120,9 @@ class LoadBalancersSection(Section):
 def regional_agents(section: LoadBalancersSection | None) -> RegionalAgents:
     if section is None:
         return RegionalAgents()
-    dns = None if section.dns is None else DnsName(section.dns.zone, section.dns.name)
+    dns = (
+        None if section.dns is None else DnsName(section.dns.zone, section.dns.name, section.dns.health_check)
+    )
     types = section.instance_type or ()
     return RegionalAgents(
         section.regions, section.count, types, section.port, dns, section.spill, section.usd_per_second

@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from provisioners.port.dns import Endpoint
 from provisioners.port.errors import AuthError
 from skyserve_cli.controller.balancers import dns as names
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.reconcile.ports import NameOrder
 
-ORDER = NameOrder(
-    "chat", "example.com.", "chat.example.com.", (("aws", "east", "192.0.2.1"), ("gcp", "x", "192.0.2.2"))
-)
+EAST, X = Endpoint("192.0.2.1", "own-chat-1", 8000, "http"), Endpoint("192.0.2.2", "own-chat-2", 8000, "http")
+ORDER = NameOrder("chat", "example.com.", "chat.example.com.", (("aws", "east", EAST), ("gcp", "x", X)))
 NOTHING = NameOrder("chat", "example.com.", "chat.example.com.")
 
 
@@ -23,7 +23,7 @@ class World:
     def __init__(self) -> None:
         self.time = 0.0
         self.refuses = False
-        self.told: list[tuple[str, dict[str, list[str]]]] = []
+        self.told: list[tuple[str, dict[str, list[Endpoint]]]] = []
         self.tries = 0
         self.woken = threading.Event()
         self.names = ThreadDns(
@@ -33,11 +33,13 @@ class World:
     def now(self) -> float:
         return self.time
 
-    def publish(self, zone: str, name: str, mark: str, addresses: Mapping[str, Sequence[str]]) -> None:
+    def publish(
+        self, zone: str, name: str, owner: str, mark: str, endpoints: Mapping[str, Sequence[Endpoint]]
+    ) -> None:
         self.tries += 1
         if self.refuses:
             raise AuthError("aws route53:ChangeResourceRecordSets is missing", cloud="aws")
-        self.told.append((mark, {region: list(found) for region, found in addresses.items()}))
+        self.told.append((mark, {region: list(found) for region, found in endpoints.items()}))
 
     def until_settled(self, order: NameOrder) -> None:
         """Time goes by."""
@@ -56,7 +58,7 @@ def test_a_name_is_published_once_and_again_when_it_means_something_else() -> No
     world.until_settled(ORDER)
     world.until_settled(NOTHING)
     mark = "skyserve-own-chat-"
-    assert world.told == [(mark, {"aws-east": ["192.0.2.1"], "gcp-x": ["192.0.2.2"]}), (mark, {})]
+    assert world.told == [(mark, {"aws-east": [EAST], "gcp-x": [X]}), (mark, {})]
     assert not world.names.is_settled(ORDER)
 
 

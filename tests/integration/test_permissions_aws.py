@@ -29,8 +29,13 @@ ELSEWHERE = {
     "ec2:RevokeSecurityGroupIngress",
     "iam:CreateServiceLinkedRole",
     "route53:ChangeResourceRecordSets",
+    "route53:ChangeTagsForResource",
+    "route53:CreateHealthCheck",
+    "route53:DeleteHealthCheck",
+    "route53:ListHealthChecks",
     "route53:ListHostedZonesByName",
     "route53:ListResourceRecordSets",
+    "route53:ListTagsForResources",
     "servicequotas:ListServiceQuotas",
 }
 

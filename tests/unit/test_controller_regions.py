@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from lb.config.schema import Readiness, Stats, Table, Target
 from policies.goals import UpdateMode
 from policies.history import Load
 from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Role, Zone
+from provisioners.port.dns import Endpoint
 from skyserve_cli.controller.api.views import endpoints_of
 from skyserve_cli.controller.reconcile.demand import load_of, merged
 from skyserve_cli.controller.reconcile.lb_config import without_loopback
@@ -20,6 +22,7 @@ from skyserve_cli.controller.reconcile.mappers import (
     agent_requirements_of,
     has_local_agent,
     name_orders_of,
+    token_of,
 )
 from skyserve_cli.controller.reconcile.ports import NameOrder
 from skyserve_cli.controller.reconcile.region_tables import (
@@ -29,7 +32,7 @@ from skyserve_cli.controller.reconcile.region_tables import (
     reachable_table,
 )
 from skyserve_cli.spec import load_text
-from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.spec.model import ServiceSpec, Tls
 from skyserve_cli.state.values import ServiceRow
 
 S = ReplicaState
@@ -121,13 +124,34 @@ def test_which_agents_fit(wanted: str, fits: bool) -> None:
 
 def test_a_name_means_the_agents_that_may_answer() -> None:
     agents = [agent(1), agent(2, "west", S.NOT_READY), agent(3, state=S.DRAINING), agent(4, state=S.STARTING)]
-    (order,) = name_orders_of(row(*agents), agents, lambda version: spec(NAMED))
+    (order,) = name_orders_of("own", row(*agents), agents, lambda version: spec(NAMED))
     assert order == NameOrder(
         "chat",
         "example.com.",
         "chat.example.com.",
-        (("aws", "east", "192.0.2.1"), ("aws", "west", "192.0.2.2")),
+        tuple(
+            (
+                "aws",
+                region,
+                Endpoint(
+                    f"192.0.2.{one.id}",
+                    token_of("own", "chat", row().incarnation, one.id, one.offer),
+                    8000,
+                    "http",
+                ),
+            )
+            for region, one in zip(("east", "west"), agents, strict=False)
+        ),
     )
+
+
+def test_checks_of_a_name_can_be_turned_off_and_go_by_the_scheme_of_the_service() -> None:
+    off = spec("{regions: aws/east, dns: {zone: example.com, name: chat, health_check: false}}")
+    (order,) = name_orders_of("own", row(), [agent(1)], lambda version: off)
+    assert [one.scheme for _, _, one in order.agents] == [""]
+    secure = replace(spec(NAMED), tls=Tls("key.pem", "cert.pem"))
+    (order,) = name_orders_of("own", row(), [agent(1)], lambda version: secure)
+    assert [one.scheme for _, _, one in order.agents] == ["https"]
 
 
 def test_a_name_of_before_and_the_name_of_a_service_that_goes_down_mean_nothing() -> None:
@@ -137,9 +161,9 @@ def test_a_name_of_before_and_the_name_of_a_service_that_goes_down_mean_nothing(
         3: spec(),
     }
     nothing = NameOrder("chat", "example.com.", "chat.example.com.")
-    assert name_orders_of(row(version=2), [agent(1)], versions.__getitem__)[1:] == [nothing]
-    assert name_orders_of(row(down=True), [agent(1)], versions.__getitem__) == [nothing]
-    assert name_orders_of(row(version=3), [], versions.__getitem__) == [
+    assert name_orders_of("own", row(version=2), [agent(1)], versions.__getitem__)[1:] == [nothing]
+    assert name_orders_of("own", row(down=True), [agent(1)], versions.__getitem__) == [nothing]
+    assert name_orders_of("own", row(version=3), [], versions.__getitem__) == [
         NameOrder("chat", "example.com.", "talk.example.com.")
     ]
 

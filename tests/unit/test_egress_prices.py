@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from lb.config.regions import PeerAgent, Regions
 from lb.config.schema import Table, Target
@@ -13,6 +14,7 @@ from policies.model import Zone
 from policies.placement.continents import PREFIXES
 from policies.routing.base import RequestView
 from provisioners.offers.egress import RATES, egress_usd_per_gb
+from skyserve_cli.config import Config, egress_rates
 
 
 def zone(region: str) -> Zone:
@@ -40,6 +42,44 @@ def test_the_sender_pays_by_its_region_and_by_whether_the_bytes_stay_in_its_clou
     source: str, target: str, usd: float
 ) -> None:
     assert egress_usd_per_gb(zone(source), zone(target)) == usd
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "usd"),
+    [
+        ("aws/us-east-1", "aws/us-east-1", 0.0),
+        ("aws/us-east-1", "aws/us-west-2", 0.01),
+        ("aws/ap-northeast-1", "aws/us-east-1", 0.02),
+        ("aws/us-east-1", "gcp/us-central1", 0.05),
+        ("local/here", "aws/us-east-1", 0.003),
+        ("gcp/us-central1", "aws/us-east-1", 0.12),
+    ],
+)
+def test_the_prices_of_an_account_go_before_list_prices(source: str, target: str, usd: float) -> None:
+    own = egress_rates(
+        Config(
+            clouds={
+                "aws": {"egress_usd_per_gb": {"near": 0.01, "far": 0.02, "internet": 0.05}},
+                "local": {"egress_usd_per_gb": 0.003},
+                "gcp": {},
+            }  # type: ignore[dict-item]
+        )
+    )
+    assert egress_usd_per_gb(zone(source), zone(target), own) == usd
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"near": 0.01}, "far"),
+        ({"near": -1, "far": 0, "internet": 0}, "near"),
+        ("free", "egress_usd_per_gb"),
+        (True, "egress_usd_per_gb"),
+    ],
+)
+def test_a_price_that_is_none_is_refused_with_its_key(given: object, why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        Config(clouds={"aws": {"egress_usd_per_gb": given}})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("cloud", sorted(PREFIXES))

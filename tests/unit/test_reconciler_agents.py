@@ -74,7 +74,7 @@ class _Names:
         self.world.names = orders
 
     def is_settled(self, order: NameOrder) -> bool:
-        return (order.name, len(order.addresses)) in self.world.settled
+        return (order.name, len(order.agents)) in self.world.settled
 
 
 def a_world(regional: RegionalAgents = HERE) -> RegionalWorld:
@@ -184,7 +184,7 @@ def test_an_agent_does_not_end_before_its_name_has() -> None:
     world.store.set_down("chat", purge=False, now=world.time)
     reconciler = world.reconciler()
     reconciler.tick()
-    assert [order.addresses for order in world.names] == [()]
+    assert [order.agents for order in world.names] == [()]
     assert world.agent().state is S.READY
     world.settled = {("chat.example.com.", 0)}
     reconciler.tick()
@@ -197,7 +197,8 @@ def test_the_name_means_the_agents_that_serve() -> None:
     world.has(replace(an_agent(3), endpoint="http://192.0.2.3:8000"), an_agent(4, S.STARTING))
     world.reconciler().tick()
     (order,) = world.names
-    assert (order.name, order.addresses) == ("chat.example.com.", (("sky", "r", "192.0.2.3"),))
+    (named,) = order.agents
+    assert (order.name, named[:2], named[2].address) == ("chat.example.com.", ("sky", "r"), "192.0.2.3")
     world.store.close()
 
 

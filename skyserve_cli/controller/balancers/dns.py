@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from policies.backoff import delay_s
-from provisioners.port.dns import Publisher
+from provisioners.port.dns import Endpoint, Publisher
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.ports import NameOrder
@@ -75,7 +75,7 @@ class ThreadDns:
             record = self._records.get(order.key)
         if record is None:
             return False
-        gave_up = not order.addresses and record.failures >= DELETE_TRIES
+        gave_up = not order.agents and record.failures >= DELETE_TRIES
         return record.published == order or gave_up
 
     def trouble(self, service: str) -> str:
@@ -104,12 +104,12 @@ class ThreadDns:
         return None
 
     def _publish(self, order: NameOrder) -> None:
-        addresses: dict[str, list[str]] = {}
-        for cloud, region, address in order.addresses:
-            addresses.setdefault(self._region_of(cloud, region), []).append(address)
+        endpoints: dict[str, list[Endpoint]] = {}
+        for cloud, region, endpoint in order.agents:
+            endpoints.setdefault(self._region_of(cloud, region), []).append(endpoint)
         mark, why = f"skyserve-{self._owner}-{order.service}-", ""
         try:
-            self._publisher().publish(order.zone, order.name, mark, addresses)
+            self._publisher().publish(order.zone, order.name, self._owner, mark, endpoints)
         except ProvisionError as error:
             why = error.message
         except Exception as error:  # a bug in the plug-in must not stop other names

@@ -135,8 +135,11 @@ class AgentFleet:
 
     role = Role.LOAD_BALANCER
 
-    def __init__(self, service: Service, specs: Specs, names: Names, replicas: TickTransitions) -> None:
+    def __init__(
+        self, service: Service, owner: str, specs: Specs, names: Names, replicas: TickTransitions
+    ) -> None:
         self._service = service
+        self._owner = owner
         self._specs = specs
         self._names = names
         self._replicas = replicas
@@ -160,7 +163,7 @@ class AgentFleet:
     def plan(self, change: TickTransitions, offers: Sequence[Offer], memory: Memory) -> Plan:
         row, agents, now = self._service.row, change.live(), self._service.now
         spec_of = partial(self._specs.get, row.name)
-        names = name_orders_of(row, agents, spec_of)
+        names = name_orders_of(self._owner, row, agents, spec_of)
         is_named = not all(map(self._names.is_settled, names))
         is_needed = bool(self._replicas.live()) or (is_named and bool(agents))
         fleet = replace(agent_fleet_of(row, agents, spec_of), is_needed=is_needed)

@@ -12,6 +12,7 @@ from policies.goals import Goal, ScalingGoal, SloGoal
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Role
 from policies.registry import MIXERS
 from provisioners.port.base import Candidate, LaunchOrder, Requirements
+from provisioners.port.dns import Endpoint
 from provisioners.port.vm import MAX_TOKEN
 from skyserve_cli.controller.agent_files import TOKEN_VARIABLE, supervisor_file
 from skyserve_cli.controller.reconcile.ports import NameOrder
@@ -21,6 +22,7 @@ from skyserve_cli.spec.model import RegionalAgents, ResourceChoice, ServiceSpec
 from skyserve_cli.spec.schedule import limits_at
 from skyserve_cli.state.values import ServiceRow
 
+_PORTS = {"http": 80, "https": 443}
 _AGENT_DISK_GB = 30
 _FIRST_COLD_START_S = 300.0  # before a replica of the service has shown how long it takes
 _FIRST_FREE_PORT = 1024  # below it ports are root's, unless the kernel is configured otherwise
@@ -185,20 +187,26 @@ def agent_fleet_of(
 
 
 def name_orders_of(
-    row: ServiceRow, agents: Sequence[Replica], spec_of: Callable[[int], ServiceSpec]
+    owner: str, row: ServiceRow, agents: Sequence[Replica], spec_of: Callable[[int], ServiceSpec]
 ) -> list[NameOrder]:
     """Return the service's name and what it should mean; and that the name which it had before an update means nothing any more.
 
     An agent that does not respond to us may serve its clients, so it is left in.
     """
     found = []
-    now = None if row.down else spec_of(row.version).regional.dns
+    spec = spec_of(row.version)
+    now = None if row.down else spec.regional.dns
     if now is not None:
         serving = [one for one in agents if one.state in (ReplicaState.READY, ReplicaState.NOT_READY)]
-        addresses = tuple(
-            (one.zone.cloud, one.zone.region, urlsplit(one.endpoint or "").hostname or "") for one in serving
-        )
-        found.append(NameOrder(row.name, now.zone, now.full, tuple(sorted(addresses))))
+        scheme = "" if not now.health_check else "http" if spec.tls is None else "https"
+
+        def endpoint(agent: Replica) -> Endpoint:
+            at = urlsplit(agent.endpoint or "")
+            token = token_of(owner, row.name, row.incarnation, agent.id, agent.offer)
+            return Endpoint(at.hostname or "", token, at.port or _PORTS[scheme or "http"], scheme)
+
+        named = sorted((one.zone.cloud, one.zone.region, endpoint(one)) for one in serving)
+        found.append(NameOrder(row.name, now.zone, now.full, tuple(named)))
     for version in (row.version, row.version - 1):
         was = spec_of(version).regional.dns if version > 0 else None
         if was is not None and all(was.full != order.name for order in found):

@@ -14,6 +14,7 @@ from policies.history import Load
 from policies.model import Event, Offer, Replica
 from policies.regions.ownership import NO_DISTANCES, Distances
 from provisioners.port.base import Instance, InstanceState, Requirements, is_silent
+from provisioners.port.dns import Endpoint
 from skyserve_cli.spec.model import Probe, ServiceSpec
 
 
@@ -220,12 +221,12 @@ class NoRegions:
 
 @dataclass(frozen=True, slots=True)
 class NameOrder:
-    """The name that a service should have in a hosted zone, and the agents that it means: (cloud, region, address)."""
+    """The name that a service should have in a hosted zone, and the agents that it means: (cloud, region, endpoint)."""
 
     service: str
     zone: str
     name: str
-    addresses: tuple[tuple[str, str, str], ...] = ()
+    agents: tuple[tuple[str, str, Endpoint], ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:

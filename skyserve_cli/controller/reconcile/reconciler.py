@@ -28,6 +28,7 @@ from policies.brake import Evidence
 from policies.budget import usd_hour
 from policies.goals import Quota
 from policies.model import Event, Launch, Plan
+from provisioners.offers.egress import egress_usd_per_gb
 from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.demand_cache import DemandCache
@@ -52,6 +53,7 @@ from skyserve_cli.controller.reconcile.ports import (
     RegionalOrder,
     Specs,
 )
+from skyserve_cli.controller.reconcile.region_tables import Egress
 from skyserve_cli.controller.reconcile.service_orders import OrderMaker
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.reconcile.team_ledger import TeamLedger
@@ -118,10 +120,12 @@ class Reconciler:
         targets_ca: str = "",
         max_usd_hour: float | None = None,
         quotas: Mapping[str, Quota] | None = None,
+        egress: Egress = egress_usd_per_gb,
     ) -> None:
         """`keeps` False decides about every service in every tick, to the same result.
 
-        `max_usd_hour` is the budget of all services together, `quotas` has what each team may use.
+        `max_usd_hour` is the budget of all services together, `quotas` has what each team may use, `egress` is the price of a GB
+        from one zone to another.
         """
         self._max_usd_hour = max_usd_hour
         self._clock = clock
@@ -142,6 +146,7 @@ class Reconciler:
         self._seen: Counter[str] = Counter()  # listings of each cloud since this process started
         self._demand = DemandCache(store)
         self._service_turn = ServiceTurn(
+            owner=owner,
             specs=specs,
             offers=self._offers,
             instance_poller=instance_poller,
@@ -155,7 +160,7 @@ class Reconciler:
         )
         self._orphans = OrphanWatch(owner, runner, self._seen, adoption)
         self._keeps = keeps
-        maker = OrderMaker(specs, owner, lb_host, epoch, targets_ca, self._regional.distances)
+        maker = OrderMaker(specs, owner, lb_host, epoch, targets_ca, self._regional.distances, egress)
         self._kept = TurnCache(specs, self._offers, self._demand, self._service_turn, maker)
         self._teams = TeamLedger(store, specs, quotas or {}, self._kept.cheapest)
         self._orders: dict[str, Orders] = {}  # of each service, as last given

@@ -24,6 +24,7 @@ from provisioners.offers.egress import egress_usd_per_gb
 from provisioners.port.base import peers_port
 from skyserve_cli.spec.model import ServiceSpec
 
+Egress = Callable[[Zone, Zone], float]
 Elsewhere = Mapping[str, tuple[Target, ...]]
 """Targets that an agent does not own, by the region whose agents do."""
 _SERVING = (ReplicaState.READY, ReplicaState.NOT_READY)
@@ -59,6 +60,7 @@ def own_table(
     before: Ownership | None = None,
     is_decided: bool = True,
     has_tls: bool = False,
+    egress: Egress = egress_usd_per_gb,
 ) -> tuple[Table, Elsewhere]:
     """Return the part of the service's `table` that `agent` owns, and the rest by the regions that own it.
 
@@ -66,7 +68,7 @@ def own_table(
     ready gets what it will own: a region is handed back once its agent has served it for BACK_AFTER_S. `rtt_s` is the round trip
     between two regions, `before` the ownership so far. Unless it `is_decided`, the regions without agents belong to all, so that no agent
     loses what it serves while the controller does not know it. Of `zones`, an agent learns which ones its peers serve; a region is inherited
-    within its zones, if it can be.
+    within its zones, if it can be. `egress` is the price of a GB from one zone to another.
     """
     here = region_of(agent.zone)
     regions: Mapping[str, str] = {str(one.id): region_of(one.zone) for one in replicas}
@@ -74,7 +76,7 @@ def own_table(
     same_zone = partial(_serves_as_much, zones)
     found = ownership(regions.values(), living | {here}, rtt_s, same_zone, before)
     owned = found.owned(here)
-    peers = _peers(agents, agent, tls_name, zones)
+    peers = _peers(agents, agent, tls_name, zones, egress)
     shared = () if is_decided else found.owners.keys() - {region_of(one.zone) for one in agents}
     kept = tuple(target for target in table.targets if regions.get(target.id, here) in {*owned, *shared})
     elsewhere: dict[str, list[Target]] = {}
@@ -117,6 +119,7 @@ def _peers(
     agent: Replica,
     tls_name: Callable[[Replica], str],
     zones: Sequence[ResidencyZone],
+    egress: Egress,
 ) -> tuple[PeerAgent, ...]:
     """Return the agents of other regions that serve."""
     here = region_of(agent.zone)
@@ -127,8 +130,8 @@ def _peers(
             _peer_url(one.endpoint),
             tls_name(one),
             served_zones(zones, region_of(one.zone)),
-            egress_usd_per_gb(agent.zone, one.zone),
-            egress_usd_per_gb(one.zone, agent.zone),
+            egress(agent.zone, one.zone),
+            egress(one.zone, agent.zone),
         )
         for one in sorted(agents, key=lambda one: one.id)
         if one.state in _SERVING and one.endpoint is not None and region_of(one.zone) != here

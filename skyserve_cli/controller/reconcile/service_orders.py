@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from lb.config.schema import Table
 from policies.model import Replica, ReplicaState, Role
 from policies.regions.ownership import NO_DISTANCES, Distances, Ownership
+from provisioners.offers.egress import egress_usd_per_gb
 from provisioners.port.base import Instance, InstanceState, peers_port
 from skyserve_cli.controller.reconcile.lb_config import table_of, without_loopback
 from skyserve_cli.controller.reconcile.listing_events import unattended
@@ -29,6 +30,7 @@ from skyserve_cli.controller.reconcile.ports import (
     Specs,
 )
 from skyserve_cli.controller.reconcile.region_tables import (
+    Egress,
     entered_table,
     is_linked,
     own_table,
@@ -68,7 +70,9 @@ class OrderMaker:
         epoch: Callable[[], int],
         targets_ca: str = "",
         distances: Callable[[str], Distances] = lambda service: NO_DISTANCES,
+        egress: Egress = egress_usd_per_gb,
     ) -> None:
+        self._egress = egress
         self._distances = distances
         self._owners: dict[str, Ownership] = {}  # by service, as last decided
         self._linked_since: dict[str, float] = {}  # when a service with linked agents was first decided about
@@ -110,7 +114,7 @@ class OrderMaker:
                 for agent in agents
                 if agent.state in _CONNECTED and agent.endpoint is not None
             ),
-            names=tuple(name_orders_of(row, agents, partial(self._specs.get, row.name))),
+            names=tuple(name_orders_of(self._owner, row, agents, partial(self._specs.get, row.name))),
             clouds=frozenset(replica.zone.cloud for replica in (*live, *agents)),
         )
 
@@ -178,6 +182,7 @@ class OrderMaker:
             before=before,
             is_decided=before is not None,
             has_tls=spec.tls is not None,
+            egress=self._egress,
         )
         return replace(order, table=own, peers_port=peers_port(order.port), elsewhere=elsewhere)
 

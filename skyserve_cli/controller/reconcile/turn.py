@@ -91,6 +91,7 @@ class ServiceTurn:
     def __init__(
         self,
         *,
+        owner: str,
         specs: Specs,
         offers: TickOffers,
         instance_poller: InstancePoller,
@@ -102,6 +103,7 @@ class ServiceTurn:
         seen: Mapping[str, int],
         demand: DemandCache,
     ) -> None:
+        self._owner = owner
         self._specs = specs
         self._offers = offers
         self._instance_poller = instance_poller
@@ -133,7 +135,7 @@ class ServiceTurn:
         happened = (results, listings)
         replicas = ReplicaFleet(service, self._specs)
         own = self._turn_fleet(replicas, service, happened, row.memory, is_early=is_awaited)
-        balancers = AgentFleet(service, self._specs, self._names, own.change)
+        balancers = AgentFleet(service, self._owner, self._specs, self._names, own.change)
         agents = self._turn_fleet(balancers, service, happened, own.memory, is_early=own.plan is None)
         decided = self._noted(_together(row, own, agents), own, agents)
         if is_awaited:

@@ -97,6 +97,11 @@ def call_of(environ: Mapping[str, Any], body: bytes) -> Call:
     target = environ.get("HTTP_X_AMZ_TARGET")
     if target is not None:
         return Call(service, region, str(target).rpartition(".")[2], json.loads(body or b"{}"))
+    if service == "route53":  # REST: the path and the method are the action
+        assert (environ["REQUEST_METHOD"], environ["PATH_INFO"]) == ("GET", "/2013-04-01/healthcheck"), (
+            environ
+        )
+        return Call(service, region, "ListHealthChecks", {})
     params = dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True))
     return Call(service, region, params["Action"], dict(params))
 
