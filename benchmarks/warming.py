@@ -61,7 +61,7 @@ class JoiningWorld(World):
         assert key is not None
         engine.key = key
         self._table.loaded(key, engine.load(), now, now)
-        steps = self._samples.steps((), lambda model: None, now) if self.warming_s else []
+        steps = self._samples.steps((), (), now) if self.warming_s else []
         if steps:
             self._table.warm(key, True)
             self._warm((engine, WarmUp(steps, now, self.warming_s)), now)

@@ -18,7 +18,7 @@ whole region is taken over from a dead agent or given back, its replicas have lo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -82,20 +82,18 @@ class PromptSamples:
         while self._bytes > SAMPLES_BYTES or len(self._samples) > SAMPLES:
             self._drop_oldest()
 
-    def steps(
-        self, zones: Collection[str], serves: Callable[[str], bool | None], now: float
-    ) -> list[WarmingStep]:
-        """Return what a replica that serves those residency zones should compute, in order.
+    def models(self) -> frozenset[str]:
+        """Return the models that the sampled requests name."""
+        return frozenset(one.model for one in self._samples)
 
-        `serves` returns whether it serves a model, None if that is not known.
+    def steps(self, zones: Collection[str], foreign: Collection[str], now: float) -> list[WarmingStep]:
+        """Return what a replica that serves those residency zones, and none of the `foreign` models, should compute, in order.
+
+        This takes some 10 ms: replicas that are alike should have it made once.
         """
         while self._samples and self._samples[0].at < now - SAMPLES_KEPT_S:
             self._drop_oldest()
-        samples = [
-            one
-            for one in self._samples
-            if may_have(zones, one.zones) and (not one.model or serves(one.model) is not False)
-        ]
+        samples = [one for one in self._samples if may_have(zones, one.zones) and one.model not in foreign]
         prefixes = hottest([Prompt(one.scope, one.prompt) for one in samples])
         return [WarmingStep(samples[one.sample], one.length, one.added) for one in prefixes]
 

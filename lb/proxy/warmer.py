@@ -77,6 +77,9 @@ class Warmer:
     def _begin_ready(self) -> None:
         now, table = self._proxy.clock(), self._table
         targets = {key: target for key, target, _ in table.probe_list()}
+        samples = self._proxy.gate.samples
+        models = samples.models() - {""}
+        plans: dict[tuple[object, ...], list[WarmingStep]] = {}  # of replicas that are alike
         for key in list(self._new):
             target = targets.get(key)
             if target is not None and target.state is Readiness.UNHEALTHY:
@@ -84,14 +87,15 @@ class Warmer:
             del self._new[key]
             if target is None or not self._around(key).others or self._stopping():
                 continue
-            steps = self._proxy.gate.samples.steps(target.zones, self._serves(key), now)
+            foreign = frozenset(one for one in models if table.models.serves(key.id, one) is False)
+            alike = target.zones, foreign
+            if alike not in plans:
+                plans[alike] = samples.steps(target.zones, foreign, now)
+            steps = plans[alike]
             if steps:
                 table.warm(key, True)
                 self._warming[key] = _Warming(target, WarmUp(steps, now, table.table.warming.seconds))
                 _log.info("warm target=%s prefixes=%d", key.id, len(steps))
-
-    def _serves(self, key: Key) -> Callable[[str], bool | None]:
-        return lambda model: self._table.models.serves(key.id, model)
 
     def _around(self, key: Key) -> Surroundings:
         now, table = self._proxy.clock(), self._table

@@ -45,10 +45,6 @@ def sample(
     return PromptSample(at, f"\x00{model}", zones, model, CHAT, b"b" * body, text)
 
 
-def serves_all(model: str) -> bool | None:
-    return None
-
-
 def table(**rest: Any) -> Table:
     return Table("s", "1", **rest)
 
@@ -73,7 +69,7 @@ def test_the_sample_is_bounded_in_number_bytes_and_age() -> None:
     assert len(samples) == SAMPLES_BYTES // 400_000
     samples.add(sample(400.0, body=300_000))
     assert len(samples) == SAMPLES_BYTES // 400_000  # too large to be kept
-    assert samples.steps((), serves_all, 399.0 + SAMPLES_KEPT_S) == []
+    assert samples.steps((), (), 399.0 + SAMPLES_KEPT_S) == []
     assert len(samples) == 1
 
 
@@ -116,7 +112,7 @@ def test_prompts_of_a_zone_stay_in_it(zones: frozenset[str], served: tuple[str, 
     samples = PromptSamples(table())
     for at in range(2):
         samples.add(sample(float(at), zones=zones))
-    assert bool(samples.steps(served, serves_all, 2.0)) == sent
+    assert bool(samples.steps(served, (), 2.0)) == sent
 
 
 def test_a_replica_gets_prompts_of_its_models_only() -> None:
@@ -124,9 +120,10 @@ def test_a_replica_gets_prompts_of_its_models_only() -> None:
     for at in range(2):
         samples.add(sample(float(at), model="m"))
         samples.add(sample(float(at), b"q" * 2000, model="n"))
-    steps = samples.steps((), lambda model: model == "n", 2.0)
+    steps = samples.steps((), {"m"}, 2.0)
+    assert samples.models() == {"m", "n"}
     assert [(one.sample.model, one.length) for one in steps] == [("n", 2000)]
-    assert len(samples.steps((), lambda model: None, 2.0)) == 2
+    assert len(samples.steps((), (), 2.0)) == 2
 
 
 # --- step by step ------------------------------------------------------------------------------------------------
