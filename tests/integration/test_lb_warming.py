@@ -230,6 +230,34 @@ async def test_an_agent_that_drains_sends_no_prefix_more(stage: World) -> None:
     assert (await ask(agent, "still served"))[0] == 200
 
 
+async def test_an_agent_that_hands_its_ports_over_sends_no_prefix_more(stage: World, tmp_path: Path) -> None:
+    left = asyncio.Event()
+
+    async def abandoned(seen: Seen) -> None:
+        if json.loads(seen.body).get("max_tokens") == 1:
+            await seen.gone()
+            left.set()
+        else:
+            await saying(seen)
+
+    old, new = await stage.target("old", saying), await stage.target("new", abandoned)
+    flags = ("--handover-socket", str(tmp_path / "handover"), "--table-file", str(tmp_path / "table.json"))
+    first = await stage.agent(*flags, clean_exit=False)
+    await first.push(old.json)
+    await sampled(first)
+    await first.push(old.json, new.json, revision="r2")
+    await until(lambda: is_warming(first))
+    successor = await stage.agent(*flags)
+    await asyncio.wait_for(left.wait(), 10)
+    assert (await successor.stats()).get("warming") is None
+    for number in range(4):
+        assert (await ask(successor, f"after {number}"))[0] == 200
+
+
+async def is_warming(agent: RunningAgent) -> bool:
+    return bool((await agent.stats()).get("warming"))
+
+
 async def test_time_is_bounded_and_the_replica_takes_its_share_then(stage: World) -> None:
     slow = Slow()
     old, new = await stage.target("old", saying), await stage.target("new", slow)
