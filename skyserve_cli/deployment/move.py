@@ -186,7 +186,8 @@ class Move:
         add_context(deployment, self.context, use=True)
         if self.moves_endpoints:
             self._end_load_balancers()
-        self._await_adoption()
+        if moved.services:
+            self._await_adoption()
         return moved
 
     def _start_there(self) -> str:

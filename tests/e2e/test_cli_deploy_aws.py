@@ -100,7 +100,7 @@ def cloud(serve: Serve) -> Iterator[Cloud]:
         config["clouds"] = {"aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": ["us-east-1"]}}
         (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
         yield Cloud(aws, vms)
-        if (serve.home / "state.db").exists() and not (serve.home / "moved.json").exists():
+        if (serve.home / "state.db").exists():
             serve("controller", "start")
             serve("down", "--all", "--purge", "-y", "--timeout", "60")  # while there is a cloud to look at
         assert aws.errors == []
@@ -211,20 +211,5 @@ def test_what_is_wrong_is_named_and_nothing_is_launched(serve: Serve, cloud: Clo
     assert (refused.code, "ec2:RunInstances" in refused.err) == (1, True), refused.err
     cloud.aws.denied = set()
     assert cloud.live() == []
-    serve.ok("controller", "undeploy", TARGET, "-y")
-    assert cloud.left() == []
-
-
-def test_a_home_is_moved_to_a_machine_that_is_rented_for_it(
-    serve: Serve, cloud: Cloud, program: Path, tmp_path: Path
-) -> None:
-    serve.ok("controller", "start")
-    serve.ok("token", "create", "ada")
-    _, _, *words = arguments(TARGET, program, tmp_path, PROFILE)
-    moved = serve.ok("controller", "move", *words, "-o", "json").json()
-    assert (moved["services"], moved["context"]) == ([], "aws-us-east-1")
-    assert [one["name"] for one in serve.ok("token", "list", "-o", "json").json()] == ["ada"]  # of that home
-    refused = serve("controller", "start")
-    assert (refused.code, "was moved" in refused.err) == (2, True), refused.err
     serve.ok("controller", "undeploy", TARGET, "-y")
     assert cloud.left() == []
