@@ -207,10 +207,11 @@ async def _listen_for_others(app: web.Application, listen: ListenConfig | None) 
     """Serve on the configured port. Raises ConfigError if that cannot be done."""
     if listen is None:
         return None
+    certificate = _certificate(listen)
     site = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await site.setup()
     try:
-        await web.TCPSite(site, listen.host, listen.port, ssl_context=_certificate(listen)).start()
+        await web.TCPSite(site, listen.host, listen.port, ssl_context=certificate).start()
     except OSError as error:
         await site.cleanup()
         raise ConfigError(
@@ -221,13 +222,26 @@ async def _listen_for_others(app: web.Application, listen: ListenConfig | None) 
 
 
 def _certificate(listen: ListenConfig) -> ssl.SSLContext | None:
+    """Raise ConfigError if a file cannot be read."""
     if listen.certfile is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(listen.certfile, listen.keyfile)
+    try:
+        context.load_cert_chain(listen.certfile, listen.keyfile)
+    except OSError as error:
+        files = " and ".join(filter(None, (listen.certfile, listen.keyfile)))
+        raise ConfigError(
+            f"controller.listen.certfile: {files} cannot be read: {error.strerror or error}"
+        ) from error
     proxy = listen.trusted_proxy
     if proxy is not None and proxy.client_ca_file is not None:
-        context.load_verify_locations(cafile=proxy.client_ca_file)
+        try:
+            context.load_verify_locations(cafile=proxy.client_ca_file)
+        except OSError as error:
+            raise ConfigError(
+                f"controller.listen.trusted_proxy.client_ca_file: {proxy.client_ca_file} cannot be read: "
+                f"{error.strerror or error}"
+            ) from error
         context.verify_mode = ssl.CERT_OPTIONAL  # callers with a token have none
     return context
 

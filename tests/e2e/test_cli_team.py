@@ -127,3 +127,17 @@ def test_a_team_has_a_quota(serve: Serve, tmp_path: Path) -> None:
     assert serve("token", "create", "ada", "--team", "research").code == 0
     assert serve("token", "list", "-o", "json").json()[0]["team"] == "research"
     assert serve("down", "chat", "-y", "--purge").code == 0
+
+
+def test_a_certificate_that_is_not_there_is_named(serve: Serve, tmp_path: Path, port: int) -> None:
+    serve.home.mkdir(parents=True, exist_ok=True)
+    files = f"certfile: {tmp_path}/cert.pem, keyfile: {tmp_path}/key.pem"
+    (serve.home / "config.yaml").write_text(f"controller: {{listen: {{port: {port}, {files}}}}}\n")
+    started = serve("controller", "start")
+    assert started.code == 2
+    assert (
+        f"controller.listen.certfile: {tmp_path}/cert.pem and {tmp_path}/key.pem cannot be read: No such file"
+        in started.err
+    )
+    (serve.home / "config.yaml").unlink()
+    assert serve("controller", "start").code == 0

@@ -83,6 +83,11 @@ def test_a_manifest_comes_back_from_its_json() -> None:
         pytest.param([TOP, file("workdir/a", size=PART_BYTES + 1)], "1 parts for", id="too few parts"),
         pytest.param([TOP, file("workdir/a", parts=("../x",))], "is no SHA-256", id="a part that is a path"),
         pytest.param(
+            [TOP, file("workdir/a", size=3), file("workdir/b", size=4)],
+            "of another size elsewhere",
+            id="a part with two sizes",
+        ),
+        pytest.param(
             [TOP, Entry("workdir/d", FOLDER, size=1)], "0 parts for 1 bytes", id="a folder with bytes"
         ),
     ],
@@ -97,7 +102,7 @@ def test_the_sum_is_bounded() -> None:
     half = file("workdir/a", size=MOST_BYTES, parts=(PART,) * count)
     checked(Manifest((TOP, half)))
     with pytest.raises(ManifestError, match=r"has 10\.7 GB, and 10\.7 GB are the most"):
-        checked(Manifest((TOP, half, file("workdir/b"))))
+        checked(Manifest((TOP, half, file("workdir/b", parts=("b" * 64,)))))
 
 
 @pytest.mark.parametrize(

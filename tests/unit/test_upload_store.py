@@ -17,7 +17,15 @@ from skyserve_cli.controller.uploads.content_store import (
     encode_parts,
 )
 from skyserve_cli.controller.uploads.folder import manifest_of
-from skyserve_cli.controller.uploads.manifest import PART_BYTES, Manifest, ManifestError, Reference
+from skyserve_cli.controller.uploads.manifest import (
+    FILE,
+    FOLDER,
+    PART_BYTES,
+    Entry,
+    Manifest,
+    ManifestError,
+    Reference,
+)
 from skyserve_cli.controller.uploads.sending import Local, send, with_references
 
 
@@ -109,6 +117,16 @@ def test_parts_are_checked(world: World) -> None:
     with pytest.raises(NotUploadedError):
         world.store.add([(part, b"x" * (size + 1))])
     assert world.files() == set()
+
+
+def test_a_manifest_takes_no_more_room_than_it_names(world: World) -> None:
+    world.send()
+    large, size = max(world.manifest().parts().items(), key=lambda each: each[1])
+    entries = [Entry("workdir", FOLDER)]
+    entries += [Entry(f"workdir/{number}", FILE, 0o755, 1, (large,)) for number in range(3)]
+    assert size > 1
+    with pytest.raises(ManifestError, match="is of another size"):
+        world.store.announce(Manifest(tuple(entries)))
 
 
 def test_bodies_are_checked() -> None:

@@ -60,7 +60,7 @@ class ContentStore:
     def announce(self, manifest: Manifest) -> list[str]:
         """Return the parts that are missing; if there is none, the tree is complete.
 
-        Raises NoRoomForUploadError, OSError.
+        Raises NoRoomForUploadError, ManifestError for a part that is here with another size, OSError.
         """
         with self._lock:
             record = self._trees / f"{manifest.id}.json"
@@ -75,6 +75,9 @@ class ContentStore:
                     os.utime(self._parts / part)  # it is needed from now on
                 except FileNotFoundError:
                     missing[part] = size
+                    continue
+                if (self._parts / part).stat().st_size != size:
+                    raise ManifestError(f"the part {part[:12]} is of another size")
             if missing:
                 self._insist_on_room(sum(missing.values()))
                 self._announced |= missing

@@ -45,6 +45,12 @@ class Entry(NamedTuple):
     parts: tuple[str, ...] = ()
     link: str = ""
 
+    def sizes(self) -> list[tuple[str, int]]:
+        """Return each part with its size."""
+        return [
+            (part, min(PART_BYTES, self.size - place * PART_BYTES)) for place, part in enumerate(self.parts)
+        ]
+
 
 class Manifest(NamedTuple):
     """Entries in the order of their paths, folders before what they contain. The first one is the whole."""
@@ -71,11 +77,7 @@ class Manifest(NamedTuple):
 
     def parts(self) -> dict[str, int]:
         """Return the size of each part, by its digest."""
-        return {
-            part: min(PART_BYTES, entry.size - place * PART_BYTES)
-            for entry in self.entries
-            for place, part in enumerate(entry.parts)
-        }
+        return dict(each for entry in self.entries for each in entry.sizes())
 
     def to_json(self) -> list[dict[str, Any]]:
         return [{**entry._asdict(), "parts": list(entry.parts)} for entry in self.entries]
@@ -130,6 +132,7 @@ def _entry(value: Any) -> Entry:
 def checked(manifest: Manifest) -> Manifest:
     """Return the manifest. Raises ManifestError if a name or a link leads out of it, or if it is too large."""
     kinds: dict[str, str] = {}
+    sizes: dict[str, int] = {}
     for place, entry in enumerate(manifest.entries):
         _check_path(entry.path)
         above = entry.path.rpartition("/")[0]
@@ -141,6 +144,9 @@ def checked(manifest: Manifest) -> Manifest:
             raise ManifestError(f"{entry.path!r} is not in a folder that was named before")
         _check_content(entry)
         kinds[entry.path] = entry.kind
+        for part, size in entry.sizes():
+            if sizes.setdefault(part, size) != size:  # one of them takes more room than it names
+                raise ManifestError(f"{entry.path!r} has a part that is of another size elsewhere")
     if manifest.entries[0].kind == LINK:
         raise ManifestError(f"{manifest.name} is a link")
     if manifest.size > MOST_BYTES:
