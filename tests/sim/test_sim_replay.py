@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from policies.goals import ScalingGoal
-from policies.registry import ALIASES, PLACERS
+from policies.registry import PLACERS
 from skyserve_cli.sim import trace as traces
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.run import Replay, simulate
@@ -18,6 +18,7 @@ from skyserve_cli.sim.settings import POLICIES, Job, Setting
 from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace
 from skyserve_cli.spec.fields import SpotPlacer
 from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.spec.placement import ALIASES
 from tests.clouds.schedules import only_long
 
 SHARED = Path(
