@@ -22,8 +22,8 @@ from provisioners.port.errors import ProvisionError
 from provisioners.remote.certificates import Authority
 from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
+from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.options import OutputFormat, View
-from skyserve_cli.commands.prices import confirm
 from skyserve_cli.config import ConfigError
 from skyserve_cli.config_clouds import RentedConfig
 from skyserve_cli.home import Home, write_private

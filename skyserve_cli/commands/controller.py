@@ -20,7 +20,6 @@ from skyserve_cli.commands.options import own_controller as connect
 from skyserve_cli.commands.sentences import CONTROLLER_DOWN
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, ControllerDownError, RefusedError
 from skyserve_cli.controller.api.remote import Contexts
-from skyserve_cli.controller.persistence.backup_schedule import sentence_of
 from skyserve_cli.controller.persistence.home_lock import locked
 from skyserve_cli.controller.persistence.moved import read_moved, remove_markers, why_not_to_start
 from skyserve_cli.home import Home, is_held
@@ -138,6 +137,8 @@ def status(output: Format = OutputFormat.TABLE) -> None:
     )
     backup = health.get("backup")
     if backup is not None:
+        from skyserve_cli.controller.persistence.backup_schedule import sentence_of
+
         put(sentence_of(backup, date_time(backup["newest_at"]) if backup["newest_at"] else ""))
 
 

@@ -12,7 +12,6 @@ import typer
 from skyserve_cli.buckets.port import is_url, place_of
 from skyserve_cli.commands.options import Format, OutputFormat, home
 from skyserve_cli.commands.options import own_controller as connect
-from skyserve_cli.config import ConfigError, aws_profile, load_config
 from skyserve_cli.controller.api.client import ControllerDownError
 from skyserve_cli.controller.persistence.home_lock import locked
 from skyserve_cli.home import Home, is_held
@@ -72,6 +71,7 @@ def backup(
 
 
 def _to_bucket(here: Home, url: str | None, passphrase_file: Path | None) -> None:
+    from skyserve_cli.config import load_config
     from skyserve_cli.controller.persistence.backup import read_passphrase
     from skyserve_cli.controller.persistence.bucket_backup import upload
     from skyserve_cli.controller.reconcile.clock import SystemClock
@@ -177,6 +177,7 @@ def _list(here: Home, source: str, output: OutputFormat) -> None:
 def _opened(here: Home, place: Place) -> Bucket:
     """Return the bucket, with the AWS profile of config.yaml if it can be read: on a new host there is none yet."""
     from skyserve_cli.buckets.opening import bucket_at
+    from skyserve_cli.config import ConfigError, aws_profile, load_config
 
     try:
         profile = aws_profile(load_config(here.config))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.options import Format, OutputFormat, Yes, home
-from skyserve_cli.commands.prices import confirm
 from skyserve_cli.output import CommandFailed, inform, put, put_json
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import typer
 
 from policies.service_state import CLEANUP_TIMEOUT_S
 from skyserve_cli.commands import progress, sentences
+from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.options import (
     NoWait,
     Timeout,
@@ -21,7 +22,6 @@ from skyserve_cli.commands.options import (
     find,
     no_such_service,
 )
-from skyserve_cli.commands.prices import confirm
 from skyserve_cli.commands.sentences import NO_SERVICE
 from skyserve_cli.controller.api.client import AWAY, ControllerClient
 from skyserve_cli.controller.reconcile.clock import SystemClock

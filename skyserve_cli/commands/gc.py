@@ -17,8 +17,8 @@ import typer
 
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands import gc_others
+from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.options import Format, OutputFormat, View, Yes, controller, home
-from skyserve_cli.commands.prices import confirm
 from skyserve_cli.commands.removal import OrphanRemover, cost, key_of, remove_all, stray_table, where
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError

@@ -13,8 +13,8 @@ from provisioners.port.errors import ProvisionError
 from provisioners.port.vm import CONTROLLER_OWNER, OwnerSource
 from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
+from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.options import OutputFormat, View
-from skyserve_cli.commands.prices import confirm
 from skyserve_cli.commands.removal import cost, remove_all, stray_table, where
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.clouds.garbage_collector import GarbageCollector

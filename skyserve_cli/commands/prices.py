@@ -1,11 +1,8 @@
-"""A plan on the screen: every replica with its place and its price, and the question before it costs money."""
+"""A plan on the screen: every replica with its place and its price."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-
-import typer
 
 from provisioners.clock import unix_now
 from skyserve_cli.clouds import Clouds
@@ -15,7 +12,6 @@ from skyserve_cli.controller.reconcile.mappers import requirements_of
 from skyserve_cli.controller.reconcile.planning import first_plan
 from skyserve_cli.output import (
     CommandFailed,
-    WrongUsage,
     accelerators,
     inform,
     place,
@@ -140,19 +136,3 @@ def insist_on_offers(plan: View, loaded: Loaded) -> None:
         raise CommandFailed(
             f"{plan['name']}: no enabled cloud offers what `resources` asks for; `serve check` lists the clouds"
         )
-
-
-def confirm(question: str, *, yes: bool) -> None:
-    """Go on, or raise: WrongUsage without a terminal, CommandFailed where the user says no or presses Ctrl-C."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise WrongUsage(
-            "cannot ask for confirmation: stdin is not a terminal; pass -y to go ahead without asking"
-        )
-    try:
-        agreed = typer.confirm(question, default=True, err=True)
-    except (typer.Abort, KeyboardInterrupt):
-        raise CommandFailed("\ninterrupted; nothing has changed", 130) from None
-    if not agreed:
-        raise CommandFailed("nothing has changed")

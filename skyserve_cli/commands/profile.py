@@ -12,9 +12,9 @@ import typer
 
 from lb.config.options import Slo
 from skyserve_cli.commands import files, profile_text
+from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Format, OutputFormat, Yes, controller, find
-from skyserve_cli.commands.prices import confirm
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, put, put_json
 from skyserve_cli.profile import prompts
 from skyserve_cli.profile.measure import Limits, Measured, Measurement

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from skyserve_cli.commands import files, progress, sentences
+from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.options import (
     Env,
     EnvFile,
@@ -25,7 +26,7 @@ from skyserve_cli.commands.options import (
     controller,
     home,
 )
-from skyserve_cli.commands.prices import confirm, insist_on_offers, listed_plan, plan_table, plan_total
+from skyserve_cli.commands.prices import insist_on_offers, listed_plan, plan_table, plan_total
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.home import Home

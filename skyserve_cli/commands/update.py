@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from skyserve_cli.commands import files, progress, sentences
+from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.options import (
     Env,
     EnvFile,
@@ -26,7 +27,7 @@ from skyserve_cli.commands.options import (
     controller,
     find,
 )
-from skyserve_cli.commands.prices import confirm, insist_on_offers, plan_table, spreading_cost
+from skyserve_cli.commands.prices import insist_on_offers, plan_table, spreading_cost
 from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.output import CommandFailed, inform, plural, put, put_json, span, usd
 from skyserve_cli.spec import ServiceSpec, spec_to_json

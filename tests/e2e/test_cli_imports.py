@@ -76,6 +76,8 @@ def test_commands_that_read_a_running_controller_import_nothing_heavy(serve: Any
         "logs": heavy(serve, WITHOUT_TABLES, "logs", "web", "--no-follow"),
         "logs --load-balancer": heavy(serve, WITHOUT_TABLES, "logs", "web", "--load-balancer"),
         "events": heavy(serve, WITHOUT_TABLES, "events"),
+        "controller status": heavy(serve, HEAVY, "controller", "status"),
+        "controller start": heavy(serve, HEAVY, "controller", "start"),
         "events NAME": heavy(serve, WITHOUT_TABLES, "events", "web", "--since", "1h", "-o", "json"),
     }
     assert found == {command: [] for command in found}
