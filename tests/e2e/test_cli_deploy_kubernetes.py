@@ -212,7 +212,8 @@ def test_an_image_that_cannot_be_pulled_and_a_controller_that_exits_are_reported
     refused = ada(*words, "--config", str(tmp_path / "config.yaml"))
     assert refused.code == 1
     assert re.search(
-        r"exits again and again; its log ends with: controller.listen: .* cannot be opened", refused.err
+        r"exits again and again; its log ends with: controller.listen.certfile: .* cannot be read",
+        refused.err,
     ), refused.err
     config = world.store.get("configmaps", NAMESPACE, "skyserve-config")["data"]["config.yaml"]
     assert yaml.safe_load(config)["controller"]["listen"] == listen

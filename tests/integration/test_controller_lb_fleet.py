@@ -147,6 +147,19 @@ async def test_an_agent_is_started_serves_its_table_and_is_stopped(world: World,
     assert {path.name for path in (world.folder / "chat").iterdir()} <= {"agent.log"}
 
 
+async def test_an_agent_that_starts_is_there_until_it_is_gone(world: World, port: int) -> None:
+    """`serve down` waits for it: it would run on if the controller stopped while it starts."""
+    fleet = await world.fleet()
+    fleet.ensure({"chat": world.order(Readiness.READY, port=port)})
+    await world.eventually(lambda: bool(world.agents()))
+    assert not fleet.view("chat").acked
+    fleet.ensure({})
+    while world.agents():
+        assert fleet.view("chat").alive
+        await asyncio.sleep(0.01)
+    await world.eventually(lambda: not fleet.view("chat").alive)
+
+
 async def test_secrets_of_an_agent_are_not_on_its_command_line(world: World, port: int) -> None:
     fleet = await world.fleet()
     fleet.ensure({"chat": world.order(port=port)})

@@ -57,7 +57,7 @@ BESIDE = 0  # the number of the agent beside the controller; replicas and other 
 class AgentView:
     """What `serve status` shows of an agent.
 
-    `acked`: it has the newest table. `trouble`: why it does not listen where it should.
+    `alive`: there is a process of it, be it one that starts. `acked`: it has the newest table. `trouble`: why it does not listen where it should.
     """
 
     alive: bool
@@ -80,10 +80,7 @@ class LocalFleet:
         now: Callable[[], float] | None = None,
         traffic: TrafficBuffer | None = None,
     ) -> None:
-        """`now` is the controller's clock, by which minutes of demand are numbered; None: they are not read.
-
-        `traffic` gets what agents have counted; None: it is not read.
-        """
+        """`now` is the clock by which minutes of demand are numbered; `traffic` gets what agents have counted. None: not read."""
         self._traffic = traffic
         self._folder = folder
         self._now = now
@@ -180,6 +177,7 @@ class _LocalAgentSupervisor:
         self._wake = wake
         self._order: AgentOrder | None = None
         self.agent: LocalAgent | None = None
+        self._starting = False  # its process runs, and does not listen yet
         self._stirred = asyncio.Event()
         self._acked: Table | None = None
         self._restarts = -1
@@ -201,7 +199,8 @@ class _LocalAgentSupervisor:
         ready = 0
         if acked and self._acked is not None:
             ready = sum(target.state is Readiness.READY for target in self._acked.targets)
-        return AgentView(self.agent is not None, acked, ready, max(0, self._restarts), self._trouble)
+        alive = self._starting or self.agent is not None
+        return AgentView(alive, acked, ready, max(0, self._restarts), self._trouble)
 
     async def run(self) -> None:
         """Until the agent is not wanted any more and is gone."""
@@ -218,6 +217,7 @@ class _LocalAgentSupervisor:
                 self._silences += isinstance(error, TimeoutError) and not was_late
                 self.load = replace(self.load, responsive=frozenset())  # as far as is known now
                 self._served.silent(self._name, BESIDE)
+            self._starting = False
             if self.finished:
                 return
             with suppress(asyncio.TimeoutError):
@@ -339,6 +339,7 @@ class _LocalAgentSupervisor:
         process = self._folder.start(order)
         self._restarts += 1  # from -1: the first start is none
         log.info("start load balancer service=%s pid=%d port=%d", order.service, process.pid, order.port)
+        self._starting = True
         for _ in range(int(START_TIMEOUT_S / 0.02)):
             agent = self._folder.started(process, order)
             if agent is not None:
