@@ -17,6 +17,8 @@ import pytest
 import yaml
 from moto.server import ThreadedMotoServer
 
+from tests.clouds.schedules import only_long
+
 pytestmark = pytest.mark.long
 
 FILE = """
@@ -128,6 +130,7 @@ def test_a_lost_home_is_restored_from_the_bucket_and_no_replica_is_launched_or_t
     assert "backup" in serve.ok("events").out
 
 
+@only_long  # test_bucket_backup has failures without processes
 def test_a_bucket_that_refuses_is_shown_and_the_services_go_on(
     serve: Any, bucket: Any, passphrase: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from tests.clouds.kubernetes.kube_places import living
 from tests.clouds.kubernetes.kube_server import TOKEN
 from tests.clouds.kubernetes.kube_store import Refused
 from tests.clouds.kubernetes.kube_world import NAMESPACE, KubeWorld
+from tests.clouds.schedules import only_long
 from tests.e2e.conftest import ROOT, Serve
 from tests.e2e.test_cli_kubernetes import SERVICE
 from tests.e2e.test_kubernetes_home import database  # noqa: F401 (a fixture)
@@ -107,6 +108,7 @@ def test_deployed_to_a_cluster_used_through_its_context_and_deployed_again(
     assert [name for name in world.pod_names() if not name.startswith("skyserve-controller")] == []
 
 
+@only_long  # test_kubernetes_home has two controllers, in every run
 def test_two_controllers_have_keys_that_were_made_here(
     ada: Serve,
     world: KubeWorld,
@@ -136,6 +138,7 @@ def test_two_controllers_have_keys_that_were_made_here(
     ada.eventually(lambda: ada("controller", "status").code == 0)
 
 
+@only_long  # half a minute; the second run of a command is tested in every run
 def test_a_command_that_is_killed_at_any_time_is_completed_by_the_next(ada: Serve, world: KubeWorld) -> None:
     words = ("controller", "deploy", "kubernetes/test", "--image", "controller:1")
     certificate = ""

@@ -23,6 +23,7 @@ from provisioners.own_address import OwnAddresses
 from skyserve_cli.controller.balancers.bundle import LIBRARIES
 from tests.clouds.aws.aws_account import Launched
 from tests.clouds.aws.aws_world import AwsWorld
+from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_world import Vm, VmWorld
 from tests.e2e.conftest import ROOT, Serve
@@ -291,6 +292,7 @@ def test_only_the_controller_and_the_agents_can_open_a_replicas_port(
 
 
 @pytest.mark.timeout(400)
+@only_long  # a minute and a half; test_regions_wan has the agents, in every run
 def test_agents_of_two_regions_own_their_replicas_and_forward_to_each_other(
     serve: Serve, cloud: Cloud, tmp_path: Path
 ) -> None:
