@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Set up what is missing and run the tests. Arguments go to pytest.
-#   ./test.sh           all tests but those marked `long`: at most 8 minutes on two cores
+#   ./test.sh           all tests but those marked `long`
 #   ./test.sh --all     all tests, about 25 minutes
 #   ./test.sh FILE…     all tests of these files, folders or test ids
 set -euo pipefail
