@@ -149,7 +149,7 @@ def test_an_error_after_the_start_there_leaves_no_load_balancer_there(
     serve: Serve, far: Serve, sshd: Sshd, tmp_path: Path
 ) -> None:
     bring_up(serve, tmp_path)
-    serve.eventually(lambda: serve.view("chat")["load_balancer"]["alive"])
+    serve.eventually(lambda: serve.view("chat")["load_balancer"]["synced"])  # it listens
     agent = json.loads((serve.home / "lb" / "chat" / "agent.json").read_text())
     path, listens = tmp_path / "broken", far.home / "lb" / "chat" / "agent.json"
     path.write_text(
