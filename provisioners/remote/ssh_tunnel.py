@@ -11,11 +11,12 @@ import selectors
 import socket
 import threading
 from contextlib import suppress
-from typing import cast
-
-import paramiko
+from typing import TYPE_CHECKING, cast
 
 from provisioners.port.commands import HostConnection, ShellError
+
+if TYPE_CHECKING:
+    import paramiko
 
 _CHUNK = 65536
 
@@ -52,6 +53,8 @@ class PortForward:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
+        from paramiko import SSHException  # slow to import, and loaded where there is a connection
+
         target = self._target
         with client:
             if target is None:
@@ -61,7 +64,7 @@ class PortForward:
                 channel = shell.dial(port)
             except ShellError:
                 return
-            with channel, suppress(OSError, EOFError, paramiko.SSHException):
+            with channel, suppress(OSError, EOFError, SSHException):
                 _join(client, channel)
 
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 import secrets as random_source
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy.engine import URL, Connection, make_url
 
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.connect import connected
 from skyserve_cli.state.lease import ControllerLease, LeaseTable, verify
-from skyserve_cli.state.opening import check_file, check_revision, sqlite_file
+from skyserve_cli.state.opening import check_file, sqlite_file
+from skyserve_cli.state.revisions import NEWEST, revision_of, stamp, upgrade
 
 
 class Database:
@@ -68,7 +65,8 @@ class Database:
         renewing = self._engine if in_memory else connected(url, in_memory=False, durable=False)
         self._renewer = renewing.execution_options(writes=True)
         if in_memory or not migrate:
-            self._create_tables()
+            with self._writer.begin() as c:
+                _create_tables(c)
         else:
             self._migrate()
 
@@ -141,30 +139,27 @@ class Database:
                 verify(c, self._epoch)
             yield c
 
-    def _create_tables(self) -> None:
-        t.metadata.create_all(self._writer)
-        with self._writer.begin() as c:
-            if c.execute(q.COUNT).first() is None:
-                c.execute(t.changes.insert().values(id=1, count=0))
-                term = {"holder": "", "about": "", "epoch": 0, "renewals": 0, "expires_at": 0.0}
-                c.execute(t.lease.insert().values(id=1, **term))
-
     def _migrate(self) -> None:
-        config = migrations()
-        with self._writer.begin() as connection:
-            check_revision(connection, ScriptDirectory.from_config(config))
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+        with self._writer.begin() as c:
+            if revision_of(c) == NEWEST:
+                return
+            if sa.inspect(c).get_table_names():
+                upgrade(c)
+            else:
+                _create_tables(c)
+                stamp(c)
+
+
+def _create_tables(c: Connection) -> None:
+    """Make what is missing, of the shape of this release, and the rows that each database has."""
+    t.metadata.create_all(c)
+    if c.execute(q.COUNT).first() is None:
+        c.execute(t.changes.insert().values(id=1, count=0))
+        term = {"holder": "", "about": "", "epoch": 0, "renewals": 0, "expires_at": 0.0}
+        c.execute(t.lease.insert().values(id=1, **term))
 
 
 def replace_fingerprints(c: Connection, values: Mapping[str, str]) -> None:
     """See `Database.put_fingerprints`."""
     c.execute(t.fingerprints.delete())
     c.execute(t.fingerprints.insert(), [{"key": key, "value": value} for key, value in values.items()])
-
-
-def migrations() -> Config:
-    """Return what Alembic needs to know to bring a database to the shape of this release."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    return config

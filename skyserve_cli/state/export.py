@@ -13,12 +13,9 @@ from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection
 
-from skyserve_cli.state.database import migrations
+from skyserve_cli.state.revisions import known_revisions, upgrade
 
 #: Rows that belong to the database in which they are: its revision, and which controller is running on it.
 _NOT_EXPORTED = frozenset({"alembic_version", "lease"})
@@ -32,11 +29,6 @@ Rows = Callable[[str], Iterable[Mapping[str, Any]]]
 
 class UnknownRevisionError(Exception):
     """The rows are of a revision that this program does not know."""
-
-
-def revision_of(c: Connection) -> str | None:
-    """None: there are no tables."""
-    return MigrationContext.configure(c).get_current_revision()
 
 
 def tables_of(c: Connection) -> list[str]:
@@ -69,12 +61,9 @@ def load(c: Connection, revision: str, tables: Iterable[str], rows: Rows) -> dic
     Replica ids go on IDS_LEFT_OUT higher. Returns, by service, the first id that the rows did not know. Raises
     UnknownRevisionError.
     """
-    config = migrations()
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if revision not in known:
+    if revision not in known_revisions():
         raise UnknownRevisionError(revision)
-    config.attributes["connection"] = c
-    command.upgrade(config, revision)
+    upgrade(c, revision)
     present = _reflected(c).tables
     for name in tables:
         table = present[name]

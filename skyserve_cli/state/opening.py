@@ -6,9 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy.engine import URL, Connection
+from sqlalchemy.engine import URL
 
 
 class DatabaseUnusableError(Exception):
@@ -47,14 +45,3 @@ def check_file(path: Path) -> None:
         found = str(error)
     if found != "ok":
         raise DamagedDatabaseError(f"{path} is damaged ({str(found).splitlines()[-1]})")
-
-
-def check_revision(connection: Connection, scripts: ScriptDirectory) -> None:
-    """Raise NewerDatabaseError if the tables are of a revision that this program does not have."""
-    known = {script.revision for script in scripts.walk_revisions()}
-    for revision in MigrationContext.configure(connection).get_current_heads():
-        if revision not in known:
-            raise NewerDatabaseError(
-                f"the database has the shape of a newer release (revision {revision}; this one knows up to "
-                f"{scripts.get_current_head()})"
-            )

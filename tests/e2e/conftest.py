@@ -18,12 +18,15 @@ import pytest
 
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.home import Home
+from tests.e2e.warm_commands import WarmCommands
 from tests.integration.sshd import Sshd, serve_script
 
 ROOT = Path(__file__).parents[2]
 COMMAND_PATIENCE_S = 90
 POLL_S = 0.2
 POLLS = 1000
+#: In the environment: start an interpreter for each command, as a shell does.
+COLD = "SKYSERVE_TEST_COLD"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Said:
 class Serve:
     """The program with its own `$SKYSERVE_HOME`."""
 
+    _warm = WarmCommands({**os.environ, "NO_COLOR": "1"})
+
     def __init__(self, home: Path) -> None:
         self.home = home
         self.environment = {
@@ -54,15 +59,19 @@ class Serve:
         return [sys.executable, "-m", "skyserve_cli"]
 
     def __call__(self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path = ROOT) -> Said:
-        done = subprocess.run(
-            [*self.command, *map(str, arguments)],
-            env={**self.environment, **(env or {})},
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_PATIENCE_S,
-        )
+        words, environment = [*map(str, arguments)], {**self.environment, **(env or {})}
+        if COLD not in os.environ and self._warm.fits(environment):
+            done = self._warm.run(words, environment, cwd, COMMAND_PATIENCE_S)
+        else:
+            done = subprocess.run(
+                [*self.command, *words],
+                env=environment,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_PATIENCE_S,
+            )
         return Said(done.returncode, done.stdout, done.stderr)
 
     def ok(self, *arguments: str | Path, **options: Any) -> Said:

@@ -81,3 +81,27 @@ def test_commands_that_read_a_running_controller_import_nothing_heavy(serve: Any
         "events NAME": heavy(serve, WITHOUT_TABLES, "events", "web", "--since", "1h", "-o", "json"),
     }
     assert found == {command: [] for command in found}
+
+
+def test_a_controller_with_nothing_to_do_imports_no_client_of_a_cloud_and_no_migrations(serve: Any) -> None:
+    serve.ok("controller", "start")
+    serve.ok("controller", "stop")
+    code = "import json, sys; import skyserve_cli.controller.daemon; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = json.loads(done.stdout)
+    heavy = (
+        "alembic",
+        "asyncssh",
+        "azure",
+        "boto3",
+        "google",
+        "kubernetes",
+        "mako",
+        "numpy",
+        "paramiko",
+        "scipy",
+        "typer",
+    )
+    assert [name for name in heavy if name in loaded] == []

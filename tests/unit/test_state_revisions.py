@@ -8,20 +8,24 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from policies.goals import UpdateMode
 from policies.model import CapacityType, EndReason, Offer, ReplicaState, Role, Zone
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
-from skyserve_cli.state.database import migrations
+from skyserve_cli.state import revisions
+from skyserve_cli.state.revisions import NEWEST, known_revisions, revision_of, upgrade
 from skyserve_cli.state.store import Store
+from skyserve_cli.state.tables import metadata
 from skyserve_cli.state.values import EventRecord
 from tests.unit.databases import KINDS, empty_database
 
 NOW = 1_800_000_000.0
-REVISIONS = sorted(script.revision for script in ScriptDirectory.from_config(migrations()).walk_revisions())
+REVISIONS = sorted(known_revisions())
 
 SPEC = spec_to_json(
     ServiceSpec(
@@ -131,11 +135,9 @@ ADDED: dict[str, list[tuple[str, dict[str, Any]]]] = {
 
 
 def migrate(url: str, revision: str) -> None:
-    config = migrations()
     engine = sa.create_engine(url)
     with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
+        upgrade(connection, revision)
     engine.dispose()
 
 
@@ -155,6 +157,47 @@ def fill(url: str, revision: str) -> None:
             elif table not in ROWS:
                 connection.execute(tables.tables[table].update().values(values))
     engine.dispose()
+
+
+def shape(url: str) -> dict[str, Any]:
+    """Everything the database itself has of its tables, by table: columns in any order, keys, indexes, and the rows."""
+    engine = sa.create_engine(url)
+    with engine.connect() as c:
+        look = sa.inspect(c)
+        found = {
+            name: (
+                {each["name"]: {**each, "type": str(each["type"])} for each in look.get_columns(name)},
+                look.get_pk_constraint(name)["constrained_columns"],
+                sorted(str(each) for each in look.get_foreign_keys(name)),
+                sorted(str(each) for each in look.get_indexes(name)),
+                [dict(row) for row in c.execute(sa.text(f"SELECT * FROM {name}")).mappings()],  # noqa: S608
+            )
+            for name in look.get_table_names()
+        }
+    engine.dispose()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_database_is_as_one_that_went_through_all_revisions(kind: str, tmp_path: Path) -> None:
+    url = empty_database(kind, tmp_path)
+    Store(url).close()
+    new = shape(url)
+    (tmp_path / "other").mkdir()
+    url = empty_database(kind, tmp_path / "other")
+    migrate(url, "head")
+    assert shape(url) == new
+    engine = sa.create_engine(url)
+    with engine.connect() as c:
+        assert compare_metadata(MigrationContext.configure(c, opts={"compare_type": True}), metadata) == []
+        assert revision_of(c) == NEWEST
+    engine.dispose()
+
+
+def test_the_newest_revision_is_the_last_of_the_scripts() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(revisions.__file__).parent / "migrations"))
+    assert ScriptDirectory.from_config(config).get_heads() == [NEWEST]
 
 
 @pytest.mark.parametrize("kind", KINDS)

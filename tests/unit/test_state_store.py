@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from sqlalchemy.exc import DBAPIError
 
 from policies.goals import UpdateMode
@@ -22,7 +20,6 @@ from skyserve_cli.state.codec import replica_from_row, replica_to_row
 from skyserve_cli.state.demand import KEEP_FOLDED_MINUTES, KEEP_MINUTES
 from skyserve_cli.state.statements import RECENT_REPLICAS
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.tables import metadata
 from skyserve_cli.state.values import (
     DemandRow,
     EventRecord,
@@ -447,15 +444,6 @@ def test_a_store_in_memory_is_one_database_for_all_threads() -> None:
 
 
 # --- the shape -------------------------------------------------------------------------------------------------
-
-
-def test_migrations_make_exactly_the_tables(url: str) -> None:
-    Store(url).close()
-    engine = sa.create_engine(url)
-    with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, metadata) == []
-    engine.dispose()
 
 
 def test_a_migration_that_is_interrupted_leaves_nothing(

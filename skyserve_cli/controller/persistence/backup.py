@@ -41,11 +41,11 @@ from skyserve_cli.state.export import (
     has_rows,
     line_of,
     load,
-    revision_of,
     rows_of,
     tables_of,
 )
 from skyserve_cli.state.opening import DatabaseUnusableError, check_file, sqlite_file
+from skyserve_cli.state.revisions import revision_of
 
 FORMAT = 1
 SEALED = b"skyserve sealed backup 1\n"
