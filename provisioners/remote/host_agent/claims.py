@@ -22,7 +22,6 @@ from typing import Any
 
 from provisioners.files import write_text
 from provisioners.remote.host_agent.files import lock, read_json, unix_now
-from provisioners.remote.host_agent.process_kill import stop
 
 _RETENTION_S = 3600.0
 _RETAINED = 200
@@ -99,6 +98,8 @@ def free_port(taken: set[int]) -> int:
 
 def release(root: Path, token: str, grace_s: float) -> dict[str, Any]:
     """Not with the lock held: what runs may take its time to end. Nothing to end is success."""
+    from provisioners.remote.host_agent.process_kill import stop
+
     folder = root / "machines" / token
     path = _path(root, token)
     made = read_json(path)

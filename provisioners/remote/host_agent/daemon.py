@@ -19,9 +19,9 @@ from typing import Any
 
 from provisioners.remote.host_agent import lease
 from provisioners.remote.host_agent.files import is_locked, lock, read_json, uptime_s
+from provisioners.remote.host_agent.front_port import LOCK as FRONT_LOCK
 from provisioners.remote.host_agent.log import LOCK as LOG_LOCK
 from provisioners.remote.host_agent.log import pipe_of
-from provisioners.remote.host_agent.notices import watch
 from provisioners.remote.host_agent.scripts import (
     MARK,
     container_name,
@@ -30,7 +30,6 @@ from provisioners.remote.host_agent.scripts import (
     is_watched,
     was_started,
 )
-from provisioners.remote.host_agent.tls_proxy import LOCK as FRONT_LOCK
 
 LOCK = "daemon.lock"
 _LOOK_EVERY_S = 0.2
@@ -38,6 +37,10 @@ _SYSTEMD = Path("/run/systemd/system")  # there while systemd runs the machine
 
 
 def live(folder: Path) -> None:
+    from provisioners.remote.host_agent.notices import (
+        watch,
+    )  # an HTTP client, which the other verbs do not need
+
     held = lock(folder / LOCK)
     if held is None:
         return

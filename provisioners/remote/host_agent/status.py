@@ -8,6 +8,8 @@ from typing import Any
 
 from provisioners.remote.host_agent import daemon, lease
 from provisioners.remote.host_agent.files import is_locked, read_json
+from provisioners.remote.host_agent.front_port import LOCK as FRONT_LOCK
+from provisioners.remote.host_agent.front_port import port_of
 from provisioners.remote.host_agent.log import log_window
 from provisioners.remote.host_agent.scripts import (
     claimed_port,
@@ -16,8 +18,6 @@ from provisioners.remote.host_agent.scripts import (
     was_lost,
     was_started,
 )
-from provisioners.remote.host_agent.tls_proxy import LOCK as FRONT_LOCK
-from provisioners.remote.host_agent.tls_proxy import port_of
 
 _ENDED = {"setup_failed": "setup", "run_exited": "run"}
 

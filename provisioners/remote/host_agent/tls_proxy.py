@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from provisioners.files import write_text
 from provisioners.remote.host_agent import lease
-from provisioners.remote.host_agent.files import lock, read_json, uptime_s
+from provisioners.remote.host_agent.files import lock, uptime_s
+from provisioners.remote.host_agent.front_port import LOCK, PORT_FILE, port_of
 from provisioners.remote.host_agent.scripts import claimed_port
 
 if TYPE_CHECKING:  # Python 3.8 cannot evaluate these
     from collections.abc import Callable
 
-LOCK = "front.lock"
 CERTIFICATE = "front.pem"
-PORT_FILE = "front.json"
 
 MOST_CONNECTIONS = 4096
 HANDSHAKE_S = 10.0
@@ -43,12 +42,6 @@ _FIRST_PORT, _PORTS = (
     1_768,
 )  # above those that claims give to replicas, below those of outgoing connections
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-
-
-def port_of(folder: Path) -> int | None:
-    """Return where it listens."""
-    found = read_json(folder / PORT_FILE)
-    return None if found is None else int(found["port"])
 
 
 def serve(folder: Path) -> None:
