@@ -8,6 +8,7 @@ Only the module of the verb in question is imported; the others are here with th
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -91,6 +92,9 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     program = Path(sys.argv[0]).name
     command = typer.main.get_command(build(_verb(arguments)))
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
     try:
         command(list(arguments), prog_name=program if program in ("serve", "skyserve") else "serve")
     except CommandFailed as error:

@@ -8,6 +8,7 @@ only the interpreter and the modules are there before it begins. What depends on
 from __future__ import annotations
 
 import array
+import atexit
 import gc
 import importlib
 import json
@@ -19,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -118,6 +120,8 @@ def serve(orders: socket.socket) -> int | None:
                     return None
                 pid = os.fork()
                 if pid == 0:
+                    ready.close()
+                    orders.detach()  # or these would close descriptors of the command at some time
                     return _command(json.loads(message), out, err)
                 os.write(result, f"{pid} ".encode())
                 os.close(out)
@@ -173,7 +177,16 @@ def main() -> None:
     gc.freeze()
     code = serve(socket.socket(fileno=int(sys.argv[1])))
     if code is not None:
-        sys.exit(code)
+        _exit(code)
+
+
+def _exit(code: int) -> None:
+    """As an interpreter ends, without taking the modules apart."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
