@@ -87,8 +87,7 @@ class RequestHead:
 
     def with_values(self, request_id: bytes, hop: bytes) -> RequestHead:
         """Return the same with another `X-Request-Id` and `X-SkyServe-Hop`, if they are not empty."""
-        other = RequestHead()
-        other.__dict__.update(self.__dict__)
+        other = self._copy()
         if request_id:
             other.request_id = request_id
         if hop:
@@ -97,12 +96,45 @@ class RequestHead:
 
     def without(self, name: bytes) -> RequestHead:
         """Return the same without any header line of this name (lower case)."""
-        other = RequestHead()
-        other.__dict__.update(self.__dict__)
+        other = self._copy()
         prefix = name + b":"
         size = len(prefix)
         kept = (line for line in self.lines.split(b"\r\n") if line[:size].lower() != prefix)
         other.lines = b"\r\n".join(kept)
+        return other
+
+    def _copy(self) -> RequestHead:
+        """Return one with the same fields. Field by field: compiled, it has no `__dict__`."""
+        other = RequestHead()
+        other.method = self.method
+        other.target = self.target
+        other.path = self.path
+        other.method_text = self.method_text
+        other.path_text = self.path_text
+        other.lines = self.lines
+        other.length = self.length
+        other.chunked = self.chunked
+        other.http_1_0 = self.http_1_0
+        other.keep_alive = self.keep_alive
+        other.websocket = self.websocket
+        other.websocket_key = self.websocket_key
+        other.expects = self.expects
+        other.host = self.host
+        other.request_id = self.request_id
+        other.forwarded_for = self.forwarded_for
+        other.forwarded = self.forwarded
+        other.has_forwarded_proto = self.has_forwarded_proto
+        other.has_forwarded_host = self.has_forwarded_host
+        other.traceparent = self.traceparent
+        other.content_type = self.content_type
+        other.cookie = self.cookie
+        other.session = self.session
+        other.ours = self.ours
+        other.idempotent = self.idempotent
+        other.credentials = self.credentials
+        other.origin = self.origin
+        other.cors_method = self.cors_method
+        other.cors_headers = self.cors_headers
         return other
 
 

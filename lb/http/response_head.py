@@ -52,9 +52,20 @@ class ResponseHead:
     credit = b""  # of an agent of another region (see `lb.core.hop`)
 
     def with_credit(self, credit: bytes) -> ResponseHead:
-        """Return the same with another `X-SkyServe-Credit`."""
+        """Return the same with another `X-SkyServe-Credit`. Field by field: compiled, it has no `__dict__`."""
         other = ResponseHead()
-        other.__dict__.update(self.__dict__)
+        other.status = self.status
+        other.lines_without_cors = self.lines_without_cors
+        other.lines = self.lines
+        other.length = self.length
+        other.chunked = self.chunked
+        other.keep_alive = self.keep_alive
+        other.content_type = self.content_type
+        other.encoded = self.encoded
+        other.has_request_id = self.has_request_id
+        other.has_server = self.has_server
+        other.upgrade = self.upgrade
+        other.accept = self.accept
         other.credit = credit
         return other
 
