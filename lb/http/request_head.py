@@ -106,34 +106,20 @@ class RequestHead:
     def _copy(self) -> RequestHead:
         """Return one with the same fields. Field by field: compiled, it has no `__dict__`."""
         other = RequestHead()
-        other.method = self.method
-        other.target = self.target
-        other.path = self.path
-        other.method_text = self.method_text
-        other.path_text = self.path_text
-        other.lines = self.lines
-        other.length = self.length
-        other.chunked = self.chunked
-        other.http_1_0 = self.http_1_0
-        other.keep_alive = self.keep_alive
-        other.websocket = self.websocket
-        other.websocket_key = self.websocket_key
-        other.expects = self.expects
-        other.host = self.host
-        other.request_id = self.request_id
-        other.forwarded_for = self.forwarded_for
-        other.forwarded = self.forwarded
-        other.has_forwarded_proto = self.has_forwarded_proto
-        other.has_forwarded_host = self.has_forwarded_host
-        other.traceparent = self.traceparent
-        other.content_type = self.content_type
-        other.cookie = self.cookie
-        other.session = self.session
-        other.ours = self.ours
-        other.idempotent = self.idempotent
-        other.credentials = self.credentials
-        other.origin = self.origin
-        other.cors_method = self.cors_method
+        other.method, other.target = self.method, self.target
+        other.path, other.method_text = self.path, self.method_text
+        other.path_text, other.lines = self.path_text, self.lines
+        other.length, other.chunked = self.length, self.chunked
+        other.http_1_0, other.keep_alive = self.http_1_0, self.keep_alive
+        other.websocket, other.websocket_key = self.websocket, self.websocket_key
+        other.expects, other.host = self.expects, self.host
+        other.request_id, other.forwarded_for = self.request_id, self.forwarded_for
+        other.forwarded, other.has_forwarded_proto = self.forwarded, self.has_forwarded_proto
+        other.has_forwarded_host, other.traceparent = self.has_forwarded_host, self.traceparent
+        other.content_type, other.cookie = self.content_type, self.cookie
+        other.session, other.ours = self.session, self.ours
+        other.idempotent, other.credentials = self.idempotent, self.credentials
+        other.origin, other.cors_method = self.origin, self.cors_method
         other.cors_headers = self.cors_headers
         return other
 

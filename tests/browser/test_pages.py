@@ -19,6 +19,7 @@ from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.controller.dashboard.endpoint import FOLDER
 from skyserve_cli.home import Home
 from tests.browser.conftest import Shown, address
+from tests.clouds.schedules import only_long
 from tests.e2e.test_cli_series import call
 
 PATHS = ["/", "/s/small", "/s/small/r/1", "/s/small/explain", "/zones", "/events", "/doctor"]
@@ -211,7 +212,7 @@ def test_hostile_messages_stay_text(up: Any, shown: Shown) -> None:
     assert "taken" not in shown.page.title()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=only_long)])
 @pytest.mark.parametrize("path", PATHS)
 def test_pages_are_accessible_and_fit_a_phone(shown: Shown, path: str, scheme: Any) -> None:
     shown.page.emulate_media(color_scheme=scheme)

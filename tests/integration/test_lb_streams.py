@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.clouds.schedules import only_long
 from tests.integration.lb_harness import RunningAgent, Seen, World, until, world
 
 pytestmark = pytest.mark.long
@@ -144,7 +145,9 @@ PATHS = ["/v1/chat/completions", "/v1/completions"]
         pytest.param(("--continue", "auto"), id="by tokens"),
         pytest.param(("--continue", "auto", "--no-pump"), id="by tokens, chunks moved by Python"),
         pytest.param(("--continue", "text"), id="by text"),
-        pytest.param(("--continue", "text", "--no-pump"), id="by text, chunks moved by Python"),
+        pytest.param(
+            ("--continue", "text", "--no-pump"), id="by text, chunks moved by Python", marks=only_long
+        ),
     ],
 )
 async def test_a_stream_goes_on_when_its_engine_is_killed_twice(

@@ -26,6 +26,7 @@ SHARED = Path(
 )
 recorded = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no recorded spot traces at {SHARED}")
 ONLINE = [name for name in POLICIES if name != "omniscient"]
+SLOW = ("even_spread", "single_zone")
 
 
 def market(n_ticks: int, **zones: list[tuple[int, int]]) -> Trace:
@@ -92,7 +93,9 @@ def test_a_replica_of_two_nodes_needs_room_for_both_and_dies_as_one() -> None:
 # --- what holds of every policy -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ONLINE)
+@pytest.mark.parametrize(
+    "policy", [pytest.param(each, marks=only_long if each in SLOW else ()) for each in ONLINE]
+)
 def test_leaving_out_idle_ticks_changes_nothing(policy: str) -> None:
     """Every line of the story is as if all ticks had been run, and every figure but for rounding."""
     trace = traces.named("synthetic-volatile").window(3 * 86400.0, 28_800.0)
@@ -138,7 +141,7 @@ def test_every_placer_can_be_simulated_and_named_in_a_file() -> None:
     assert {ALIASES.get(name, name) for name in named} == set(PLACERS) - {"on_demand"}
 
 
-@pytest.mark.parametrize("policy", ["spothedge", "risk_hedge", "even_spread"])
+@pytest.mark.parametrize("policy", ["spothedge", "risk_hedge", pytest.param("even_spread", marks=only_long)])
 def test_the_same_seed_tells_the_same_story_and_on_demand_is_never_beyond_the_target(policy: str) -> None:
     trace = traces.named("synthetic-volatile").window(0.0, 43_200.0)
     setting = Setting(trace, 3, 183.0)

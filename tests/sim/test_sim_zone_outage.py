@@ -9,13 +9,14 @@ import pytest
 from policies.goals import PlacementGoal, ScalingGoal
 from policies.model import CapacityType, ReplicaState, Zone
 from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
+from tests.clouds.schedules import is_long
 from tests.kit.fault_cloud import Faults
 from tests.kit.life import Life
 
 pytestmark = pytest.mark.long
 
 WANTED = 3
-SEEDS = range(20)
+SEEDS = range(20 if is_long else 5)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
