@@ -127,9 +127,8 @@ def test_a_lost_home_is_restored_from_the_bucket_and_no_replica_is_launched_or_t
     lines = [json.loads(line) for line in events.splitlines()] if events[0] != "[" else json.loads(events)
     assert [line for line in lines if line["state"] in ("TERMINATING", "GONE")] == []
     assert {line["replica_id"] for line in lines} <= {None, 1, 2}
-    serve.eventually(
-        lambda: "backup" in serve.ok("events").out
-    )  # the last one was not in itself, the next is
+    # A backup does not have the event of itself; the next one is made soon.
+    serve.eventually(lambda: "backup" in serve.ok("events").out)
 
 
 @only_long  # test_bucket_backup has failures without processes

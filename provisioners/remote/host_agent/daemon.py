@@ -37,9 +37,8 @@ _SYSTEMD = Path("/run/systemd/system")  # there while systemd runs the machine
 
 
 def live(folder: Path) -> None:
-    from provisioners.remote.host_agent.notices import (
-        watch,
-    )  # an HTTP client, which the other verbs do not need
+    # With an HTTP client, which the other verbs do not need.
+    from provisioners.remote.host_agent.notices import watch
 
     held = lock(folder / LOCK)
     if held is None:
