@@ -11,6 +11,8 @@ _AT_ONCE = 10
 is_long = _SCHEDULES >= 200
 CALL_STEP = 1 if is_long else 3
 
+_AT_FIRST = 2
+
 only_long = pytest.mark.skipif(not is_long, reason="SKYSERVE_SCHEDULES=200 plays it")
 
 by_decades = pytest.mark.parametrize(
@@ -18,3 +20,9 @@ by_decades = pytest.mark.parametrize(
     [range(first, min(first + _AT_ONCE, _SCHEDULES)) for first in range(0, _SCHEDULES, _AT_ONCE)],
     ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}",
 )
+
+
+def seeds(count: int) -> pytest.MarkDecorator:
+    """Return a parameter `seed` that takes `count` values, of which `./test.sh` plays the first ones."""
+    values = [pytest.param(one, marks=pytest.mark.long if one >= _AT_FIRST else ()) for one in range(count)]
+    return pytest.mark.parametrize("seed", values)

@@ -44,6 +44,7 @@ def test_an_error_nobody_expected_keeps_its_traceback() -> None:
     assert CommandFailed("x").code == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("line", "heavy"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from scripts.prose import REJECTED, prose_of
 
 TESTS = Path(__file__).parents[1]
@@ -12,6 +14,7 @@ LITERAL = re.compile(r"`[^`\n]*`")
 PATTERN = re.compile(rf"\b({'|'.join(REJECTED)})\b", re.IGNORECASE)
 
 
+@pytest.mark.long
 def test_docstrings_and_comments_of_tests_have_no_rejected_word() -> None:
     pieces = list(prose_of(TESTS, docs=True))
     assert len(pieces) > 1000

@@ -20,13 +20,12 @@ from skyserve_cli.controller.api.client import ControllerClient, ControllerDownE
 from skyserve_cli.home import Home
 from tests.e2e.warm_commands import WarmCommands
 from tests.integration.sshd import Sshd, serve_script
+from tests.kit.forks import COLD
 
 ROOT = Path(__file__).parents[2]
 COMMAND_PATIENCE_S = 90
 POLL_S = 0.2
 POLLS = 1000
-#: In the environment: start an interpreter for each command, as a shell does.
-COLD = "SKYSERVE_TEST_COLD"
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Serve:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("SKYSERVE_")},
+            **{k: v for k, v in os.environ.items() if k == COLD or not k.startswith("SKYSERVE_")},
             "SKYSERVE_HOME": str(home),
             "NO_COLOR": "1",
         }
@@ -60,7 +59,7 @@ class Serve:
 
     def __call__(self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path = ROOT) -> Said:
         words, environment = [*map(str, arguments)], {**self.environment, **(env or {})}
-        if COLD not in os.environ and self._warm.fits(environment):
+        if self._warm.fits(environment):
             done = self._warm.run(words, environment, cwd, COMMAND_PATIENCE_S)
         else:
             done = subprocess.run(

@@ -97,6 +97,7 @@ def test_without_requests_there_is_nothing_to_judge(serve: Any, service: Path) -
     assert "--autoscaler needs --requests" in said.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", ["html", "png"])
 def test_a_comparison_is_drawn(
     serve: Any, service: Path, recording: Path, tmp_path: Path, suffix: str

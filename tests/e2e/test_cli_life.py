@@ -158,6 +158,7 @@ def test_a_service_that_cannot_live_fails_with_its_reason_and_can_be_mended(
     assert json.loads(ask(mended.out.strip()))["choices"]
 
 
+@pytest.mark.long
 def test_secrets_reach_the_replica_and_nothing_else(serve: Any, tmp_path: Path) -> None:
     # By its digest, for `run` is no secret: the service runs only if the replica was given the right word.
     digest = hashlib.sha256(b"swordfish").hexdigest()

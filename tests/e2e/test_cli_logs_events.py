@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 RUN = """
   (for number in 1 2 3 4 5; do echo "at $(date +%s)"; sleep 1; done) &
@@ -19,6 +20,7 @@ def stamps(log: str) -> list[int]:
     return [int(line.partition("at ")[2]) for line in log.splitlines() if "at 1" in line]
 
 
+@pytest.mark.long
 def test_lines_are_found_by_their_time(serve: Any, tmp_path: Path) -> None:
     file = tmp_path / "service.yaml"
     file.write_text(
@@ -43,6 +45,7 @@ def test_lines_are_found_by_their_time(serve: Any, tmp_path: Path) -> None:
     assert serve("logs", "--controller", "--since", "1h").code == 2
 
 
+@pytest.mark.long
 def test_a_command_runs_for_each_event_also_after_the_controller_was_killed(
     serve: Any, tmp_path: Path
 ) -> None:

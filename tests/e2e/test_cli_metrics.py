@@ -42,6 +42,7 @@ def scrape(home: Path, port: int) -> dict[str, float]:
     }
 
 
+@pytest.mark.long
 def test_a_live_service_is_scraped(serve: Any, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -99,6 +99,7 @@ def kill_controller(serve: Any) -> None:
         process.wait(timeout=30)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_notification_is_lost_when_receiver_and_controller_are_killed(
     serve: Any, receiver: Receiver, tmp_path: Path

@@ -64,6 +64,7 @@ def test_a_server_is_measured_by_its_url(serve: Any, engine: str) -> None:
     assert sum(step["late"] + step["failed"] for step in found["steps"]) == 0
 
 
+@pytest.mark.long
 def test_a_service_is_measured_with_the_slo_of_its_file(serve: Any, tmp_path: Path) -> None:
     file = tmp_path / "service.yaml"
     file.write_text(FILE)

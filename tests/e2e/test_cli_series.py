@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.home import Home
@@ -38,6 +39,7 @@ def call(endpoint: str, times: int) -> None:
             response.read()
 
 
+@pytest.mark.long
 def test_requests_are_counted_once(serve: Any, tmp_path: Path) -> None:
     file = tmp_path / "service.yaml"
     file.write_text(FILE)

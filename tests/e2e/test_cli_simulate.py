@@ -146,6 +146,7 @@ def test_a_service_that_scales_is_simulated_under_requests(serve: Any, market: P
     assert "warning: hello scales with its requests" in still.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", ["html", pytest.param("png", marks=only_long)])
 def test_a_report_is_written_beside_the_table(serve: Any, market: Path, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"out.{suffix}"
@@ -229,6 +230,7 @@ def test_a_plan_says_what_is_wrong_before_it_is_made(serve: Any, arguments: list
     assert sentence in said.err
 
 
+@pytest.mark.long
 def test_ctrl_c_prints_what_is_finished_and_leaves_no_process(serve: Any) -> None:
     """On a terminal of its own, where Ctrl-C reaches every process; one quick run, then endless ones."""
     controlling, side = pty.openpty()

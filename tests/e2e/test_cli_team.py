@@ -96,6 +96,7 @@ def test_a_context_says_what_is_wrong_with_it(serve: Serve, tmp_path: Path, port
     assert (refused.code, "a token is missing" in refused.err) == (2, True), refused.err
 
 
+@pytest.mark.long
 def test_a_team_has_a_quota(serve: Serve, tmp_path: Path) -> None:
     serve.home.mkdir(parents=True, exist_ok=True)
     (serve.home / "config.yaml").write_text("teams: {research: {max_replicas: 2}}\n")
@@ -129,6 +130,7 @@ def test_a_team_has_a_quota(serve: Serve, tmp_path: Path) -> None:
     assert serve("down", "chat", "-y", "--purge").code == 0
 
 
+@pytest.mark.long
 def test_a_certificate_that_is_not_there_is_named(serve: Serve, tmp_path: Path, port: int) -> None:
     serve.home.mkdir(parents=True, exist_ok=True)
     files = f"certfile: {tmp_path}/cert.pem, keyfile: {tmp_path}/key.pem"

@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 pytestmark = pytest.mark.long
@@ -31,6 +30,8 @@ def endpoint(serve: Any, tmp_path: Path) -> str:
 
 
 def test_the_official_client_and_curl_work_unchanged(endpoint: str) -> None:
+    import openai  # half a second, which the collection of all tests would take as well
+
     with openai.OpenAI(base_url=f"{endpoint}/v1", api_key="any", max_retries=0) as client:
         model = client.models.list().data[0].id
         assert client.models.retrieve(model).id == model

@@ -9,7 +9,6 @@ import ipaddress
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from tests.integration.warm_agents import AgentProcess, start_agent
 
 TOKEN = "a-token-for-tests"
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,7 +155,7 @@ async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 class RunningAgent:
     """`python -m lb` as a process, with its ports."""
 
-    process: asyncio.subprocess.Process
+    process: AgentProcess
     port: int
     admin_port: int | None
     http: aiohttp.ClientSession
@@ -237,10 +238,9 @@ class World:
         if "--port" not in arguments:
             arguments = (*arguments, "--port", "0")
         with log.open("wb") as stderr:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "lb", "--log-level", "debug", *arguments,
-                stdout=asyncio.subprocess.PIPE, stderr=stderr, env=environment,
-            )  # fmt: skip
+            process = await start_agent(
+                ("--log-level", "debug", *arguments), environment, stderr.fileno(), Path.cwd()
+            )
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), 20)
         assert line, log.read_text()

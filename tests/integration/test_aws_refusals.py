@@ -137,6 +137,7 @@ def test_an_image_that_is_not_there_is_refused_in_that_region_alone(bench: AwsBe
 SCP = "is not authorized to perform: ec2:X with an explicit deny in a service control policy"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "message"),
     [

@@ -193,6 +193,7 @@ async def test_bytes_may_come_in_any_pieces(backend: list[int], tmp_path: Path) 
             assert said["answered"] == said["sent"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cell", "damage", "kind"),
     [

@@ -96,6 +96,7 @@ def process(number: int, running: RunningAgent | None, release: str, **more: obj
     return AgentProcess(f"uid-{number}", release, None if running is None else running.admin, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 async def test_both_processes_of_a_roll_out_have_the_table_and_report_their_part(
     w: World, cloud: Cloud, fleet: RegionalFleet
 ) -> None:
@@ -127,6 +128,7 @@ async def test_both_processes_of_a_roll_out_have_the_table_and_report_their_part
     assert fleet.drain() == []
 
 
+@pytest.mark.long
 async def test_an_agent_that_does_not_start_says_why_and_one_that_is_silent_fails_its_probe(
     w: World, cloud: Cloud, fleet: RegionalFleet
 ) -> None:

@@ -254,6 +254,7 @@ def test_prometheus_parses_every_expression_of_the_boards(tmp_path: Path) -> Non
     assert f"{len(rules)} rules found" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian package prometheus)")
 @pytest.mark.parametrize("verb", [["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]])
 def test_prometheus_accepts_the_alerts(verb: list[str]) -> None:

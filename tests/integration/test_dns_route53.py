@@ -99,6 +99,7 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dns]:
         server.stop()
 
 
+@pytest.mark.long
 def test_a_name_follows_its_agents_and_goes_with_them(dns: Dns) -> None:
     dns.publish(us_east_1=[ONE])
     assert dns.meaning() == {"us-east-1": [ONE.address]}
@@ -181,6 +182,7 @@ def test_what_cannot_be_reached_from_outside_has_no_check(dns: Dns, address: str
         assert dns.listed() == []
 
 
+@pytest.mark.long
 def test_a_publisher_that_was_killed_between_two_calls_goes_on(dns: Dns) -> None:
     """After the check was made and before a record names it: it is found again. The check of an agent that is gone: as an orphan."""
     api = AwsApi(None, dns.now, lambda duration_s: None, Random(1))

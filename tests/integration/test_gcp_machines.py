@@ -246,6 +246,7 @@ def test_a_refusal_leaves_nothing(
     assert gcp.listed() == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "retry_after_s"),
     [

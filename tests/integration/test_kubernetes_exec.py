@@ -55,6 +55,7 @@ def read_all(channel: PodChannel) -> bytes:
     return data
 
 
+@pytest.mark.long
 def test_any_bytes_go_to_a_command_and_come_back(world: KubeWorld, tmp_path: Path) -> None:
     sent = bytes(range(256)) * 2000  # half a megabyte: many frames
     channel = start(tmp_path, "head", "-c", str(len(sent)))

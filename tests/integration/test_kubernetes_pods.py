@@ -121,6 +121,7 @@ def test_why_it_ended(kube: Controller, changes: dict[str, str], state: Instance
     assert reaches(kube, order.token, S.TERMINATED)
 
 
+@pytest.mark.long
 def test_the_nodes_of_a_replica_find_each_other_and_run_together(kube: Controller) -> None:
     report = 'echo "rank $SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES: $(echo "$SKYPILOT_NODE_IPS" | wc -l) addresses"'
     order = order_of(

@@ -94,6 +94,7 @@ def request_of(ended: Ended) -> bytes:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(endings)
 def test_what_is_charged_is_what_was_generated(ended: Ended) -> None:

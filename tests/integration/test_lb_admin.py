@@ -113,6 +113,7 @@ async def test_stats_count_demand_and_name_targets(w: World) -> None:
             assert response.status == 400
 
 
+@pytest.mark.long
 async def test_stats_tell_how_many_were_ongoing_at_a_time(w: World) -> None:
     agent = await w.agent()
     await agent.push()  # no target: who comes is held
@@ -428,6 +429,7 @@ async def test_sigterm_lets_a_stream_end_and_exits_0(w: World) -> None:
     assert await asyncio.wait_for(agent.process.wait(), 20) == 0
 
 
+@pytest.mark.long
 async def test_sigterm_turns_away_who_is_held(w: World) -> None:
     agent = await w.agent()
     held = asyncio.create_task(agent.text(data=b"x"))

@@ -25,6 +25,7 @@ async def w(tmp_path: Path) -> AsyncIterator[World]:
         yield it
 
 
+@pytest.mark.long
 async def test_no_connection_is_refused_and_no_stream_cut_while_agents_follow_each_other(
     w: World, tmp_path: Path
 ) -> None:
@@ -81,6 +82,7 @@ async def test_no_connection_is_refused_and_no_stream_cut_while_agents_follow_ea
     assert set(answers) == {200}
 
 
+@pytest.mark.long
 async def test_connections_without_a_request_under_way_may_send_one_to_the_predecessor(
     w: World, tmp_path: Path
 ) -> None:
@@ -106,6 +108,7 @@ async def test_connections_without_a_request_under_way_may_send_one_to_the_prede
     assert await asyncio.wait_for(first.process.wait(), 20) == 0
 
 
+@pytest.mark.long
 async def test_a_connection_without_a_first_request_is_waited_for_longer_than_an_idle_one(
     w: World, tmp_path: Path
 ) -> None:
@@ -141,6 +144,7 @@ async def one_held(agent: RunningAgent) -> asyncio.Task[tuple[int, str]]:
     return asking
 
 
+@pytest.mark.long
 async def test_who_is_held_gets_a_target_that_only_the_successor_is_told_of(w: World, tmp_path: Path) -> None:
     target = await w.target("late")
     flags = ("--handover-socket", str(tmp_path / "handover"), "--table-file", str(tmp_path / "table.json"))
@@ -185,6 +189,7 @@ async def test_a_successor_that_dies_before_it_serves_changes_nothing(w: World, 
     assert not path.exists()
 
 
+@pytest.mark.long
 async def test_a_table_that_comes_while_the_ports_are_handed_over_is_left_to_the_successor(
     w: World, tmp_path: Path
 ) -> None:

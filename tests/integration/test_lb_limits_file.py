@@ -288,6 +288,7 @@ async def test_a_restarted_agent_knows_what_was_used(w: World, tmp_path: Path) -
     assert await statuses(second, 1) == [429]
 
 
+@pytest.mark.long
 async def test_a_successor_counts_with_its_predecessor(w: World, tmp_path: Path) -> None:
     target = await w.target("a")
     flags = ("--handover-socket", str(tmp_path / "handover"), "--table-file", str(tmp_path / "table.json"))

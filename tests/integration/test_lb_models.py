@@ -112,6 +112,7 @@ async def two(w: World) -> tuple[RunningAgent, Engine, Engine]:
     return agent, one, other
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("policy", "requests"), [("cache_aware", 10_000), ("least_load", 2_000)])
 async def test_mixed_requests_get_no_wrong_404(w: World, policy: str, requests: int) -> None:
     """From the first request on: also before the agent has the lists."""
@@ -261,6 +262,7 @@ async def test_the_list_needs_a_key_as_all_else(w: World) -> None:
 # --- changes
 
 
+@pytest.mark.long
 async def test_a_rolling_rename_answers_each_name_while_a_replica_of_it_is_up(w: World) -> None:
     """Two replicas of the old name are replaced by two of the new one, with at most one more at a time."""
     old = [await start(w, f"old{n}", Engine("first")) for n in range(2)]

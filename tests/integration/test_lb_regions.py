@@ -104,6 +104,7 @@ async def test_a_region_without_a_replica_is_served_by_its_peer(stage: World, pa
     assert (await pair.eu.stats())["requests"] == 0
 
 
+@pytest.mark.long
 async def test_metrics_tell_what_went_to_and_came_from_each_peer(stage: World, pair: Pair) -> None:
     there = await stage.target("there")
     await pair.own("us")
@@ -142,6 +143,7 @@ async def test_an_idle_region_keeps_its_requests(stage: World, pair: Pair) -> No
     assert (await pair.row("us"))["forwarded_out"] == 0
 
 
+@pytest.mark.long
 async def test_connections_to_a_peer_are_kept(stage: World, pair: Pair) -> None:
     await pair.own("us")
     await pair.own("eu", await stage.target("there"))
@@ -165,6 +167,7 @@ async def test_a_hop_is_not_believed_on_the_data_port(stage: World, pair: Pair) 
     assert [line.rpartition(" ")[2] for line in counted] == ["1.0"]
 
 
+@pytest.mark.long
 async def test_keys_are_checked_and_charged_where_a_request_enters(stage: World, pair: Pair) -> None:
     from hashlib import sha256
 
@@ -204,6 +207,7 @@ async def test_a_peer_that_dies_before_the_first_byte_costs_no_request(stage: Wo
     assert await waiting == (200, "here")
 
 
+@pytest.mark.long
 async def test_what_a_full_peer_returns_waits_at_home(stage: World, pair: Pair) -> None:
     """More requests than eu has room for, and none here: each is served once, by eu, in its turn."""
     release = asyncio.Event()
@@ -239,6 +243,7 @@ async def test_what_a_full_peer_returns_waits_at_home(stage: World, pair: Pair) 
     assert len(bodies) == len(set(bodies)) == 6
 
 
+@pytest.mark.long
 async def test_the_port_for_peers_takes_no_request_without_a_hop(
     stage: World, pair: Pair, tmp_path: Path
 ) -> None:
@@ -272,6 +277,7 @@ async def test_a_peer_explains_only_what_was_forwarded_to_it(
     writer.close()
 
 
+@pytest.mark.long
 async def test_a_response_says_whether_another_request_may_come(
     stage: World, pair: Pair, tmp_path: Path
 ) -> None:
@@ -322,6 +328,7 @@ async def test_a_response_says_whether_another_request_may_come(
         assert "X-SkyServe-Credit" not in response.headers
 
 
+@pytest.mark.long
 async def test_more_requests_than_reports_are_forwarded(stage: World, pair: Pair) -> None:
     """A peer that takes one at a time: each response brings the credit for the next request."""
     there = await stage.target("there")

@@ -62,6 +62,7 @@ async def test_a_pinned_key_is_served_in_its_zone_only(stage: World, tmp_path: P
     assert not any(SECRET.encode() in body for body in heard(here))
 
 
+@pytest.mark.long
 async def test_a_pinned_key_without_a_replica_in_its_zone_gets_503(stage: World, tmp_path: Path) -> None:
     agents = await linked(stage, tmp_path, "us", "eu")
     here = await stage.target("here")
@@ -75,6 +76,7 @@ async def test_a_pinned_key_without_a_replica_in_its_zone_gets_503(stage: World,
     assert len(heard(here)) == 1
 
 
+@pytest.mark.long
 async def test_what_enters_in_a_zone_stays_in_it_also_while_it_is_full(stage: World, tmp_path: Path) -> None:
     """eu has no room, us is idle and asia's replica is in eu's own table: neither gets a byte."""
     agents = await linked(stage, tmp_path, "us", "eu")
@@ -101,6 +103,7 @@ async def test_what_enters_in_a_zone_stays_in_it_also_while_it_is_full(stage: Wo
     assert (await agents.peer("eu", "us"))["forwarded_out"] == 0
 
 
+@pytest.mark.long
 async def test_a_peer_of_the_zone_may_have_it_and_obeys_as_well(stage: World, tmp_path: Path) -> None:
     """eu forwards to north, which has a replica of us in its table, too, and uses only its own."""
     agents = await linked(stage, tmp_path, "us", "eu", "north")

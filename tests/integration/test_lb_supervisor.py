@@ -139,6 +139,7 @@ def other_code(folder: Path, line: str) -> Bundle:
     return bundle_of([("lb", changed), ("policies", package_folder("policies"))])
 
 
+@pytest.mark.long
 def test_an_agent_is_kept_alive_and_brought_up_to_date_without_a_refused_connection(
     machine: Machine, tmp_path: Path
 ) -> None:

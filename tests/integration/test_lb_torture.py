@@ -989,6 +989,7 @@ def _cut(wire: bytes) -> st.SearchStrategy[list[bytes]]:
     return st.lists(st.integers(0, len(wire)), max_size=6).map(pieces)
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(
     st.data(),
@@ -1040,6 +1041,7 @@ def test_made_requests_and_answers(
 _FAULTS = st.sampled_from(["fine", "dies", "ends", "half", "garbage", "503", "empty", "silent"])
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(
     st.lists(st.tuples(_requests(), st.lists(_FAULTS, max_size=3), st.booleans()), min_size=1, max_size=6),

@@ -122,6 +122,7 @@ async def test_while_it_is_warmed_a_replica_is_passed_over_and_shown_as_such(sta
     assert SYSTEM["content"] not in agent.log.read_text()
 
 
+@pytest.mark.long
 async def test_a_request_that_no_other_replica_has_room_for_goes_to_it(stage: World) -> None:
     slow, busy = Slow(), asyncio.Event()
 
@@ -162,6 +163,7 @@ async def test_with_nothing_to_compute_it_takes_its_share_at_once(stage: World) 
     assert await metrics(agent, "warmups") == ""
 
 
+@pytest.mark.long
 async def test_it_can_be_turned_off(stage: World) -> None:
     old, new = await stage.target("old", saying), await stage.target("new", saying)
     agent = await stage.agent()
@@ -174,6 +176,7 @@ async def test_it_can_be_turned_off(stage: World) -> None:
     assert new.seen == []
 
 
+@pytest.mark.long
 async def test_prompts_of_a_zone_are_sent_to_its_replicas_only(stage: World) -> None:
     keys = [
         {"name": "acme", "sha256": sha256(b"of-acme").hexdigest(), "residency": "eu"},
@@ -230,6 +233,7 @@ async def test_an_agent_that_drains_sends_no_prefix_more(stage: World) -> None:
     assert (await ask(agent, "still served"))[0] == 200
 
 
+@pytest.mark.long
 async def test_an_agent_that_hands_its_ports_over_sends_no_prefix_more(stage: World, tmp_path: Path) -> None:
     left = asyncio.Event()
 
@@ -258,6 +262,7 @@ async def is_warming(agent: RunningAgent) -> bool:
     return bool((await agent.stats()).get("warming"))
 
 
+@pytest.mark.long
 async def test_time_is_bounded_and_the_replica_takes_its_share_then(stage: World) -> None:
     slow = Slow()
     old, new = await stage.target("old", saying), await stage.target("new", slow)
@@ -273,6 +278,7 @@ async def test_time_is_bounded_and_the_replica_takes_its_share_then(stage: World
     assert len(new.seen) == 3
 
 
+@pytest.mark.long
 async def test_a_priority_that_an_engine_refuses_is_left_out(stage: World) -> None:
     """vLLM without priority scheduling: each prefix is computed all the same."""
 

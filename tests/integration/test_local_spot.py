@@ -100,6 +100,7 @@ def test_without_notice_it_is_gone_like_a_machine_that_was_unplugged(market: Mar
     assert b"never said" not in market.cloud.read_log(instance, 0, 1 << 20)
 
 
+@pytest.mark.long
 def test_with_notice_it_answers_until_its_time_is_up(market: Market) -> None:
     instance = market.launch(1, run=SERVE)
     eventually(lambda: is_answering(instance), "it answers")

@@ -119,6 +119,7 @@ def test_the_policy_passes_the_check(bench: AwsBench) -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("action", [one for one in actions_of(POLICY) if one not in ELSEWHERE])
 def test_what_the_policy_lacks_is_named(bench: AwsBench, action: str) -> None:
     bench.world.policy = without(POLICY, action)

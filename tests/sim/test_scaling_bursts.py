@@ -190,6 +190,7 @@ def test_a_burst_out_of_nothing_is_served_whole_and_forgotten() -> None:
     assert sizes[peak:] == sorted(sizes[peak:], reverse=True)
 
 
+@pytest.mark.long
 def test_a_second_burst_finds_it_asleep_and_wakes_it_again() -> None:
     """The recording is played twice: it repeats after its end."""
     world = World(BURST, Goal(1, GOAL)).run(2 * BURST.length_s)
@@ -239,6 +240,7 @@ def test_every_placer_wakes_serves_and_sleeps(placer: str, placement: PlacementG
 # --- recordings ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @recorded
 @pytest.mark.parametrize(
     ("name", "noise", "hours", "tick_s", "moves"),

@@ -235,6 +235,7 @@ def play(
     return world.play()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("profile", "engines", "requests", "prompt_tokens", "tokens", "pending", "slower"),
     [

@@ -70,6 +70,7 @@ def test_gangs_that_fit_nowhere_are_not_launched_by_halves() -> None:
     assert [one.order.num_nodes for one in life.cloud.alive()] == [3]
 
 
+@pytest.mark.long
 def test_lives_of_trouble_have_gangs_that_lose_nodes() -> None:
     stories = [run_seed(seed).story for seed in range(100, 106)]
     assert any(" NodeLost TERMINATING " in line for story in stories for line in story)

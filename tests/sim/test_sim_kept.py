@@ -15,6 +15,7 @@ from tests.kit.life import Life, run_seed
 DECIDES_ALL = partial(Reconciler, keeps=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("life", [Life, PairLife])
 @pytest.mark.parametrize("seed", range(100, 102 if is_long else 101))
 def test_a_seed_tells_the_same_story_whether_results_are_kept_or_not(seed: int, life: type[Life]) -> None:
@@ -22,6 +23,7 @@ def test_a_seed_tells_the_same_story_whether_results_are_kept_or_not(seed: int, 
     assert kept.story == run_seed(seed, life=life, busy_s=300.0, reconciler=DECIDES_ALL).story
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("life", [Life, PairLife])
 @pytest.mark.parametrize("seed", range(200, 202 if is_long else 201))
 def test_a_new_decision_about_a_service_that_is_kept_comes_to_the_same(seed: int, life: type[Life]) -> None:

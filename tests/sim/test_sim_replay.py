@@ -93,6 +93,7 @@ def test_a_replica_of_two_nodes_needs_room_for_both_and_dies_as_one() -> None:
 # --- what holds of every policy -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "policy", [pytest.param(each, marks=only_long if each in SLOW else ()) for each in ONLINE]
 )
@@ -108,6 +109,7 @@ def test_leaving_out_idle_ticks_changes_nothing(policy: str) -> None:
     assert expected.ticks == trace.n_ticks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["spothedge", "risk_hedge"])
 def test_nor_where_prices_move(policy: str) -> None:
     trace = market(900, r1a=[(0, 4), (100, 1), (300, 4)], r2a=[(0, 4), (500, 0), (700, 3)])
@@ -119,6 +121,7 @@ def test_nor_where_prices_move(policy: str) -> None:
     assert quick.ticks < thorough.ticks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["spothedge", "risk_hedge"])
 def test_nor_where_the_size_follows_the_load(policy: str) -> None:
     """Two requests a second for two hours, then five for one; the size follows a minute later, and back after ten."""
@@ -141,6 +144,7 @@ def test_every_placer_can_be_simulated_and_named_in_a_file() -> None:
     assert {ALIASES.get(name, name) for name in named} == set(PLACERS) - {"on_demand"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["spothedge", "risk_hedge", pytest.param("even_spread", marks=only_long)])
 def test_the_same_seed_tells_the_same_story_and_on_demand_is_never_beyond_the_target(policy: str) -> None:
     trace = traces.named("synthetic-volatile").window(0.0, 43_200.0)
@@ -160,6 +164,7 @@ def test_another_seed_has_other_victims() -> None:
 # --- published figures --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @recorded
 @pytest.mark.parametrize(
     ("policy", "availability", "cost"),

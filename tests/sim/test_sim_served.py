@@ -60,6 +60,7 @@ def test_an_upscale_delay_of_an_hour_serves_fewer_in_time() -> None:
     assert late.attainment < soon.attainment - 0.02
 
 
+@pytest.mark.long
 def test_a_service_with_an_slo_meets_it_in_a_market() -> None:
     found = simulate(setting(SLO), Job("spothedge", 0))
     assert found.attainment is not None
@@ -67,6 +68,7 @@ def test_a_service_with_an_slo_meets_it_in_a_market() -> None:
     assert len({wanted for _, wanted in found.wanted}) > 4  # it follows the day
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["spothedge", "risk_hedge"])
 def test_ticks_left_out_change_no_story_of_a_service_with_an_slo(policy: str) -> None:
     given = setting(SLO, 2.0)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-import pytest
-
 from policies.goals import ScalingGoal
 from policies.model import ReplicaState
 from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
+from tests.clouds.schedules import seeds
 from tests.kit.fault_cloud import Faults
 from tests.kit.life import HOSTILE, Life
 
@@ -30,7 +29,7 @@ def running(faults: Faults, seed: int, *, spot: bool = False) -> Life:
     return life
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(5)
 def test_what_runs_in_a_silent_region_is_kept_and_not_doubled(seed: int) -> None:
     life = running(Faults(slow_call_s=1.0), seed)
     before = {one.order.token for one in life.cloud.alive()}
@@ -60,7 +59,7 @@ def test_losses_in_the_other_regions_are_seen_meanwhile() -> None:
     assert {one.order.token for one in alive if one is not victim} <= {one.order.token for one in living}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@seeds(10)
 def test_every_invariant_holds_while_regions_come_and_go(seed: int) -> None:
     """The hostile cloud and the controller that crashes, and on top of it a region that is silent for a while."""
     life = running(HOSTILE, seed)

@@ -8,6 +8,7 @@ import pytest
 
 from policies.goals import ScalingGoal
 from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec, SloSpec
+from tests.clouds.schedules import seeds
 from tests.kit.fault_cloud import Faults
 from tests.kit.invariants import InvariantError
 from tests.kit.life import run_seed
@@ -25,13 +26,14 @@ SPEC = ServiceSpec(
 lived = partial(run_seed, life=SloLife, busy_s=900.0)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(4)
 def test_every_invariant_holds_through_a_life_of_trouble(seed: int) -> None:
     outcome = lived(seed)
     assert outcome.launches > 0
     assert outcome.crashes > 0
 
 
+@pytest.mark.long
 def test_the_same_seed_tells_the_same_story() -> None:
     assert lived(7).digest == lived(7).digest
 
@@ -49,6 +51,7 @@ def scripted(crash: float, deaths: tuple[str, ...]) -> SloLife:
     return life
 
 
+@pytest.mark.long
 def test_a_controller_that_dies_at_every_point_launches_what_one_left_alone_does() -> None:
     undisturbed = scripted(0.0, SloLife.deaths)
     assert undisturbed.crashes == 0

@@ -12,7 +12,7 @@ from lb.config.schema import Readiness
 from policies.goals import ScalingGoal, UpdateMode
 from policies.model import ReplicaState
 from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
-from tests.clouds.schedules import is_long
+from tests.clouds.schedules import is_long, seeds
 from tests.kit.fault_cloud import Faults
 from tests.kit.life import Life, run_seed
 from tests.kit.sim_ports import Crash
@@ -49,12 +49,13 @@ def settle(life: Life, count: int) -> None:
     pytest.fail(f"{ready(life)} of {count} ready: {life.row('chat').replicas}")
 
 
-@pytest.mark.parametrize("seed", range(20 if is_long else 10))
+@seeds(20 if is_long else 10)
 def test_every_invariant_holds_through_a_life_of_trouble(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.launches > 0
 
 
+@pytest.mark.long
 def test_the_same_seed_tells_the_same_story_under_any_hash_seed() -> None:
     def digest(hash_seed: str) -> str:
         code = "from tests.kit.life import run_seed; print(run_seed(7, busy_s=200.0).digest)"
@@ -67,6 +68,7 @@ def test_the_same_seed_tells_the_same_story_under_any_hash_seed() -> None:
     assert digest("1") == digest("1") == digest("2") != ""
 
 
+@pytest.mark.long
 def test_different_seeds_tell_different_stories() -> None:
     assert run_seed(7, busy_s=100.0).digest != run_seed(8, busy_s=100.0).digest
 

@@ -297,6 +297,7 @@ def hit_rate(outcome: Outcome, since_s: float, until_s: float) -> float:
     return sum(one.cached_tokens for one in calls) / sum(one.prompt_tokens for one in calls)
 
 
+@pytest.mark.long
 def test_a_burst_of_questions_about_shared_documents_keeps_its_hits() -> None:
     """The holders are the ones without room. Who is pushed to where there is room misses; who waits does not."""
     burst = Burst(at_s=40.0, length_s=10.0, times=3.0)

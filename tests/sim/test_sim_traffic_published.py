@@ -31,6 +31,7 @@ def selective() -> Metrics:
     return played(Pushing(mode=PushMode.SELECTIVE))
 
 
+@pytest.mark.long
 def test_blind_pushing_makes_calls_wait_behind_a_full_engine_while_others_have_room(
     selective: Metrics,
 ) -> None:

@@ -25,6 +25,7 @@ def figures(scenario: Scenario, rule: str) -> Figures:
     return measure(play(scenario, rule))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_every_request_is_served_once(rule: str) -> None:
     result = play(idle(20.0), rule)
@@ -33,11 +34,13 @@ def test_every_request_is_served_once(rule: str) -> None:
     assert result.lost == 0
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run() -> None:
     assert play(idle(20.0), "one_cost").digest == play(idle(20.0), "one_cost").digest
     assert play(idle(20.0), "one_cost").digest != play(idle(20.0), "one_cost", seed=2).digest
 
 
+@pytest.mark.long
 def test_without_distances_requests_leave_their_region_for_nothing() -> None:
     blind, measured, local = (figures(idle(SHORT_S), rule) for rule in ("all_view", "all_view_rtt", "local"))
     assert blind.left > 0.5
@@ -46,6 +49,7 @@ def test_without_distances_requests_leave_their_region_for_nothing() -> None:
     assert local.ttft_p50 < 0.65 * blind.ttft_p50
 
 
+@pytest.mark.long
 def test_an_idle_region_keeps_its_requests() -> None:
     assert figures(idle(SHORT_S), "one_cost").left < 0.08
 
@@ -57,12 +61,14 @@ def flooded(region: str) -> Scenario:
     return Scenario("flooded", three(1), RTT_MS, clients)
 
 
+@pytest.mark.long
 def test_a_region_that_overflows_is_helped() -> None:
     alone, helped = figures(flooded("us"), "local"), figures(flooded("us"), "one_cost")
     assert helped.left > 0.1
     assert helped.ttft_p90 < 0.8 * alone.ttft_p90
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", ["one_cost", "skywalker", "gorgo"])
 def test_no_byte_of_a_pinned_request_leaves_its_zone(rule: str) -> None:
     free = play(flooded("eu"), rule)
@@ -77,6 +83,7 @@ def test_bytes_that_leave_a_zone_are_counted() -> None:
     assert result.outside_bytes > 0
 
 
+@pytest.mark.long
 def test_parts_of_a_run_have_figures_of_their_own() -> None:
     scenario = replace(death(60.0), stay={"us": frozenset({"us"})})
     (dead,) = scenario.deaths
@@ -99,6 +106,7 @@ def test_parts_of_a_run_have_figures_of_their_own() -> None:
     assert pinned.left == 0
 
 
+@pytest.mark.long
 def test_the_death_of_an_agent_loses_only_what_it_held() -> None:
     scenario = death(90.0)
     (dead,) = scenario.deaths
@@ -114,6 +122,7 @@ def test_the_death_of_an_agent_loses_only_what_it_held() -> None:
     assert any(one.engine_region == "eu" for one in without), "adopted replicas serve"
 
 
+@pytest.mark.long
 def test_a_one_way_partition_only_closes_that_way() -> None:
     scenario = one_way(SHORT_S)
     (cut,) = scenario.cuts
@@ -199,6 +208,7 @@ def test_the_command_prints_a_table_of_a_scenario_file(
     ]
 
 
+@pytest.mark.long
 def test_the_example_of_a_scenario_file_plays() -> None:
     path = Path(__file__).parents[2] / "benchmarks/regions/scenarios/uneven.yaml"
     scenario = load(path)

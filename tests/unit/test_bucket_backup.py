@@ -80,6 +80,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backup_a_day_of_either_database_and_no_more_than_are_kept(kind: str, tmp_path: Path) -> None:
     world = World(tmp_path, empty_database(kind, tmp_path) if kind == "postgres" else None)
@@ -135,6 +136,7 @@ def test_without_its_passphrase_nothing_leaves_the_host(world: World) -> None:
     assert "has no passphrase on its first line" in world.uploader.view()["why"]
 
 
+@pytest.mark.long
 def test_the_newest_is_chosen_unless_there_are_several_homes(world: World) -> None:
     with pytest.raises(BackupError, match="there is no backup in s3://box-1/home"):
         the_newest(world.bucket, URL)

@@ -117,6 +117,7 @@ def test_from_postgres_to_a_file(tmp_path: Path) -> None:
     insist_it_is_the_same(new, owner)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_there_is_only_replaced_by_force(kind: str, tmp_path: Path) -> None:
     url = empty_database(kind, tmp_path) if kind == "postgres" else None
@@ -168,6 +169,7 @@ def test_a_daily_copy_is_restored_with_the_keys_of_the_home(tmp_path: Path) -> N
     insist_it_is_the_same(home, owner)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("damage", "passphrase", "says"),
     [

@@ -199,6 +199,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.booleans())
 def test_usd_total_never_decreases(steps: list[tuple[str, float]], counts: bool) -> None:

@@ -137,6 +137,7 @@ def test_every_object_passes_the_schema_of_its_kind(variant: Variant) -> None:
             check(one)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [KUBERNETES[0], KUBERNETES[-1]])
 @controllers
 def test_the_oldest_and_the_newest_kubernetes_know_them(folder: str, version: str) -> None:

@@ -26,6 +26,7 @@ FACTS = HostFacts(
 )
 
 
+@pytest.mark.long
 def test_the_wheel_of_what_runs_here_is_installed_by_pip(tmp_path: Path) -> None:
     wheel = packed(distribution("skyserve"), ROOT)
     assert wheel.digest == packed(distribution("skyserve"), ROOT).digest

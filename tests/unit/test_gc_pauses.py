@@ -35,6 +35,7 @@ def clock() -> Iterator[_Clock]:
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.long
 def test_what_survives_a_full_collection_is_not_walked_again(clock: _Clock) -> None:
     kept = [[] for _ in range(10_000)]  # type: ignore[var-annotated]
     gc.collect()
@@ -49,6 +50,7 @@ def test_new_garbage_is_collected(clock: _Clock) -> None:
     assert one() is None
 
 
+@pytest.mark.long
 def test_what_became_garbage_after_it_was_set_aside_is_collected_when_everything_is_walked(
     clock: _Clock,
 ) -> None:

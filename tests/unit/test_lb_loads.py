@@ -212,6 +212,7 @@ async def test_busy_targets_are_not_asked_all_at_once(w: World) -> None:
     assert min(Counter(url for at, url, _ in w.asked if at > since).values()) >= 18
 
 
+@pytest.mark.long
 async def test_many_busy_targets_share_one_budget() -> None:
     w = World()
     keys = [w.add(f"t{number}", sglang()) for number in range(300)]
@@ -225,6 +226,7 @@ async def test_many_busy_targets_share_one_budget() -> None:
     assert set(Counter(url for _, url, _ in w.asked[before:]).values()) <= {6, 7, 8}
 
 
+@pytest.mark.long
 async def test_many_idle_targets_are_asked_evenly() -> None:
     w = World()
     for number in range(1000):
@@ -248,6 +250,7 @@ async def test_a_fleet_that_begins_to_be_busy_is_not_asked_all_at_once() -> None
     assert max(at_once.values()) <= 40
 
 
+@pytest.mark.long
 async def test_a_few_busy_targets_among_many_that_were_are_asked_often_again() -> None:
     w = World()
     keys = [w.add(f"t{number}", sglang()) for number in range(300)]

@@ -42,6 +42,7 @@ goals = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(
     goals,
@@ -175,6 +176,7 @@ def count(decided: Decision, view: View, kind: CapacityType) -> tuple[int, int]:
     return launches, sum(kinds[end.replica_id] is kind for end in decided.ends)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=200, deadline=None)
 @given(view=views, memory=memories)
@@ -200,6 +202,7 @@ def test_a_decision_is_well_formed(name: str, view: View, memory: dict[str, obje
         assert not closed & {f"{zone}|{kind}", f"{zone.cloud}/{zone.region}/*|{kind}", f"{zone.cloud}/*/*"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HEDGES)
 @settings(max_examples=300, deadline=None)
 @given(view=views, memory=memories)
@@ -216,6 +219,7 @@ def test_a_hedge_never_buys_more_than_its_goal(name: str, view: View, memory: di
     assert not (view.others and on_demand_ends), "nobody is taken away while versions change"
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(view=views, memory=memories)
 def test_spothedge_is_never_idle_while_a_zone_is_open(view: View, memory: dict[str, object]) -> None:

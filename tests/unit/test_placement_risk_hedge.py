@@ -753,6 +753,7 @@ class Sized(World):
         super()._check(replace(seen, events=(Launched(0, "news"),)) if resized else seen, decided)
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(
     goals,
@@ -799,6 +800,7 @@ def test_it_finds_the_one_good_zone_whatever_the_others_do(
     pytest.fail(f"{world.zones()} of {wanted} after 40 ticks")
 
 
+@pytest.mark.long
 def test_a_dry_market_is_carried_on_demand_and_left_when_a_zone_is_back() -> None:
     goal = a_goal(3, placer="risk_hedge", num_overprovision=MOST_EXTRA, dynamic_ondemand_fallback=True)
     back_at = 30  # an hour

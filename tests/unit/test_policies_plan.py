@@ -312,6 +312,7 @@ situations = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(situations, memories)
 def test_a_plan_is_a_fixed_point(situation: Observation, memory: Memory) -> None:

@@ -171,6 +171,7 @@ def test_prompts_beyond_the_limit_are_told_apart_by_their_first_part() -> None:
     assert chosen(policy, other, {"x": 1, "y": 0}).matched_bytes == 256 * 1024
 
 
+@pytest.mark.long
 @given(st.data())
 def test_choosing_leaves_no_trace_and_takes_an_offered_target(data: st.DataObject) -> None:
     words = st.text("ab", max_size=6)

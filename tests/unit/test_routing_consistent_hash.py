@@ -47,6 +47,7 @@ def test_a_leaving_target_gives_away_its_own_sessions_only(names: list[str], dat
     }
 
 
+@pytest.mark.long
 @given(NAMES)
 def test_a_joining_target_takes_its_share_and_moves_nothing_else(names: list[str]) -> None:
     newcomer, rest = names[0], names[1:]

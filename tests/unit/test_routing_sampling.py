@@ -71,6 +71,7 @@ def test_the_same_numbers_make_the_same_choices(name: str) -> None:
     assert run(1) == run(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["least_load", "instance_aware_least_load", "cache_aware", "gorgo", "prefix_tree", "preserve"]
 )

@@ -69,6 +69,7 @@ def test_bins_are_means_and_the_last_one_is_of_what_is_left() -> None:
     assert binned([1.0, 3.0, 5.0, 7.0, 10.0], 2).tolist() == [2.0, 6.0, 10.0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", ["html", "png"])
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_the_same_comparison_makes_the_same_page(

@@ -240,6 +240,7 @@ def test_chunks_cover_the_trace_and_change_little() -> None:
 # --- against recorded markets ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not RECORDED.is_dir(), reason="no recorded traces: SKYSERVE_TRACES names no folder with them"
 )

@@ -336,6 +336,7 @@ def test_the_page_holds_everything_and_loads_nothing(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["out.html"]
 
 
+@pytest.mark.long
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     for suffix, told in ((".html", several()), (".png", simulation(run()))):
         once, again = tmp_path / f"once{suffix}", tmp_path / f"again{suffix}"
@@ -345,6 +346,7 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     assert once.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_a_long_busy_run_makes_a_small_page(tmp_path: Path) -> None:
     zones = [f"r{region}-{letter}" for region in range(3) for letter in "abc"]
     steps = tuple(

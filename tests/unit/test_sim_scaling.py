@@ -75,6 +75,7 @@ def test_the_known_part_is_not_judged() -> None:
     assert found.requests == sum(on.counts[2160 * 3 :])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["predictive", "predictive_blind"])
 def test_a_predictive_scaler_meets_the_slo_without_a_target(name: str) -> None:
     found, reactive = evaluated(name), evaluated("reactive")
@@ -82,16 +83,19 @@ def test_a_predictive_scaler_meets_the_slo_without_a_target(name: str) -> None:
     assert found.hours_over_ideal < reactive.hours_over_ideal
 
 
+@pytest.mark.long
 def test_where_a_replica_takes_long_the_forecast_serves_more_in_time_than_its_absence() -> None:
     slow = trial(days=3, known_days=2.0, cold_start_s=1200.0)
     assert evaluated("predictive", on=slow).attainment > evaluated("predictive_blind", on=slow).attainment
 
 
+@pytest.mark.long
 def test_the_order_of_what_is_asked_is_the_order_of_what_is_reached_and_paid() -> None:
     found = [evaluated("predictive", on=replace(trial(), attainment=asked)) for asked in (0.99, 0.995, 0.999)]
     assert sorted(one.attainment for one in found) == [one.attainment for one in found]
     assert sorted(one.hours for one in found) == [one.hours for one in found]
 
 
+@pytest.mark.long
 def test_the_same_trial_ends_the_same_way() -> None:
     assert evaluated("predictive").sizes == evaluated("predictive").sizes

@@ -372,6 +372,7 @@ def places(tree: object, way: tuple[str | int, ...] = ()) -> list[tuple[str | in
     return [way, *(place for key, inner in items for place in places(inner, (*way, key)))]
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(places(REFERENCE)[1:]), TREES)
 def test_the_reference_with_anything_anywhere_is_a_spec_or_a_spec_error(

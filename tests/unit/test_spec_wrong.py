@@ -379,6 +379,7 @@ UNREADABLE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("text", "piece"), UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_text_that_is_no_service_file_is_refused_in_one_sentence(text: str, piece: str) -> None:
     with pytest.raises(SpecError) as caught:

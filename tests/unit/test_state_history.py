@@ -85,6 +85,7 @@ WANTED = (2.0, None)
 LATER = ((61.0, None), (5.0, 3), (200.0, 3), (201.0, 9))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "keep", "left"),
     [

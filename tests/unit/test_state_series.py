@@ -100,6 +100,7 @@ def counted(store: Store, span_s: int, until: int) -> int:
     return sum(slot[WHOLE].requests for _, slot in store.series("chat", span_s, since=0, until=until))
 
 
+@pytest.mark.long
 def test_rings_have_the_same_sums(store: Store) -> None:
     end = START + 3 * 900
     for at in range(START, end + 10, 10):

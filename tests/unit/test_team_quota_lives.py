@@ -56,6 +56,7 @@ class LimitedPair(_Limited, PairLife):
     pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [LimitedLife, LimitedPair])
 def test_a_quota_holds_at_every_tick(kind: type[Any]) -> None:
     reached = set()

@@ -246,6 +246,7 @@ class TestTrees:
         ]
         assert len(load_gsm8k(path, limit=1)) == 1
 
+    @pytest.mark.long
     @pytest.mark.skipif(not GSM8K.exists(), reason="needs the GSM8K training set")
     @pytest.mark.parametrize(("shared_tokens", "ideal"), [(0, 0.658), (300, 0.893), (1000, 0.960)], ids=str)
     def test_the_ideal_hit_rate_is_the_one_that_was_measured(self, shared_tokens: int, ideal: float) -> None:
