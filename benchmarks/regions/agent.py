@@ -86,7 +86,7 @@ class Agent:
         self._reported_wait_s = 0.0
 
     def _start_empty(self, now: float) -> None:
-        self._table = TargetTable(self._described(), now)
+        self._table = TargetTable(self._described(), now, self._world.rule.make_inner)
         self._queue: RequestQueue[Flight] = RequestQueue()
         self._scheduler: Scheduler[Flight] = Scheduler(self._table, self._queue)
         self._pace = QueuePace()

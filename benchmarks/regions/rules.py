@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from lb.config.options import PushMode
+from policies.routing.base import RoutingPolicy
+from policies.routing.gorgo import Gorgo
+from policies.routing.registry import make_policy
+
+
+def published_cost(_: str) -> RoutingPolicy:
+    """Return GORGO with the cost of its paper: network + prefill + queue, and decode pressure."""
+    return Gorgo(copy_weight=0.0, prefill_weight=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`inner` chooses a replica, `outer` a region. `all_view`: every agent has every replica in its table.
+    """`inner`, made by `make_inner`, chooses a replica, `outer` a region. `all_view`: every agent has every replica in its table.
 
     `central` is the region of the only agent, if there is only one. `distances`: the table knows the round trip to replicas.
     """
 
     name: str
     inner: str = "gorgo"
+    make_inner: Callable[[str], RoutingPolicy] = make_policy
     push: PushMode = PushMode.WORK
     outer: str = "local"
     all_view: bool = False
@@ -32,6 +41,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             Rule("local"),
             Rule("all_view", all_view=True, distances=False),
             Rule("all_view_rtt", all_view=True),
+            Rule("all_view_published", make_inner=published_cost, all_view=True, distances=False),
             Rule("skywalker", inner="prefix_tree", push=PushMode.SELECTIVE, outer="skywalker"),
             Rule("gorgo", push=PushMode.SELECTIVE, outer="gorgo"),
             Rule("central_gorgo", push=PushMode.SELECTIVE, central="us", all_view=True),
