@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up what is missing and run the tests. Arguments go to pytest.
-#   ./test.sh           all tests but those marked `long`, with fewer examples of each property
-#   ./test.sh --all     all tests, about half an hour
+#   ./test.sh           all tests but those marked `long`, with fewer examples of each property: about seven minutes
+#   ./test.sh --all     all tests: about half an hour
 #   ./test.sh FILE…     all tests of these files, folders or test ids
 set -euo pipefail
 unset PYTHONDONTWRITEBYTECODE  # each of the thousands of processes in the tests would compile what it imports
