@@ -91,14 +91,15 @@ def _systems(given: argparse.Namespace) -> list[System]:
 
 
 def _own(plain: str, native: bool) -> list[System]:
-    """Our agent as wheels have it, and what else has a goal: each mode of continuation, the other prefix policy. The
-    nameless engines are for comparison with those of vLLM's shape."""
+    """Our agent as wheels have it, and what else has a goal: each mode of continuation, API keys, the other prefix policy.
+    The nameless engines are for comparison with those of vLLM's shape."""
     ours = partial(known.ours, native=native)
     return [
         ours("skyserve", plain=plain),
         ours("skyserve-text", arguments=("--continue", "text"), plain=plain, cells=STREAM_CELLS),
         ours("skyserve-off", arguments=("--continue", "off"), plain=plain, cells=STREAM_CELLS),
         ours("skyserve-nameless", plain=plain, cells=STREAM_CELLS | {"unary"}, nameless=True),
+        ours("skyserve-keyed", plain=plain, cells=frozenset({"unary", "light", "streams250"}), keyed=True),
         ours("skyserve-gorgo", prefix="gorgo", cells=frozenset({"prefix"})),
     ]
 

@@ -30,7 +30,7 @@ from benchmarks.router.machine import (
     pinned,
 )
 from benchmarks.router.report import Row
-from benchmarks.router.systems import Family, Group, Launch, System
+from benchmarks.router.systems import CLIENT_KEY, Family, Group, Launch, System
 
 PROXY_CORE, LOAD_CORE = 1, 0
 _START_S = 60.0
@@ -41,6 +41,7 @@ _LOAD_LIMIT_S = 120.0
 _PROBE = json.dumps(
     {"model": "mock", "messages": [{"role": "user", "content": "nonce-0000000000000000"}]}
 ).encode()
+_PROBE_HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {CLIENT_KEY}"}
 
 
 class Broken(RuntimeError):
@@ -190,9 +191,7 @@ def _await(port: int, process: Process) -> None:
         if process.ended or time.monotonic() > deadline:
             raise Broken(process.last_lines() or "it does not respond")
         try:
-            status, _ = ask(
-                port, "POST", "/v1/chat/completions", _PROBE, {"Content-Type": "application/json"}
-            )
+            status, _ = ask(port, "POST", "/v1/chat/completions", _PROBE, _PROBE_HEADERS)
         except (OSError, HTTPException):
             status = 0
         in_a_row = in_a_row + 1 if status == 200 else 0

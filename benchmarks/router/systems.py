@@ -6,6 +6,7 @@ request. Where something is not the default, the line gives the reason.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,11 +15,13 @@ import venv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import sha256
 from pathlib import Path
 
 from benchmarks.router.machine import HERE, Missing, cache_folder, free_port, native_agent
 
 CHECKOUT = HERE.parent.parent
+CLIENT_KEY = "benchmark-key"  # in the head of every request of load.c
 
 
 class Family(str, Enum):
@@ -82,13 +85,18 @@ def ours(
     cells: frozenset[str] | None = None,
     nameless: bool = False,
     native: bool = False,
+    keyed: bool = False,
 ) -> System:
     """Our agent of a checkout: the defaults of its command line, and `arguments`. `plain` and `prefix` are its policies
-    in these groups of cells. `native`: as a wheel has it, compiled; else the Python modules of the checkout."""
+    in these groups of cells. `native`: as a wheel has it, compiled; else the Python modules of the checkout. `keyed`: with
+    the table of a controller, in which requests need CLIENT_KEY."""
 
     def command(launch: Launch) -> list[str]:
-        targets = [word for url in launch.urls for word in ("--target", url)]
         policy = plain if launch.group is Group.PLAIN else prefix
+        if keyed:
+            targets = ["--table-file", str(_keyed_table(launch, policy))]
+        else:
+            targets = [word for url in launch.urls for word in ("--target", url)]
         base = [
             sys.executable,
             "-m",
@@ -105,6 +113,26 @@ def ours(
     version = _revision(checkout)
     folder = native_agent(checkout) if native else checkout
     return System(name, Family.OURS, version, command, (plain, prefix), folder, cells, nameless)
+
+
+def _keyed_table(launch: Launch, policy: str) -> Path:
+    """Write a table with an API key, and limits that are not reached, into the system's own folder."""
+    key = {
+        "name": "benchmark",
+        "sha256": sha256(CLIENT_KEY.encode()).hexdigest(),
+        "requests_per_minute": 1_000_000_000,
+        "tokens_per_minute": 1_000_000_000_000,
+    }
+    table = {
+        "service": "default",
+        "revision": "r1",
+        "policy": policy,
+        "targets": [{"id": url, "url": url, "health_path": "/health"} for url in launch.urls],
+        "access": {"keys": [key]},
+    }
+    file = launch.folder / "table.json"
+    file.write_text(json.dumps(table))
+    return file
 
 
 def _revision(checkout: Path) -> str:
