@@ -33,6 +33,7 @@ pytestmark = pytest.mark.long
 REGIONS = {"us": ["us-a", "us-b"], "eu": ["eu-a"]}
 RATE = 10.0
 WANTED = REPLICAS
+LOST_TWICE = "Two replicas died on this request"
 ONE_GOES = '- {at: 0s, zone: "*", spot: 4}\n  - {at: 0s, zone: us-a, spot: 0}'
 ALL_GO = '- {at: 0s, zone: "*", spot: 0}'
 ALL_COME_BACK = '- {at: 0s, zone: "*", spot: 4}'
@@ -85,8 +86,15 @@ class Timeline:
         )
 
     def is_well_told(self, traffic: Traffic) -> None:
-        """No one was refused, nothing was launched twice, and the report knows of both kinds."""
-        assert tally(traffic.outcomes) == {}
+        """No request failed but those of which both replicas were lost, nothing was launched twice, and the report has both kinds.
+
+        A request that ran on the first replica of those that are lost at once may be sent again to the next one, and gets no third
+        one then: it could be what kills them.
+        """
+        failed = tally(traffic.outcomes)
+        twice = {why: count for why, count in failed.items() if LOST_TWICE in why}
+        assert failed.keys() - twice.keys() == set()
+        assert sum(twice.values()) < RATE  # those under way, and no more
         assert audit(self.stack) == []
         told = json.loads(serve(self.stack, "report", NAME, "-o", "json"))
         hours = {(zone["capacity_type"], zone["hours"] > 0) for zone in told["zones"]}
