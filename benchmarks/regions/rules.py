@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from benchmarks import routing_published
 from lb.config.options import PushMode
 from policies.routing.base import RoutingPolicy
 from policies.routing.gorgo import Gorgo
@@ -42,9 +43,21 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             Rule("all_view", all_view=True, distances=False),
             Rule("all_view_rtt", all_view=True),
             Rule("all_view_published", make_inner=published_cost, all_view=True, distances=False),
-            Rule("skywalker", inner="prefix_tree", push=PushMode.SELECTIVE, outer="skywalker"),
-            Rule("gorgo", push=PushMode.SELECTIVE, outer="gorgo"),
-            Rule("central_gorgo", push=PushMode.SELECTIVE, central="us", all_view=True),
+            Rule(
+                "skywalker",
+                inner="skywalker",
+                make_inner=routing_published.make_policy,
+                push=PushMode.SELECTIVE,
+                outer="skywalker",
+            ),
+            Rule("gorgo", make_inner=published_cost, push=PushMode.SELECTIVE, outer="gorgo"),
+            Rule(
+                "central_gorgo",
+                make_inner=published_cost,
+                push=PushMode.SELECTIVE,
+                central="us",
+                all_view=True,
+            ),
             Rule("one_cost", outer="one_cost"),
         )
     }
