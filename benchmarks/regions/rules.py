@@ -13,8 +13,8 @@ from policies.routing.gorgo import Gorgo
 from policies.routing.registry import make_policy
 
 
-def published_cost(_: str) -> RoutingPolicy:
-    """Return GORGO with the cost of its paper: network + prefill + queue, and decode pressure."""
+def plain_cost(_: str) -> RoutingPolicy:
+    """Return GORGO without what we add for others: its cost is network + prefill + queue + decode pressure."""
     return Gorgo(copy_weight=0.0, prefill_weight=1.0)
 
 
@@ -42,7 +42,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             Rule("local"),
             Rule("all_view", all_view=True, distances=False),
             Rule("all_view_rtt", all_view=True),
-            Rule("all_view_published", make_inner=published_cost, all_view=True, distances=False),
+            Rule("all_view_plain", make_inner=plain_cost, all_view=True, distances=False),
             Rule(
                 "skywalker",
                 inner="skywalker",
@@ -50,10 +50,10 @@ RULES: Mapping[str, Rule] = MappingProxyType(
                 push=PushMode.SELECTIVE,
                 outer="skywalker",
             ),
-            Rule("gorgo", make_inner=published_cost, push=PushMode.SELECTIVE, outer="gorgo"),
+            Rule("gorgo", make_inner=plain_cost, push=PushMode.SELECTIVE, outer="gorgo"),
             Rule(
                 "central_gorgo",
-                make_inner=published_cost,
+                make_inner=plain_cost,
                 push=PushMode.SELECTIVE,
                 central="us",
                 all_view=True,

@@ -93,7 +93,7 @@ class Timeline:
         """
         failed = tally(traffic.outcomes)
         twice = {why: count for why, count in failed.items() if LOST_TWICE in why}
-        assert failed.keys() - twice.keys() == set()
+        assert failed == twice
         assert sum(twice.values()) < RATE  # those under way, and no more
         assert audit(self.stack) == []
         told = json.loads(serve(self.stack, "report", NAME, "-o", "json"))
