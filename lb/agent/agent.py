@@ -6,12 +6,13 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lb.agent.traffic_file import note_traffic
+from lb.agent.ticker import Ticker
+from lb.agent.traffic_file import NOTE_EVERY_S, TrafficNotes
 from lb.config import file as config_file
 from lb.config.demand import Demand
 from lb.config.options import Listen
@@ -20,11 +21,11 @@ from lb.config.totals import Totals
 from lb.core.api_keys import Usage
 from lb.core.limit_store import LimitStore
 from lb.core.targets import Changes, TargetTable
-from lb.engines.distance_prober import DistanceProber
-from lb.engines.health_checks import HealthChecker
+from lb.engines.distance_prober import LOOK_S, DistanceProber
+from lb.engines.health_checks import LOOK_EVERY_S, HealthChecker
 from lb.engines.http_get import HttpGetter
 from lb.engines.load_poller import LoadPoller
-from lb.engines.model_poller import ModelPoller
+from lb.engines.model_poller import CHECK_EVERY_S, ModelPoller
 from lb.http.upstream import Pools, trusting_only
 from lb.observe.access_log import RequestRecord, both
 from lb.observe.explain import Explanation, Explanations
@@ -161,35 +162,29 @@ class Agent:
 
     async def run(self) -> None:
         """Watch over time and targets, until cancelled."""
-        await asyncio.gather(
-            self.sweep.run(),
-            self._restarted("health checks", self.checker.run),
-            self._restarted("load poller", self.prober.run),
-            self._restarted("model poller", self.model_poller.run),
-            self._restarted("distances", self.distances.run),
-            self._restarted("warming", self.warmer.run),
-            self._restarted("tidying", self._drop_idle),
-            self._restarted("noting traffic", self._note_traffic),
-            *([] if self.links is None else [self._restarted("links", self.links.run)]),
-        )
+        try:
+            await self._ticker().run()
+        finally:
+            self.checker.close()
+            self.warmer.close()
+            await asyncio.gather(self.prober.close(), self.model_poller.close(), self.distances.close())
 
-    async def _restarted(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a loop, and again a second after it has raised: a defect in it must not end the agent."""
-        while True:
-            try:
-                await loop()
-            except Exception as error:  # noqa: BLE001 (the barrier)
-                self.proxy.faults.report(name, error)
-            await asyncio.sleep(1.0)
-
-    async def _drop_idle(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            self._fetcher.expire()
-
-    async def _note_traffic(self) -> None:
+    def _ticker(self) -> Ticker:
+        faults, metrics = self.proxy.faults, self.metrics
+        ticker = Ticker(self._clock, faults.report, metrics.loop_lag.observe)
+        ticker.add("sweep", self.sweep.check)
+        ticker.add("health checks", self.checker.check_silent, LOOK_EVERY_S)
+        ticker.add("load poller", self.prober.poll_due)
+        ticker.add("model poller", self.model_poller.poll_due, CHECK_EVERY_S)
+        ticker.add("distances", self.distances.tick, LOOK_S)
+        ticker.add("warming", self.warmer.tick)
+        ticker.add("tidying", self._fetcher.expire, 1.0)
+        if self.links is not None:
+            ticker.add("links", self.links.tick)
         if self._traffic_file is not None:
-            await note_traffic(self._traffic_file, self.metrics.served, lambda: self.targets.in_flight)
+            traffic = TrafficNotes(self._traffic_file, metrics.served, lambda: self.targets.in_flight)
+            ticker.add("noting traffic", traffic.note, NOTE_EVERY_S)
+        return ticker
 
     def _let_in(self) -> None:
         self.proxy.let_in_soon()
@@ -234,7 +229,7 @@ class Agent:
         if self.links is not None:
             self.links.apply(table.regions)
         self.proxy.applied()
-        self.model_poller.wake()
+        self.model_poller.poll_due()
         self.warmer.applied(before, changes)
         if changes.added or changes.removed:
             _log.info("apply revision=%s added=%s removed=%s", table.revision, changes.added, changes.removed)

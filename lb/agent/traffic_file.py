@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,20 +9,22 @@ from pathlib import Path
 NOTE_EVERY_S = 20.0
 
 
-async def note_traffic(file: Path, served: Callable[[], int], in_flight: Callable[[], int]) -> None:
-    """Touch the file every few seconds in which a request was served, or is still being served, until cancelled.
+class TrafficNotes:
+    """Touches a file of the machine. Where the file's folder is missing, the machine has no lease.
 
-    `served` counts responses of 2xx and 3xx. Where the file's folder is missing, the machine has no lease.
+    `served` counts responses of 2xx and 3xx.
     """
-    before = served()
-    while True:
-        await asyncio.sleep(NOTE_EVERY_S)
-        now = served()
-        if now > before or in_flight():
-            _touch(file)
-        before = now
 
+    def __init__(self, file: Path, served: Callable[[], int], in_flight: Callable[[], int]) -> None:
+        self._file = file
+        self._served = served
+        self._in_flight = in_flight
+        self._before = served()
 
-def _touch(file: Path) -> None:
-    with suppress(OSError):
-        file.touch()
+    def note(self) -> None:
+        """Touch the file if a request was served since the last call, or is still being served. Called every NOTE_EVERY_S."""
+        now = self._served()
+        if now > self._before or self._in_flight():
+            with suppress(OSError):
+                self._file.touch()
+        self._before = now

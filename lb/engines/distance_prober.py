@@ -9,6 +9,7 @@ controller decides whose they are.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -23,6 +24,8 @@ FIRST_CONNECTS = 3
 LOOK_S = 0.5
 TIMEOUT_S = 3.0
 _PORTS = {"http": 80, "https": 443}
+
+_log = logging.getLogger("lb.engines.distance_prober")
 
 
 class Address(NamedTuple):
@@ -74,27 +77,42 @@ class DistanceProber:
         self._measured: dict[Address, _Measured] = {}
         self._targets: dict[Address, list[str]] = {}  # whose distance it is
         self._places: dict[str, Address] = {}
+        self._measuring: asyncio.Task[None] | None = None
 
     def rtts_ms(self) -> dict[str, float]:
         """Return the round trips to the places of the table that have been measured, by region."""
         found = ((region, self._measured[address].rtt_s) for region, address in self._places.items())
         return {region: round(1000 * rtt_s, 3) for region, rtt_s in found if rtt_s is not None}
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await self.measure_due()
-            await asyncio.sleep(LOOK_S)
+    def tick(self) -> None:
+        """Begin to time the connects that are due, unless some are under way. Called every LOOK_S."""
+        if self._measuring is not None:
+            return
+        due = self._due()
+        if due:
+            self._measuring = asyncio.get_running_loop().create_task(self._measure_all(due))
+            self._measuring.add_done_callback(self._measured_all)
 
-    async def measure_due(self) -> None:
-        """Time the connects that are due."""
+    async def close(self) -> None:
+        """Stop the connects that are under way."""
+        if self._measuring is not None:
+            self._measuring.cancel()
+            await asyncio.gather(self._measuring, return_exceptions=True)
+
+    def _due(self) -> list[Address]:
         if self._replaced != self._table.replaced:
             self._replaced = self._table.replaced
             self._use_table()
         now = self._clock()
-        due = [address for address, one in self._measured.items() if now >= one.due_at]
-        if due:
-            await asyncio.gather(*(self._measure(address) for address in due))
+        return [address for address, one in self._measured.items() if now >= one.due_at]
+
+    async def _measure_all(self, due: list[Address]) -> None:
+        await asyncio.gather(*(self._measure(address) for address in due))
+
+    def _measured_all(self, task: asyncio.Task[None]) -> None:
+        self._measuring = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("cannot measure distances", exc_info=error)
 
     def _use_table(self) -> None:
         table = self._table.table

@@ -29,11 +29,11 @@ from lb.config.schema import Readiness, Table, Target
 from lb.core.targets import Health, Key, TargetTable
 from lb.observe.metrics import Metrics
 
-LOOK_EVERY_S = 0.25
+LOOK_EVERY_S = 0.2
 PROBES_BEFORE_EJECTION = 2
 PROBE_EJECTED_EVERY_S = 1.0
 PROBE_UNHEALTHY_EVERY_S = 5.0
-UNHEALTHY_AT_ONCE = 25  # probed in one look: a hundred a second, however many there are
+UNHEALTHY_AT_ONCE = 20  # probed in one look: a hundred a second, however many there are
 SUM_UP_EVERY_S = 60.0
 FROZEN_EJECTION_S = 5.0  # at least: a probe of a frozen target takes its whole timeout
 
@@ -44,7 +44,7 @@ _log = logging.getLogger("lb.engines.health_checks")
 
 
 class HealthChecker:
-    """Looks at the table four times a second; every probe is a task of its own, one per target at a time."""
+    """Looks at the table every LOOK_EVERY_S; every probe is a task of its own, one per target at a time."""
 
     def __init__(
         self,
@@ -71,15 +71,10 @@ class HealthChecker:
         self._unhealthy_of: Table | None = None  # the table that they were read from
         self._unhealthy_at = clock()
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        try:
-            while True:
-                self.check_silent()
-                await asyncio.sleep(LOOK_EVERY_S)
-        finally:
-            for probe in self._probes.values():
-                probe.cancel()
+    def close(self) -> None:
+        """Stop the probes that are under way."""
+        for probe in self._probes.values():
+            probe.cancel()
 
     def check_silent(self) -> None:
         """Start the probes that are due now."""

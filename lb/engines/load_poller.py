@@ -93,7 +93,7 @@ class Probed(Protocol):
 
 
 class LoadPoller:
-    """One loop over the table; every probe is a task of its own, one per target at a time.
+    """Goes over the table; every probe is a task of its own, one per target at a time.
 
     `changed` is called when a target may take a request that it could not take before.
     """
@@ -139,20 +139,15 @@ class LoadPoller:
         """Return the kind of the engines here."""
         return self._usual.value
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        try:
-            while True:
-                pause_s = self.poll_due()
-                await asyncio.sleep(pause_s)
-        finally:
-            probes = [watch.probe for watch in self._watches.values() if watch.probe is not None]
-            for probe in probes:
-                probe.cancel()
-            await asyncio.gather(*probes, return_exceptions=True)
+    async def close(self) -> None:
+        """Stop the probes that are under way."""
+        probes = [watch.probe for watch in self._watches.values() if watch.probe is not None]
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
 
     def poll_due(self) -> float:
-        """Start the probes that are due; in how many seconds to look again."""
+        """Start the probes that are due. Returns after how many seconds to call it again, at the latest."""
         now = self._clock()
         pushing = self._table.table.pushing
         if self._has_queued():

@@ -16,7 +16,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Protocol
@@ -36,7 +35,7 @@ AGAIN_AFTER_S = 1.0  # a target that is requested
 ALL_AGAIN_AFTER_S = 5.0  # all targets, after a request for a model that none of them lists
 TIMEOUT_S = 5.0
 MOST_AT_ONCE = 64
-_CHECK_EVERY_S = 0.25
+CHECK_EVERY_S = 0.2
 _JITTER = 0.2
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples spread evenly over an interval, however many there are
 
@@ -72,7 +71,7 @@ class _PolledModels:
 
 
 class ModelPoller:
-    """One loop over the targets; every poll is a task of its own, one per target at a time.
+    """Goes over the targets; every poll is a task of its own, one per target at a time.
 
     `changed` is called when a queued request may find a target that it could not find before.
     """
@@ -91,33 +90,21 @@ class ModelPoller:
         self._reviewed = -1  # the state of the directory
         self._seen = 0
         self._all_again_at = -math.inf
-        self._wake = asyncio.Event()
         self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        try:
-            while True:
-                self._wake.clear()
-                self.poll_due()
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), _CHECK_EVERY_S)
-        finally:
-            polls = [watch.poll for watch in self._watches.values() if watch.poll is not None]
-            for poll in polls:
-                poll.cancel()
-            await asyncio.gather(*polls, return_exceptions=True)
-
-    def wake(self) -> None:
-        """The table has changed: poll the targets that have joined."""
-        self._wake.set()
+    async def close(self) -> None:
+        """Stop the polls that are under way."""
+        polls = [watch.poll for watch in self._watches.values() if watch.poll is not None]
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
 
     def wrong_model(self, key: Key) -> None:
         """A target has responded that it does not know a model: poll it at once, but at most once a second."""
         watch = self._watches.get(key)
         if watch is not None:
             self._put(watch, min(watch.due_at, watch.polled_at + AGAIN_AFTER_S))
-            self._wake.set()
+            self.poll_due()
 
     def missing_model(self) -> None:
         """No target lists the model of a request: one of them may do so by now."""
@@ -129,7 +116,7 @@ class ModelPoller:
             self._put(watch, min(watch.due_at, watch.polled_at + ALL_AGAIN_AFTER_S))
 
     def poll_due(self) -> None:
-        """Start the polls that are due."""
+        """Start the polls that are due. Called every CHECK_EVERY_S, and when another table is in force."""
         now = self._clock()
         if self._reviewed != self._table.models.changes:
             self._reviewed = self._table.models.changes

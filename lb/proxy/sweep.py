@@ -1,6 +1,6 @@
 """The sweep of timeouts: one timer for all requests, instead of some for each.
 
-Ten times a second it compares the time with the earliest deadline of the requests without a first byte, and of those in
+At each tick of the agent it compares the time with the earliest deadline of the requests without a first byte, and of those in
 the queue; less often it checks running responses and tunnels. Requests that wait cost nothing until a deadline is over,
 and a request that goes well costs no timer at all.
 Each request is checked behind the fault barrier: a defect that one of them meets ends that one.
@@ -8,7 +8,6 @@ Each request is checked behind the fault barrier: a defect that one of them meet
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from itertools import islice
 
@@ -17,7 +16,6 @@ from lb.core.targets import Booking, Outlook
 from lb.proxy.context import Proxy
 from lb.proxy.request import ProxiedRequest
 
-SWEEP_S = 0.1
 RECONSIDERED = 8  # queued requests that are compared with other regions at each of their reports
 LONGEST_ROUND_S = 1.0  # between two checks of the running responses
 
@@ -28,21 +26,9 @@ class Sweep:
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
         self._round_at = proxy.clock()
-        self._expected_at = 0.0
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        proxy = self._proxy
-        while True:
-            self._expected_at = proxy.clock() + SWEEP_S
-            await asyncio.sleep(SWEEP_S)
-            proxy.metrics.loop_lag.observe(max(0.0, proxy.clock() - self._expected_at))
-            try:
-                self.check()
-            except Exception as error:  # noqa: BLE001 (the barrier)
-                proxy.faults.report("sweep", error)
 
     def check(self) -> None:
+        """Do what is due now. Called ten times a second."""
         proxy = self._proxy
         now = proxy.clock()
         if now >= proxy.waiting_until:

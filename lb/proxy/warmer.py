@@ -17,8 +17,6 @@ from lb.engines.kinds import EngineKind, Fetched
 from lb.proxy.context import Proxy
 from lb.stream.warming_request import has_priority, warming_body
 
-TICK_S = 0.1
-
 Post = Callable[[Target, str, bytes, float], Awaitable[Fetched]]
 """POSTs a body to a path of a target within a time limit in seconds. Raises OSError or asyncio.TimeoutError."""
 
@@ -55,18 +53,13 @@ class Warmer:
                 self._new[key] = None
         self.tick()
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        try:
-            while True:
-                self.tick()
-                await asyncio.sleep(TICK_S)
-        finally:
-            for key, warming in list(self._warming.items()):
-                self._end(key, warming, WarmingEnd.STOPPED)
+    def close(self) -> None:
+        """Fill no more caches."""
+        for key, warming in list(self._warming.items()):
+            self._end(key, warming, WarmingEnd.STOPPED)
 
     def tick(self) -> None:
-        """Begin, go on and end, as things are now."""
+        """Begin, go on and end, as things are now. Called ten times a second."""
         if self._new:
             self._begin_ready()
         for key, warming in list(self._warming.items()):

@@ -29,9 +29,9 @@ from lb.regions.identity import BEATS, REQUESTS, Identity
 from lb.regions.peer_explanations import peer_explanations
 from lb.regions.peer_port import PeerPort
 
-TICK_S = 0.1  # between two beats at least
 CHANGED_S = 0.25  # between two that report something else than the one before it, but nothing of importance
 EVERY_S = 0.5  # between two beats in any case
+_EARLY_S = 0.05  # by which a tick may be early
 RECONSIDERED_FOR_CREDIT = 2  # queued requests, each time
 
 _log = logging.getLogger("lb.regions")
@@ -107,13 +107,8 @@ class RegionLinks:
         self._silent = self._silent_peers(now)
         self._share_quota(now)
 
-    async def run(self) -> None:
-        """Send beats, and watch for peers that are silent, until cancelled."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._tick()
-
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """Send beats, and watch for peers that are silent. Called ten times a second, which is as often as beats may be sent."""
         forwarding, now = self._proxy.forwarding, self._clock()
         if forwarding is None or not self._senders:
             return
@@ -127,7 +122,7 @@ class RegionLinks:
                     forwarding.silent(peer_id, now)
         if self._silent or before:
             self._share_quota(now)
-        since_s = now - self._sent_at + TICK_S / 2
+        since_s = now - self._sent_at + _EARLY_S
         report, last = self._reported(now, fresh=since_s >= EVERY_S), self._sent
         if (
             last is None

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import h11
 
+from lb.agent.ticker import Ticker
 from lb.config.options import Limits
 from lb.config.schema import Table, Target
 from lb.core.targets import TargetTable
@@ -420,7 +421,9 @@ class Bench:
 
     def watch(self) -> None:
         """From now on due operations happen."""
-        self._patrol = asyncio.get_running_loop().create_task(Sweep(self.proxy).run())
+        ticker = Ticker(self.proxy.clock, self.proxy.faults.report)
+        ticker.add("sweep", Sweep(self.proxy).check)
+        self._patrol = asyncio.get_running_loop().create_task(ticker.run())
 
     def check(self) -> None:
         """Nothing is left of anything."""

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from lb.agent.ticker import Ticker
 from lb.config.options import Pushing
 from lb.config.schema import Table, Target
 from lb.core.admission import EngineLoad
@@ -155,12 +156,18 @@ class Balancer:
 @asynccontextmanager
 async def balancer(**targets: str) -> AsyncIterator[Balancer]:
     it = Balancer(targets)
-    running = asyncio.get_running_loop().create_task(it.prober.run())
+    ticker = Ticker(time.monotonic, _raised)
+    ticker.add("load poller", it.prober.poll_due)
+    running = asyncio.get_running_loop().create_task(ticker.run())
     try:
         yield it
     finally:
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.gather(running, it.prober.close(), return_exceptions=True)
+
+
+def _raised(name: str, error: Exception) -> None:
+    raise AssertionError(name) from error
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from lb.config.regions import Place, Regions
 from lb.config.schema import Table, Target
 from lb.core.distances import Distance
@@ -35,11 +37,17 @@ class World:
     async def run(self, seconds: float) -> None:
         until = self.now + seconds
         while self.now < until:
-            await self.prober.measure_due()
+            self.prober.tick()
+            await settle()
             self.now += LOOK_S
 
     def distances(self) -> dict[str, float]:
         return {view.id: view.rtt_s for view in self.table.views(self.now)}
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def target(name: str, region: str) -> Target:

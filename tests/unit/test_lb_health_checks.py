@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 
+from lb.agent.ticker import Ticker
 from lb.config.schema import Readiness, Table, Target
 from lb.core.targets import TargetTable
 from lb.engines.health_checks import LOOK_EVERY_S, PROBE_UNHEALTHY_EVERY_S, UNHEALTHY_AT_ONCE, HealthChecker
@@ -33,12 +34,18 @@ class _World:
         self.probes[target.id] += 1
         return target.id in self.alive
 
+    def _faulty(self, name: str, error: Exception) -> None:
+        raise AssertionError(name) from error
+
     async def watch(self, seconds: float) -> dict[str, float | None]:
         """When each target was last heard from, after so long."""
         loop = asyncio.get_running_loop()
-        task = loop.create_task(self.checker.run())
+        ticker = Ticker(loop.time, self._faulty)
+        ticker.add("health checks", self.checker.check_silent, LOOK_EVERY_S)
+        task = loop.create_task(ticker.run())
         await asyncio.sleep(seconds)
         task.cancel()
+        self.checker.close()
         return {one.id: one.heard_s for one in self.table.stats(loop.time(), 60.0)}
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from lb.agent.traffic_file import NOTE_EVERY_S, note_traffic
+from lb.agent.traffic_file import TrafficNotes
 from provisioners.remote.host_agent import daemon, lease
 from provisioners.remote.host_agent.tls_proxy import TrafficWatch
 
@@ -136,31 +135,18 @@ def test_whose_connections_count() -> None:
     assert lease.peers_of(order()) == frozenset()
 
 
-async def test_a_load_balancer_notes_what_it_has_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, seen = tmp_path / "traffic", list[bool]()
-    #          served, in flight, at the end of each period
-    periods = iter([(5, 0), (6, 0), (6, 0), (6, 1), (6, 0)])
-    state = (5, 0)
-
-    async def pause(seconds: float) -> None:
-        nonlocal state
-        assert seconds == NOTE_EVERY_S
+def test_a_load_balancer_notes_what_it_has_served(tmp_path: Path) -> None:
+    file, state = tmp_path / "traffic", {"served": 5, "in flight": 0}
+    notes = TrafficNotes(file, lambda: state["served"], lambda: state["in flight"])
+    seen = []
+    for served, in_flight in [(5, 0), (6, 0), (6, 0), (6, 1), (6, 0)]:  # at the end of each period
+        state.update({"served": served, "in flight": in_flight})
+        notes.note()
         seen.append(file.exists())
         file.unlink(missing_ok=True)
-        state = next(periods, (-1, -1))
-        if state == (-1, -1):
-            raise asyncio.CancelledError
-
-    monkeypatch.setattr("lb.agent.traffic_file.asyncio.sleep", pause)
-    with pytest.raises(asyncio.CancelledError):
-        await note_traffic(file, lambda: state[0], lambda: state[1])
-    assert seen == [False, False, True, False, True, False]
+    assert seen == [False, True, False, True, False]
 
 
-async def test_without_a_lease_a_load_balancer_notes_nothing(tmp_path: Path) -> None:
-    task = asyncio.create_task(note_traffic(tmp_path / "none" / "traffic", lambda: 1, lambda: 1))
-    await asyncio.sleep(0)
-    task.cancel()
+def test_without_a_lease_a_load_balancer_notes_nothing(tmp_path: Path) -> None:
+    TrafficNotes(tmp_path / "none" / "traffic", lambda: 1, lambda: 1).note()
     assert not (tmp_path / "none").exists()
