@@ -54,9 +54,11 @@ class Ticker:
 
         def tick(due_at: float) -> None:
             nonlocal timer
-            self._late(max(0.0, self._clock() - due_at))
-            self._call_due(loop)
-            timer = loop.call_later(TICK_S, tick, self._clock() + TICK_S)
+            try:
+                self._late(max(0.0, self._clock() - due_at))
+                self._call_due(loop)
+            finally:
+                timer = loop.call_later(TICK_S, tick, self._clock() + TICK_S)
 
         try:
             tick(self._clock())

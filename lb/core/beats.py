@@ -10,6 +10,7 @@ of a kind that is not known, so that agents of two releases understand each othe
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from struct import Struct, error
 from typing import Any, NamedTuple
 
@@ -125,24 +126,32 @@ def decode(kind: int, data: bytes) -> Beat | UsedReport | None:
 def _beat(data: bytes) -> Beat:
     try:
         boot, seq, echo_boot, echo, epoch, every_s, held_s = _LINK.unpack_from(data)
-        available, room, queued, wait_s, pace_s, decode_s, draining, silents = _REPORT.unpack_from(
-            data, _LINK.size
-        )
-        at = _LINK.size + _REPORT.size
-        engine, at = _text_at(data, at)
-        silent = []
-        for _ in range(silents):
-            name, at = _text_at(data, at)
-            silent.append(name)
+        report = _report(data[_LINK.size :])
     except (error, UnicodeDecodeError):
         raise BeatError("a beat that is too short, or has text that is not UTF-8") from None
-    for seconds in (every_s, held_s, wait_s, pace_s, decode_s):
-        if not 0.0 <= seconds <= _LONGEST_S:  # false for what is no number, too
-            raise BeatError("a time that is not between 0 and a million seconds")
-    report = RegionReport(
+    _check_times(every_s, held_s)
+    return Beat(boot, seq, every_s, report, echo_boot, echo, held_s, epoch)
+
+
+@lru_cache(maxsize=64)
+def _report(data: bytes) -> RegionReport:
+    """Return a report, which idle peers repeat. Raises BeatError, and what `_beat` handles."""
+    available, room, queued, wait_s, pace_s, decode_s, draining, silents = _REPORT.unpack_from(data)
+    engine, at = _text_at(data, _REPORT.size)
+    silent = []
+    for _ in range(silents):
+        name, at = _text_at(data, at)
+        silent.append(name)
+    _check_times(wait_s, pace_s, decode_s)
+    return RegionReport(
         available, room, queued, wait_s, pace_s, decode_s, draining == 1, engine, tuple(silent)
     )
-    return Beat(boot, seq, every_s, report, echo_boot, echo, held_s, epoch)
+
+
+def _check_times(*times_s: float) -> None:
+    for seconds in times_s:
+        if not 0.0 <= seconds <= _LONGEST_S:  # false for what is no number, too
+            raise BeatError("a time that is not between 0 and a million seconds")
 
 
 def _text_at(data: bytes, at: int) -> tuple[str, int]:

@@ -118,6 +118,7 @@ class LoadPoller:
         # A heap; a row whose watch has another `due_at` is void.
         self._due: list[tuple[float, float, PolledLoad]] = []
         self._intervals: Counter[float] = Counter()  # how many watches have each
+        self._must_share = False  # the budget anew: an interval has changed, or all may be scheduled again
         self._stretch = 1.0  # of all intervals, to keep within the budget
         self._longest_stretch = 1.0  # by which a target may still be scheduled
         self._relaxed_at = -math.inf
@@ -156,9 +157,20 @@ class LoadPoller:
         if reviewed != self._reviewed:
             self._reviewed = reviewed
             self._review(now)
-        self._hurry([self._watches[key] for key in self._table.newly_busy() if key in self._watches], now)
+        busy = [self._watches[key] for key in self._table.newly_busy() if key in self._watches]
+        if busy or self._must_share:
+            self._hurry(busy, now)
         shortest_s = max(pushing.probe_s / _LOOKS_PER_PROBE, _SHORTEST_PAUSE_S)
-        left = math.ceil(_BURST * PROBES_PER_S * shortest_s)
+        if self._due and self._due[0][0] <= now:
+            self._start_due(math.ceil(_BURST * PROBES_PER_S * shortest_s), now)
+        next_at = self._due[0][0] if self._due else math.inf
+        return max(shortest_s, min(next_at - now, pushing.probe_s))
+
+    # --- inside
+
+    def _start_due(self, left: int, now: float) -> None:
+        """Start the probes that are due, but no more than `left`."""
+        is_polled = self._table.table.pushing.is_polled
         while left and self._due and self._due[0][0] <= now:
             due_at, _, watch = heappop(self._due)
             if watch.due_at != due_at:
@@ -168,11 +180,7 @@ class LoadPoller:
                 watch.due_at = math.inf
                 watch.polled_at = now
                 left -= 1
-                self._start(watch, pushing.is_polled)
-        next_at = self._due[0][0] if self._due else math.inf
-        return max(shortest_s, min(next_at - now, pushing.probe_s))
-
-    # --- inside
+                self._start(watch, is_polled)
 
     def _queued_lately(self, now: float) -> bool:
         return self._table.table.pushing.is_polled and now < self._queued_until
@@ -201,7 +209,8 @@ class LoadPoller:
         late = [watch for watch in watches if self._count(watch, now)]
         self._share_budget()
         self._longest_stretch = max(self._longest_stretch, self._stretch)
-        if self._longest_stretch > 2.0 * self._stretch and now >= self._relaxed_at + RELAX_EVERY_S:
+        self._must_share = self._longest_stretch > 2.0 * self._stretch
+        if self._must_share and now >= self._relaxed_at + RELAX_EVERY_S:
             self._longest_stretch, self._relaxed_at = self._stretch, now
             late = list(self._watches.values())
         for watch in late:
@@ -224,6 +233,7 @@ class LoadPoller:
         self._intervals[watch.interval_s] -= 1
         self._intervals[interval_s] += 1
         watch.interval_s = interval_s
+        self._must_share = True
         return True
 
     def _schedule(self, watch: PolledLoad) -> float:

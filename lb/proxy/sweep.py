@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from lb.core.failures import Failure
+from lb.core.queue import Ticket
 from lb.core.targets import Booking, Outlook
 from lb.proxy.context import Proxy
 from lb.proxy.request import ProxiedRequest
@@ -33,8 +34,9 @@ class Sweep:
         now = proxy.clock()
         if now >= proxy.waiting_until:
             self._check_waiting(now)
-        for ticket in proxy.queue.expire(now):
-            self._guard(ticket.item, lambda one: one.expired(now))
+        expired = proxy.queue.expire(now)
+        if expired:
+            self._end_expired(expired, now)
         if len(proxy.queue):
             proxy.let_in()  # an ejection may have run out
         self._hand_over(now)
@@ -44,12 +46,20 @@ class Sweep:
         elapsed = now - self._round_at
         if elapsed >= min(LONGEST_ROUND_S, least / 3):
             self._round_at = now
-            for request in list(proxy.relays):
-                self._guard(request, lambda one: self._check_relay(one, now, elapsed))
-            for request in list(proxy.tunnels):
-                self._guard(request, lambda one: self._check_tunnel(one, now))
-            proxy.pools.expire(now)
-            proxy.table.drop_unused_policies(now)
+            self._check_running(now, elapsed)
+
+    def _end_expired(self, expired: list[Ticket[ProxiedRequest]], now: float) -> None:
+        for ticket in expired:
+            self._guard(ticket.item, lambda one: one.expired(now))
+
+    def _check_running(self, now: float, elapsed: float) -> None:
+        proxy = self._proxy
+        for request in list(proxy.relays):
+            self._guard(request, lambda one: self._check_relay(one, now, elapsed))
+        for request in list(proxy.tunnels):
+            self._guard(request, lambda one: self._check_tunnel(one, now))
+        proxy.pools.expire(now)
+        proxy.table.drop_unused_policies(now)
 
     def _guard(self, request: ProxiedRequest, act: Callable[[ProxiedRequest], None]) -> None:
         try:

@@ -70,6 +70,7 @@ class RegionLinks:
         self._sent: RegionReport | None = None  # to all peers
         self._sent_at = float("-inf")
         self._silent: tuple[str, ...] = ()
+        self._silent_at = float("-inf")  # when another peer may be silent, at the earliest
         self._logged: frozenset[str] = frozenset()  # as was logged
         self._getter = HttpGetter(pools, clock)
         self._quota = proxy.api_keys.quota = SharedQuota()
@@ -199,6 +200,10 @@ class RegionLinks:
 
     def _silent_peers(self, now: float) -> tuple[str, ...]:
         """Return the peers of which no beat has come lately."""
+        if not self._silent and now <= self._silent_at:
+            return ()
+        received = [sender.state.received_at for sender in self._senders.values()]
+        self._silent_at = min(received, default=now) + SILENT_AFTER_S
         return tuple(
             peer_id
             for peer_id, sender in self._senders.items()
