@@ -118,7 +118,7 @@ class LoadPoller:
         # A heap; a row whose watch has another `due_at` is void.
         self._due: list[tuple[float, float, PolledLoad]] = []
         self._intervals: Counter[float] = Counter()  # how many watches have each
-        self._must_share = False  # the budget anew: an interval has changed, or all may be scheduled again
+        self._must_share = False  # the budget again: an interval has changed, or all may have shorter ones
         self._stretch = 1.0  # of all intervals, to keep within the budget
         self._longest_stretch = 1.0  # by which a target may still be scheduled
         self._relaxed_at = -math.inf
