@@ -19,7 +19,12 @@ service: {readiness_probe: /health, replicas: 2}
 resources: {infra: local}
 run: serve engine --speed 20 --port $SKYSERVE_REPLICA_PORT
 """
-BODY = {"messages": [{"role": "user", "content": "hello " * 40}], "max_tokens": 8, "stream": True}
+BODY = {
+    "messages": [{"role": "user", "content": "hello " * 40}],
+    "max_tokens": 8,
+    "stream": True,
+    "stream_options": {"include_usage": True},  # an engine that is late has several tokens in an event
+}
 
 
 def series(serve: Any) -> dict[str, Any]:

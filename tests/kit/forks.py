@@ -29,6 +29,8 @@ from typing import Any
 COLD = "SKYSERVE_TEST_COLD"
 PROGRAMS = ("serve", "lb")
 _MESSAGE_BYTES = 1 << 17
+#: Room where `/proc` reads words and environment of the process, in which a fork shows its own.
+_WORDS_BYTES, _ENVIRONMENT_BYTES = 1 << 10, 1 << 15
 #: What modules read while they are imported.
 _READ_BY_IMPORTS = ("PYTHON", "LANG", "LC_", "TERM", "COLUMNS", "NO_COLOR", "FORCE_COLOR")
 
@@ -78,8 +80,8 @@ class ForkServer:
             for end in (self._ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
             subprocess.Popen(
-                [sys.executable, __file__, self._program, str(theirs.fileno())],
-                env=self._environment,
+                [sys.executable, __file__, self._program, str(theirs.fileno()), "x" * _WORDS_BYTES],
+                env={**self._environment, "SKYSERVE_TEST_ROOM": "x" * _ENVIRONMENT_BYTES},
                 pass_fds=[theirs.fileno()],
             )
             theirs.close()
@@ -151,6 +153,8 @@ def _import(program: str) -> None:
     package = importlib.import_module("lb" if program == "lb" else "skyserve_cli.commands")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
+    if program == "serve":
+        importlib.import_module("tests.kit.forked_controllers")
 
 
 def _run(program: str, arguments: list[str]) -> int:
@@ -159,7 +163,9 @@ def _run(program: str, arguments: list[str]) -> int:
 
         return main(arguments)
     from skyserve_cli.app import run
+    from tests.kit import forked_controllers
 
+    forked_controllers.install()
     return run(arguments)
 
 
@@ -174,7 +180,8 @@ def _exit(code: int) -> None:
 
 def main() -> None:
     """Serve the client at the descriptor that is the second argument with the program that is the first one."""
-    program, descriptor = sys.argv[1:]
+    program, descriptor, _ = sys.argv[1:]
+    sys.path[0] = str(Path(__file__).parents[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, meant for pytest
     _import(program)
     gc.collect()
