@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 TICK_S = 0.1
-PAUSE_AFTER_FAULT_S = 1.0
 
 Act = Callable[[], "float | None"]
 """What a part does when it is due. It may return after how many seconds it wants to be called, if that is before its next tick."""
@@ -28,7 +27,7 @@ class _Part:
 
 
 class Ticker:
-    """Calls its parts, each behind a barrier: one that raises is reported, and called again after a second."""
+    """Calls its parts, each behind a barrier: one that raises is reported, and called again when it is due."""
 
     def __init__(
         self,
@@ -82,7 +81,6 @@ class Ticker:
             pause_s = part.act()
         except Exception as error:  # noqa: BLE001 (the barrier: a defect in a part must not end the agent)
             self._report(part.name, error)
-            part.due = self._tick + round(PAUSE_AFTER_FAULT_S / TICK_S)
             return
         if pause_s is not None and pause_s < TICK_S and part.sooner is None:
             part.sooner = loop.call_later(pause_s, self._call_sooner, part, loop)
