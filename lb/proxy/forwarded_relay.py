@@ -67,23 +67,28 @@ class ForwardedRelay:
         """Open a forwarding when what was written has gone: in the next turn of the loop."""
         if not self._due and self._request.fast_path is not None and self._fruitless < _MAX_FRUITLESS:
             self._due = True
-            self._request.call_soon(self._open_forwarding)
+            self._request.call_soon(self._open_due_forwarding)
 
-    def _open_forwarding(self) -> None:
+    def _open_due_forwarding(self) -> None:
         self._due = False
+        self._open_forwarding()
+
+    def _open_forwarding(self) -> bool:
+        """Return whether the stream has a forwarding from now on that it did not have before."""
         request = self._request
         fast_path, connection, client = request.fast_path, request.connection, request.client.transport
         if self._forwarding is not None or self.blocked or not self._may_forward():
-            return
+            return False
         if fast_path is None or connection is None:
-            return
+            return False
         source, sink = descriptor_of(connection.transport), descriptor_of(client)
         if source is None or sink is None or connection.transport.is_closing() or client.is_closing():
-            return
+            return False
         if client.get_write_buffer_size():
-            return  # what it holds must go first; the next chunk tries again
+            return False  # what it holds must go first; the next chunk tries again
         connection.transport.pause_reading()
         self._forwarding = fast_path.forwarding(source, sink, self._limit_bytes, self, self._mode)
+        return True
 
     def forwarding_stopped(self, reason: StopReason, data: bytes) -> None:
         """The forwarding has met something that it leaves to us."""
@@ -98,10 +103,7 @@ class ForwardedRelay:
         connection = self._request.connection
         if connection is None:
             return
-        if reason is StopReason.FULL:
-            self._open_forwarding()
-            if self._forwarding is None:  # its client is slow
-                connection.transport.resume_reading()
+        if reason is StopReason.FULL and self._open_forwarding():
             return
         connection.transport.resume_reading()
         if reason is StopReason.UNSENT:
