@@ -50,7 +50,10 @@ class Forwarding(Protocol):
 
 class ForwardingOwner(Protocol):
     def forwarding_stopped(self, reason: StopReason, data: bytes) -> None:
-        """The forwarding is stopped already. Must not raise: the streams of other owners wait for the same call."""
+        """The forwarding is stopped already. Must not raise: the streams of other owners wait for the same call.
+
+        All that is unsent is reported before anything else. An owner that has given its forwarding up is called nevertheless.
+        """
         ...
 
 
@@ -72,8 +75,15 @@ class FastPath:
         loop.add_reader(native.fileno(), self._run)
 
     def _run(self) -> None:
-        for owner, reason, data in self._native.run():
-            owner.forwarding_stopped(StopReason(reason), data)
+        stopped = self._native.run()
+        # Unsent bytes count as passed. What an owner does about the other reasons may end other forwardings of the list or
+        # continue their streams from elsewhere, so by then each client has been sent all that counts.
+        for owner, reason, data in stopped:
+            if reason == StopReason.UNSENT:
+                owner.forwarding_stopped(StopReason.UNSENT, data)
+        for owner, reason, data in stopped:
+            if reason != StopReason.UNSENT:
+                owner.forwarding_stopped(StopReason(reason), data)
 
     def close(self) -> None:
         self._loop.remove_reader(self._native.fileno())

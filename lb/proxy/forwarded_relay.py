@@ -98,6 +98,8 @@ class ForwardedRelay:
             self._request.crashed("forwarding_stopped", error)
 
     def _take_back(self, reason: StopReason, data: bytes) -> None:
+        if self._forwarding is None:  # halted in the meantime; what was read counts as never received
+            return
         self._fruitless = 0 if self._absorb() else self._fruitless + 1
         self._forwarding = None
         connection = self._request.connection

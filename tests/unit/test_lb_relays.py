@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +14,8 @@ from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
 from lb.http.body_framing import LAST_CHUNK, ChunkedDecoder, CloseDelimitedDecoder, chunk
 from lb.http.messages import ResponseHead, response_bytes
-from lb.proxy.fast_path import StopReason
+from lb.proxy.fast_path import FastPath, StopReason
+from lb.proxy.forwarded_relay import ForwardedRelay
 from lb.proxy.ports import RelayHost
 from lb.proxy.relay import PlainRelay
 from lb.proxy.resumable_relay import ResumableRelay
@@ -31,7 +32,7 @@ class Host:
     def __init__(self, *kinds: EngineKind) -> None:
         self.sent = b""
         self.events: list[Any] = []
-        self.kinds = set(kinds)
+        self.kinds: set[EngineKind] = set(kinds)
         self.status = 0
         self.continues = True
         self.fast_path = None
@@ -235,26 +236,27 @@ def test_other_bodies_are_not_counted() -> None:
     assert (relay.generated(), relay.tokens()) == (0, None)
 
 
+class Kinds(set[EngineKind]):
+    """Kinds of engines that count how often a verdict asks for them."""
+
+    asked = 0
+
+    def __iter__(self) -> Iterator[EngineKind]:
+        self.asked += 1
+        return super().__iter__()
+
+
 def test_a_verdict_on_a_silent_stream_is_worked_out_once_for_each_circumstance() -> None:
-    host = Host(EngineKind.VLLM)
+    host = Host()
+    host.kinds = vllm = Kinds({EngineKind.VLLM})
     relay = resumable(host)
-    worked_out: list[set[EngineKind]] = []
-
-    class Counting(ResumableRelay):
-        __slots__ = ()
-
-        def _could_continue(self, kinds: set[EngineKind]) -> bool:
-            worked_out.append(kinds)
-            return super()._could_continue(kinds)
-
-    relay.__class__ = Counting
     relay.data(chunk(event("Hello", ids=[5], prompt_token_ids=[1])))
     assert [relay.may_continue() for _ in range(5)] == [True] * 5
-    host.kinds = set()
+    host.kinds = nothing = Kinds()
     assert [relay.may_continue() for _ in range(5)] == [False] * 5
     relay.data(chunk(STOP))
     assert [relay.may_continue() for _ in range(5)] == [True] * 5  # only the end mark is missing
-    assert worked_out == [{EngineKind.VLLM}, set(), set()]
+    assert (vllm.asked, nothing.asked) == (1, 1)
 
 
 def test_an_event_that_is_passed_in_pieces_makes_a_stream_that_cannot_be_resumed() -> None:
@@ -285,11 +287,15 @@ def test_what_orjson_does_not_write_is_sent_as_it_came_and_not_resumed() -> None
 
 
 class Forwarding:
-    """One that has passed nothing."""
+    """One that has passed what it is given."""
+
+    def __init__(self, passed: bytes = b"") -> None:
+        self.passed = passed
 
     def stop(self) -> None: ...
     def take(self) -> bytes:
-        return b""
+        passed, self.passed = self.passed, b""
+        return passed
 
     def pulse(self) -> bool:
         return False
@@ -306,3 +312,129 @@ def test_an_exception_behind_a_forwarding_ends_its_request_and_leaves_the_others
     relay.forwarding_stopped(StopReason.IRREGULAR, chunk(HELLO))
     (error,) = host.events
     assert isinstance(error, ZeroDivisionError)
+
+
+class Wire:
+    """A plain connection, and whether the event loop reads it. `waiting` bytes are not written yet."""
+
+    def __init__(self, descriptor: int, waiting: int = 0) -> None:
+        self.descriptor, self.waiting = descriptor, waiting
+        self.sent = b""
+        self.reads = True
+
+    def get_extra_info(self, name: str) -> Any:
+        return SimpleNamespace(fileno=lambda: self.descriptor) if name == "socket" else None
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+
+class Helper:
+    """The fast path's helper: notes the forwardings that it opens, and returns what a test says has stopped."""
+
+    def __init__(self) -> None:
+        self.opened: list[Forwarding] = []
+        self.stopped: list[tuple[ForwardedRelay, int, bytes]] = []
+        self.turn: Callable[[], None] = lambda: None
+
+    def add_reader(self, descriptor: int, callback: Callable[[], None]) -> None:
+        self.turn = callback
+
+    def fileno(self) -> int:
+        return 0
+
+    def forwarding(self, source: int, sink: int, limit_bytes: int, owner: object, mode: int) -> Forwarding:
+        self.opened.append(Forwarding())
+        return self.opened[-1]
+
+    def run(self) -> list[tuple[ForwardedRelay, int, bytes]]:
+        stopped, self.stopped = self.stopped, []
+        return stopped
+
+
+class ForwardingHost(Host):
+    """A request whose stream goes through a forwarding."""
+
+    def __init__(self, helper: Helper, fast_path: FastPath) -> None:
+        super().__init__(EngineKind.VLLM)
+        self.fast_path: Any = fast_path
+        self.sink, self.source = Wire(4), Wire(5)
+        self.client = SimpleNamespace(transport=self.sink, closing=False)
+        self.connection = SimpleNamespace(transport=self.source)
+        self.relay = resumable(self)
+        self.relay.data(chunk(event("Hello", ids=[5], prompt_token_ids=[1])))
+        self.forwarding = helper.opened[-1]
+        self.sink.sent = b""
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        callback()
+
+
+@pytest.fixture
+def helper() -> Helper:
+    return Helper()
+
+
+@pytest.fixture
+def fast_path(helper: Helper) -> FastPath:
+    return FastPath(helper, cast(Any, helper))
+
+
+def test_a_forwarding_that_is_full_is_followed_by_another(helper: Helper, fast_path: FastPath) -> None:
+    host = ForwardingHost(helper, fast_path)
+    helper.opened[0].passed = chunk(HELLO)
+    helper.stopped = [(host.relay, StopReason.FULL, b"")]
+    helper.turn()
+    assert (host.events, len(helper.opened), host.source.reads) == ([], 2, False)
+
+
+def test_the_event_loop_reads_where_a_client_is_too_slow_for_another(
+    helper: Helper, fast_path: FastPath
+) -> None:
+    host = ForwardingHost(helper, fast_path)
+    host.sink.waiting = 1
+    helper.stopped = [(host.relay, StopReason.FULL, b"")]
+    helper.turn()
+    assert (host.events, len(helper.opened), host.source.reads) == ([], 1, True)
+
+
+def test_what_is_unsent_goes_to_its_client_before_another_stream_can_end_the_forwarding(
+    helper: Helper, fast_path: FastPath
+) -> None:
+    """The client gets all that the transcript has, and then what continues it."""
+    first, second = ForwardingHost(helper, fast_path), ForwardingHost(helper, fast_path)
+    passed = chunk(event(" world", ids=[6])) + chunk(event("", "stop", ids=[]))
+    second.forwarding.passed = passed
+    helper.stopped = [
+        (first.relay, StopReason.IRREGULAR, chunk(STOP) + chunk(DONE) + LAST_CHUNK),
+        (second.relay, StopReason.UNSENT, passed[20:]),
+    ]
+    first.relayed = lambda rest, reusable=True: second.relay.resume("its target is gone")  # type: ignore[method-assign]
+    helper.turn()
+    assert second.events == ["ended_early"]
+    assert second.sink.sent == passed[20:] + chunk(DONE) + LAST_CHUNK
+
+
+def test_what_was_read_for_a_forwarding_that_is_given_up_is_not_taken_for_the_next_response(
+    helper: Helper, fast_path: FastPath
+) -> None:
+    first, second = ForwardingHost(helper, fast_path), ForwardingHost(helper, fast_path)
+    first.relayed = lambda rest, reusable=True: second.relay.resume("its target is gone")  # type: ignore[method-assign]
+    helper.stopped = [
+        (first.relay, StopReason.IRREGULAR, chunk(STOP) + chunk(DONE) + LAST_CHUNK),
+        (second.relay, StopReason.IRREGULAR, chunk(event(" world", ids=[6])) + chunk(DONE)),
+    ]
+    helper.turn()
+    assert (second.events, second.sink.sent, second.source.reads) == ([], b"", False)
