@@ -13,6 +13,7 @@ import pytest
 
 from lb.http.request_head import RequestHead
 from lb.http.response_head import ResponseHead
+from scripts.narrowed_reads import narrowed_reads
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -35,6 +36,36 @@ def test_nothing_is_read_that_a_compiled_class_lacks(module: str) -> None:
         or (isinstance(node, ast.Name) and node.id in ("vars", "weakref"))
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("module", list(modules()))
+def test_nothing_is_read_for_what_it_was_before_a_call(module: str) -> None:
+    assert narrowed_reads((ROOT / module).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        pytest.param(["self.x = None", "self.open()", "return self.x"], ["self.x"], id="assigned"),
+        pytest.param(["y, self.x = self.x, None", "open(y)", "return self.x"], ["self.x"], id="one of several"),
+        pytest.param(["if self.x is None:", "    self.open()", "    self.x.read()"], ["self.x"], id="tested"),
+        pytest.param(["if self.x:", "    return", "self.x = None", "if self.open():", "    self.x.read()"], ["self.x"], id="called by a test"),
+        pytest.param(["self.x = None", "while self.x is None:", "    self.open()"], ["self.x"], id="the next round"),
+        pytest.param(["self.a.x = None", "await self.open()", "return self.a.x"], ["self.a.x"], id="of an attribute"),
+        pytest.param(["if self.x is not None:", "    self.x.close()", "    if self.x is None:", "        pass"], ["self.x"], id="closed by a call"),
+        pytest.param(["self.x = None", "try:", "    self.open()", "finally:", "    self.x.read()"], ["self.x"], id="in any case"),
+        pytest.param(["self.x = None", "if self.x is None:", "    self.open()"], [], id="no call yet"),
+        pytest.param(["self.x = None", "self.x = open()", "return self.x"], [], id="assigned again"),
+        pytest.param(["self.x = None", "self = open()", "return self.x"], [], id="of another object"),
+        pytest.param(["if self.y:", "    self.x = None", "self.open()", "return self.x"], [], id="on one way only"),
+        pytest.param(["while self.x is None:", "    self.open()", "return self.x"], [], id="a loop that ends with it"),
+        pytest.param(["self.x = None", "return", "self.open(self.x)"], [], id="never reached"),
+        pytest.param(["if self.x is not None:", "    self.x.read()", "    self.x.close()"], [], id="no test after the call"),
+    ],
+)  # fmt: skip
+def test_a_read_that_a_compiler_takes_for_none_is_found(lines: list[str], found: list[str]) -> None:
+    source = "async def f(self):\n" + "".join(f"    {line}\n" for line in lines)
+    assert [name for _, name in narrowed_reads(source)] == found
 
 
 def fields(one: object) -> dict[str, object]:
