@@ -5,8 +5,8 @@ Two steps, both optional: where one fails, the build warns and the wheel has the
 - `lb/proxy/_fast_path.c` forwards plain chunks between two sockets; a C compiler builds it in a second. Editable installs
   have it, too.
 - mypyc compiles the modules of NATIVE. They then take about 0.7 times the CPU per request (`benchmarks/router/README.md`). The
-  build needs a C compiler and some minutes, so editable installs do without; SKYSERVE_NATIVE=0 skips it for wheels as well, and
-  SKYSERVE_NATIVE=1 makes a failure an error.
+  build needs three minutes of a C compiler's CPU, which all cores share, so editable installs do without; SKYSERVE_NATIVE=0
+  skips it for wheels as well, and SKYSERVE_NATIVE=1 makes a failure an error.
 
     python hatch_build.py FOLDER      compile NATIVE of this checkout into FOLDER, for benchmarks
     python hatch_build.py --check     only check that mypyc accepts the modules, which takes some seconds
@@ -22,6 +22,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,6 @@ def compile_into(folder: Path | None) -> None:
     Ends the process with a message if mypyc does not accept a module.
     """
     from mypyc.build import mypycify
-    from setuptools import Distribution
 
     os.chdir(ROOT)
     options = [
@@ -149,13 +149,39 @@ def compile_into(folder: Path | None) -> None:
             debug_level="0",
             target_dir=str(Path(scratch) / "c"),
             group_name=GROUP,
+            multi_file=True,  # one C file for all takes one compiler a gigabyte, and several times as long
         )
-        if folder is None:
-            return
-        command = Distribution({"name": GROUP, "ext_modules": extensions}).get_command_obj("build_ext")
-        command.build_lib, command.build_temp = str(folder.resolve()), str(Path(scratch) / "o")
-        command.ensure_finalized()
-        command.run()
+        if folder is not None:
+            _build(extensions, folder.resolve(), Path(scratch) / "o")
+
+
+def _build(extensions: list[Any], folder: Path, objects: Path) -> None:
+    """Run the C compiler on all files, one for each core at a time, and link the extension modules."""
+    from setuptools import Distribution
+
+    command = Distribution({"name": GROUP, "ext_modules": extensions}).get_command_obj("build_ext")
+    command.build_lib, command.build_temp = str(folder), str(objects)
+    compile_and_link = command.build_extension
+
+    def compile_first(extension: Any) -> None:
+        def compiled(source: str) -> list[str]:
+            return command.compiler.compile(
+                [source],
+                output_dir=command.build_temp,
+                include_dirs=extension.include_dirs,
+                # Files call each other's functions directly, as one file would, and export only what Python imports.
+                extra_postargs=[*extension.extra_compile_args, "-fvisibility=hidden"],
+            )
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            files = pool.map(compiled, extension.sources)
+        extension.extra_objects = [file for each in files for file in each]
+        extension.sources = []
+        compile_and_link(extension)
+
+    command.build_extension = compile_first
+    command.ensure_finalized()
+    command.run()
 
 
 if __name__ == "__main__":

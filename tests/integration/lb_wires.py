@@ -21,7 +21,7 @@ from lb.config.options import Limits
 from lb.config.schema import Table, Target
 from lb.core.targets import TargetTable
 from lb.engines.kinds import EngineKind
-from lb.http.upstream import Pool, Pools, TargetConnection
+from lb.http.upstream import Pools, TargetConnection
 from lb.observe.metrics import Metrics
 from lb.proxy.context import Proxy
 from lb.proxy.downstream import ClientConnection
@@ -53,6 +53,7 @@ class LeapLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._now = 0.0
+        self.bench: Bench | None = None  # whose targets are at all addresses
         super().__init__(_Leap(self._forward))
         self.errors: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.errors.append(context))
@@ -62,6 +63,10 @@ class LeapLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._now
+
+    async def create_connection(self, protocol_factory: Callable[[], Any], *address: Any, **_: Any) -> Any:
+        assert self.bench is not None, address
+        return await self.bench.connect(protocol_factory())
 
 
 def run(story: Coroutine[Any, Any, T]) -> T:
@@ -277,34 +282,6 @@ class Peer:
         asyncio.get_running_loop().call_soon(next_piece)
 
 
-class _WirePool(Pool):
-    bench: Bench
-
-    async def dial(self, timeout_s: float) -> TargetConnection:
-        if self.bench.refuses:
-            raise self.bench.refuses_with
-        await asyncio.sleep(0)
-        peer = Peer(self.bench, Wire())
-        peer.wire._took = peer.took
-        self.bench.peers.append(peer)
-        connection = TargetConnection(self)
-        peer.wire.connect(connection)
-        peer.say(self.bench.greeting)
-        return connection
-
-
-class _WirePools(Pools):
-    def __init__(self, bench: Bench) -> None:
-        super().__init__()
-        self._bench = bench
-
-    def of(self, target: Target) -> Pool:
-        if target.url not in self._pools:
-            pool = self._pools[target.url] = _WirePool(target.url, None, self._with_idle)
-            pool.bench = self._bench
-        return self._pools[target.url]
-
-
 @dataclass
 class Got:
     """A response as h11 read it at the client."""
@@ -403,7 +380,7 @@ class Bench:
         self.table = TargetTable(table, loop.time())
         self.proxy = Proxy(
             self.table,
-            _WirePools(self),
+            Pools(),
             Metrics(table.service, ""),
             loop.time,
             "id",
@@ -411,6 +388,20 @@ class Bench:
             kind_of=lambda key: kind,
         )
         self.proxy.on_changed = lambda: move_waiting(self.proxy)
+        assert isinstance(loop, LeapLoop)
+        loop.bench = self
+
+    async def connect(self, connection: TargetConnection) -> tuple[Wire, TargetConnection]:
+        """Connect to the next peer."""
+        if self.refuses:
+            raise self.refuses_with
+        await asyncio.sleep(0)
+        peer = Peer(self, Wire())
+        peer.wire._took = peer.took
+        self.peers.append(peer)
+        peer.wire.connect(connection)
+        peer.say(self.greeting)
+        return peer.wire, connection
 
     def on_request(self, peer: Peer, seen: Seen) -> None:
         self.seen.append(seen)

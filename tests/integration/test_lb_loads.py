@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -118,18 +119,21 @@ async def fetch(target: Target, path: str, timeout_s: float) -> Fetched:
     return await asyncio.wait_for(get(), timeout_s)
 
 
-class NotedTable(TargetTable):
-    """A table that remembers what it last received."""
+class NotedTable:
+    """A table, as the poller uses it, that remembers what it last received."""
 
-    def __init__(self, table: Table, now: float) -> None:
-        super().__init__(table, now)
+    def __init__(self, table: TargetTable) -> None:
+        self._table = table
         self.told: dict[str, EngineLoad | None] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
 
     def loaded(
         self, key: Key, load: EngineLoad | None, polled_at: float, now: float, every_s: float = 0.0
     ) -> bool:
         self.told[key.id] = load
-        return super().loaded(key, load, polled_at, now, every_s)
+        return self._table.loaded(key, load, polled_at, now, every_s)
 
 
 class Balancer:
@@ -138,9 +142,10 @@ class Balancer:
     def __init__(self, targets: dict[str, str]) -> None:
         rows = tuple(Target(name, url) for name, url in targets.items())
         table = Table("default", "r1", rows, pushing=Pushing(probe_s=0.02))
-        self.table = NotedTable(table, time.monotonic())
+        self.table = TargetTable(table, time.monotonic())
+        self._noted = NotedTable(self.table)
         self.changes = 0
-        self.prober = LoadPoller(self.table, fetch, time.monotonic, self._changed)
+        self.prober = LoadPoller(cast(TargetTable, self._noted), fetch, time.monotonic, self._changed)
 
     def _changed(self) -> None:
         self.changes += 1
@@ -150,7 +155,7 @@ class Balancer:
         return self.prober.kind(key)
 
     def load(self, name: str) -> EngineLoad | None:
-        return self.table.told.get(name)
+        return self._noted.told.get(name)
 
 
 @asynccontextmanager

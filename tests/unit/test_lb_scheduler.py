@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+import lb.core.targets
 from lb.config.options import Limits, Pushing, PushMode
 from lb.config.schema import Readiness, Table, Target
 from lb.core.admission import EngineLoad
@@ -35,6 +36,12 @@ class Request:
         return self.view.id
 
 
+counts_calls = pytest.mark.skipif(
+    lb.core.targets.__file__.endswith(".so"),
+    reason="calls within compiled classes cannot be counted by a subclass",
+)
+
+
 class Asked(TargetTable):
     """Counts how often it is queried whether a request could go."""
 
@@ -55,8 +62,8 @@ def wire(*names: str, cap: int = 1, max_held: int = 1000) -> Table:
 class House:
     """A table, a queue and their dispatcher, and what the owner does with them."""
 
-    def __init__(self, table: Table) -> None:
-        self.table = Asked(table, 0.0)
+    def __init__(self, table: Table, targets: TargetTable | None = None) -> None:
+        self.table = targets or TargetTable(table, 0.0)
         self.queue: RequestQueue[Request] = RequestQueue()
         self.dispatcher: Scheduler[Request] = Scheduler(self.table, self.queue)
         self.now = 0.0
@@ -199,8 +206,10 @@ def test_no_place_in_a_full_room() -> None:
     assert house.dispatcher.enqueue(house.request("2"), 0.0) is None
 
 
+@counts_calls
 def test_nobody_is_asked_twice_while_nothing_has_changed() -> None:
-    house = House(wire("a", "b"))
+    asked = Asked(wire("a", "b"), 0.0)
+    house = House(asked.table, asked)
     failed = house.request("0")
     house.come(failed)
     assert failed.booking is not None
@@ -210,11 +219,11 @@ def test_nobody_is_asked_twice_while_nothing_has_changed() -> None:
     stuck.tried = {failed.booking.epoch}
     assert house.come(stuck) == ""
     assert house.let_in() == []
-    before = house.table.times
+    before = asked.times
     for _ in range(100):
         assert house.let_in() == []
         assert house.dispatcher.place(house.request("2"), 0.0) is not None
-    assert house.table.times == before
+    assert asked.times == before
     house.table.apply(wire("a", "b", "c"), 0.0)
     assert house.let_in() == ["stuck>c"]
 
@@ -365,10 +374,11 @@ class Counted(Asked):
         return super().ready(target_id, now, policy)
 
 
+@counts_calls
 def test_a_pass_looks_only_at_the_lanes_whose_target_was_heard_of() -> None:
     names = [f"t{number}" for number in range(50)]
     house = by_work(*names)
-    house.table = Counted(house.table.table, 0.0)
+    house.table = counted = Counted(house.table.table, 0.0)
     house.dispatcher = Scheduler(house.table, house.queue)
     work = {}
     for number, name in enumerate(names):
@@ -379,15 +389,15 @@ def test_a_pass_looks_only_at_the_lanes_whose_target_was_heard_of() -> None:
     for name in names:
         assert house.come(asks(f"hit-{name}", work[name].view.prompt or b"")) == ""
     house.let_in()  # the first pass looks at all
-    house.table.looks = 0
+    counted.looks = 0
     assert house.let_in() == []
-    assert house.table.looks == 0
+    assert counted.looks == 0
     house.table.responded(work["t7"].booking, house.now)  # type: ignore[arg-type]
     house.let_in()
-    assert 1 <= house.table.looks <= 2
+    assert 1 <= counted.looks <= 2
     house.now += 0.1
     house.let_in()
-    assert house.table.looks >= 50  # time may have made them ready
+    assert counted.looks >= 50  # time may have made them ready
 
 
 def test_a_pass_that_was_stopped_goes_on_where_it_was() -> None:
@@ -413,8 +423,10 @@ def test_a_pass_that_was_stopped_goes_on_where_it_was() -> None:
     assert house.let_in() == ["hit-b>b"]
 
 
+@counts_calls
 def test_those_who_have_tried_the_same_are_one_question_however_many_they_are() -> None:
-    house = House(wire("a", "b"))
+    asked = Asked(wire("a", "b"), 0.0)
+    house = House(asked.table, asked)
     failed = house.request("0")
     house.come(failed)
     assert failed.booking is not None
@@ -423,13 +435,13 @@ def test_those_who_have_tried_the_same_are_one_question_however_many_they_are() 
     house.go(served, "b")
     for number in range(500):
         assert house.come(house.request(f"stuck{number}", tried=(failed.booking,))) == ""
-    before = house.table.times
+    before = asked.times
     assert house.come(house.request("2")) == "a"
-    assert house.table.times - before <= 1
+    assert asked.times - before <= 1
     house.end(served)
-    before = house.table.times
+    before = asked.times
     assert house.let_in() == ["stuck0>b"]
-    assert house.table.times - before <= 2
+    assert asked.times - before <= 2
 
 
 class Crowd(RuleBasedStateMachine):

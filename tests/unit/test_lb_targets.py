@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
@@ -22,7 +23,7 @@ from lb.core.targets import (
     Outlook,
     TargetTable,
 )
-from policies.routing.base import Choice, Policy, RequestView, RoutingPolicy, TargetView
+from policies.routing.base import Choice, RequestView, RoutingPolicy, TargetView
 from policies.routing.registry import UnknownPolicyError, make_policy
 
 REQUEST = RequestView("r", "POST", "/")
@@ -452,10 +453,12 @@ def test_a_target_that_drains_again_hands_over_again() -> None:
 # --- policies
 
 
-class Diary(Policy):
-    """Writes down what it hears."""
+class Diary:
+    """A policy that writes down what it hears."""
 
-    name = "diary"
+    name: ClassVar[str] = "diary"
+    needs_prompt: ClassVar[bool] = False
+    waits: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.heard: list[tuple[object, ...]] = []
@@ -474,6 +477,18 @@ class Diary(Policy):
 
     def forget(self, target_id: str) -> None:
         self.heard.append(("forget", target_id))
+
+    def ready(self, target: TargetView, now: float) -> bool:
+        return True
+
+    def queued(self, request: RequestView, choice: Choice, now: float) -> None: ...
+
+    def dequeued(self, request: RequestView) -> None: ...
+
+    def cached(self, request: RequestView, target_id: str) -> None: ...
+
+    def gauges(self) -> Mapping[str, float]:
+        return {}
 
 
 def with_diaries() -> tuple[TargetTable, list[Diary]]:
