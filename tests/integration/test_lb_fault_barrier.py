@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import lb.proxy.request
 from lb.config.options import Limits, Pushing, PushMode, Retries
 from lb.config.schema import Table, Target
 from lb.core.api_keys import ApiKeyStore
@@ -143,6 +144,12 @@ class Scenario:
         assert not self.bench.proxy.clients
 
 
+replaces_methods = pytest.mark.skipif(
+    lb.proxy.request.__file__.endswith(".so"),
+    reason="a compiled class calls its own methods, not those put in their place",
+)
+
+
 ENTRANCES: list[tuple[type, str]] = [
     *(
         (ProxiedRequest, name)
@@ -175,6 +182,7 @@ ENTRANCES: list[tuple[type, str]] = [
 ]
 
 
+@replaces_methods
 @pytest.mark.parametrize(("owner", "name"), ENTRANCES, ids=lambda one: getattr(one, "__name__", one))
 def test_an_exception_ends_one_request_and_nothing_else(
     owner: type, name: str, monkeypatch: pytest.MonkeyPatch
@@ -201,6 +209,7 @@ def test_an_exception_ends_one_request_and_nothing_else(
     run(story())
 
 
+@replaces_methods
 def test_a_client_is_told_of_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         scenario = Scenario()
@@ -221,6 +230,7 @@ def test_a_client_is_told_of_an_internal_error(monkeypatch: pytest.MonkeyPatch) 
     run(story())
 
 
+@replaces_methods
 def test_a_begun_stream_ends_with_an_error_event(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         scenario = Scenario()

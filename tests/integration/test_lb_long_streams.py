@@ -67,7 +67,7 @@ async def metrics(seen: Seen) -> None:
 async def test_a_long_stream_arrives_whole(w: World, tmp_path: Path, mode: str, tls: bool) -> None:
     engine = await w.target("a", as_vllm)
     engine.respond_to_poll = metrics
-    flags: list[str] = ["--continue", mode]
+    flags: list[str] = []
     if tls:
         certfile, keyfile = self_signed(tmp_path)
         flags += ["--tls-certfile", str(certfile), "--tls-keyfile", str(keyfile)]

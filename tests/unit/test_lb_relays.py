@@ -13,7 +13,8 @@ from lb.config.options import Continuation, Continue
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
 from lb.http.body_framing import LAST_CHUNK, ChunkedDecoder, CloseDelimitedDecoder, chunk
-from lb.http.messages import ResponseHead, response_bytes
+from lb.http.messages import RequestHead, ResponseHead, response_bytes
+from lb.http.upstream import Pool, TargetConnection
 from lb.proxy.fast_path import FastPath, StopReason
 from lb.proxy.forwarded_relay import ForwardedRelay
 from lb.proxy.ports import RelayHost
@@ -37,7 +38,7 @@ class Host:
         self.continues = True
         self.fast_path = None
         self.connection: Any = None
-        self.head = SimpleNamespace(http_1_0=False)
+        self.head = RequestHead()
         self.request_id = b"r"
         self.client = SimpleNamespace(transport=self, closing=False)
 
@@ -286,6 +287,12 @@ def test_what_orjson_does_not_write_is_sent_as_it_came_and_not_resumed() -> None
     assert not relay.may_continue()
 
 
+def connected(transport: Any) -> TargetConnection:
+    connection = TargetConnection(Pool("http://192.0.2.9:80", None, {}))
+    connection.transport = transport
+    return connection
+
+
 class Forwarding:
     """One that has passed what it is given."""
 
@@ -306,7 +313,7 @@ class Forwarding:
 
 def test_an_exception_behind_a_forwarding_ends_its_request_and_leaves_the_others_alone() -> None:
     host = Host()
-    host.connection = SimpleNamespace(transport=SimpleNamespace(resume_reading=lambda: 1 / 0))
+    host.connection = connected(SimpleNamespace(resume_reading=lambda: 1 / 0))
     relay = resumable(host)
     relay._forwarding = Forwarding()
     relay.forwarding_stopped(StopReason.IRREGULAR, chunk(HELLO))
@@ -372,7 +379,7 @@ class ForwardingHost(Host):
         self.fast_path: Any = fast_path
         self.sink, self.source = Wire(4), Wire(5)
         self.client = SimpleNamespace(transport=self.sink, closing=False)
-        self.connection = SimpleNamespace(transport=self.source)
+        self.connection = connected(self.source)
         self.relay = resumable(self)
         self.relay.data(chunk(event("Hello", ids=[5], prompt_token_ids=[1])))
         self.forwarding = helper.opened[-1]

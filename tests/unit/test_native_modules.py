@@ -1,6 +1,6 @@
 """Modules that a wheel has compiled use nothing that a compiled class does not have.
 
-`scripts/test_native.sh` runs the tests of the load balancer on the compiled modules, which takes too long for every change.
+`scripts/test_native.sh` runs the tests of the load balancer on the compiled modules.
 """
 
 from __future__ import annotations
