@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lb.config.schema import Table, Target
+from lb.core.target_choice import choose
 from lb.core.targets import Booking, TargetTable
 from lb.observe.explain import Explanations
 from policies.routing.base import RequestView
@@ -94,7 +95,7 @@ class Choices:
         table, count, bookings, now = self._table, self._count, self._open, self._now
         for view in requests:
             now += 1.0 / count  # each response takes two seconds, however many targets there are
-            choice = table.choose(view, now)
+            choice = choose(table, view, now)
             assert choice is not None
             booking = table.book(view, choice.target_id, now)
             table.responded(booking, now)
@@ -108,7 +109,7 @@ def explained_mib(policy: str) -> float:
     table, explanations = table_of(1000, policy), Explanations()
     tracemalloc.start()
     for number, view in enumerate(views(1000)):
-        choice = table.choose(view, number / 100)
+        choice = choose(table, view, number / 100)
         assert choice is not None
         explanation = explanations.begin(view.id, view.method, view.path, number / 100)
         explanation.note(number / 100, "chose", choice.target_id, choice.because, choice)

@@ -13,6 +13,7 @@ from lb.core.hop import ReportId
 from lb.core.peers import Peers, QueuePace, RegionReport, local_cost, region_report
 from lb.core.queue import RequestQueue
 from lb.core.scheduler import Scheduler
+from lb.core.target_choice import choose, takes_another
 from lb.core.targets import Booking, TargetTable
 from policies.regions.registry import make_region_policy
 from policies.routing.base import Choice, RequestView
@@ -157,7 +158,7 @@ class Agent:
             session=flight.call.session,
         )
         self._flights[flight] = None
-        if not flight.hop and self._leaves(flight, self._table.choose(flight.view, now, flight.tried), now):
+        if not flight.hop and self._leaves(flight, choose(self._table, flight.view, now, flight.tried), now):
             return
         choice = self._scheduler.place(flight, now)
         if choice is not None:
@@ -213,7 +214,7 @@ class Agent:
 
     def _starts_soon(self, flight: Flight, now: float) -> bool:
         cost = local_cost(
-            self._table.choose(flight.view, now, flight.tried),
+            choose(self._table, flight.view, now, flight.tried),
             flight.view,
             self._pace.wait_s(len(self._queue), now),
         )
@@ -237,7 +238,7 @@ class Agent:
             return
         self._table.responded(flight.booking, now)
         if flight.hop:
-            has_room = not len(self._queue) and self._table.takes_another(flight.booking, now, over=False)
+            has_room = not len(self._queue) and takes_another(self._table, flight.booking, now, over=False)
             last = self._report_id if has_room else None
             self._to_origin(flight, flight.origin.peer_responded, (flight, self.region, last), now)
         self._let_in(now)
@@ -334,7 +335,7 @@ class Agent:
         for ticket in waiting:
             flight = ticket.item
             if ticket.waits and not flight.hop:
-                choice = self._table.choose(flight.view, now)
+                choice = choose(self._table, flight.view, now)
                 if choice is not None and not choice.wait:
                     continue  # it goes in its turn
                 if self._leaves(flight, choice, now):

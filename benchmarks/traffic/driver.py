@@ -176,7 +176,7 @@ class World:
             method="POST",
             path="/v1/chat/completions",
             body_bytes=len(call.prompt.text),
-            prompt=call.prompt.text if self._table.needs_prompt else None,
+            prompt=call.prompt.text if self._table.policies.needs_prompt else None,
             scope=call.scope,
             session=call.session,
         )

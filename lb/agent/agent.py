@@ -332,7 +332,11 @@ class Agent:
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        queued, gauges, of_policy = self.proxy.queued, agent_gauges(self.proxy), self.targets.gauges()
+        queued, gauges, of_policy = (
+            self.proxy.queued,
+            agent_gauges(self.proxy),
+            self.targets.policies.own.gauges(),
+        )
         return self.metrics.expose(self.targets, queued, self._clock(), of_policy, gauges, self.regions())
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ prompt. A new one is informed at once of requests under way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from lb.core.target_state import Booking
@@ -24,6 +24,7 @@ class ActivePolicies:
     __slots__ = (
         "_by_name",
         "_make",
+        "_under_way",
         "_used_at",
         "needs_prompt",
         "on_cached",
@@ -33,30 +34,38 @@ class ActivePolicies:
         "own",
     )
 
-    def __init__(self, name: str, make: Callable[[str], RoutingPolicy]) -> None:
-        """`make` raises UnknownPolicyError; so do the methods that take a name, and have changed nothing then."""
+    def __init__(
+        self, name: str, make: Callable[[str], RoutingPolicy], under_way: Collection[Booking]
+    ) -> None:
+        """`make` raises UnknownPolicyError; so do the methods that take a name, and have changed nothing then.
+
+        `under_way` is read when a policy is new: what is in it then, it is informed of.
+        """
         self._make = make
+        self._under_way = under_way
         self.own: RoutingPolicy = make(name)
         self._by_name: dict[str, RoutingPolicy] = {name: self.own}
         self._used_at: dict[str, float] = {}  # of those that requests have named
         self._learn_hooks()
 
-    def adopt(self, name: str, under_way: Iterable[Booking]) -> None:
+    def adopt(self, name: str) -> None:
         """`name` is the table's own from now on; the one before it is dropped with what it remembers."""
         if name == self.own.name:
             return
-        successor = self.named(name, under_way)
+        successor = self.named(name)
         del self._by_name[self.own.name]
         self._used_at.pop(name, None)
         self.own = successor
         self._learn_hooks()
 
-    def named(self, name: str, under_way: Iterable[Booking]) -> RoutingPolicy:
-        """Return the policy of that name. `under_way` is only looked at when it is new."""
+    def named(self, name: str | None) -> RoutingPolicy:
+        """Return the policy of that name; None: the table's own."""
+        if name is None:
+            return self.own
         policy = self._by_name.get(name)
         if policy is None:
             policy = self._make(name)
-            for booking in sorted(under_way, key=_since):
+            for booking in sorted(self._under_way, key=_since):
                 if not booking.entry.departed:
                     policy.record(booking.request, booking.key.id, booking.since)
                     if booking.responded:

@@ -15,6 +15,7 @@ from lb.config.schema import Table, Target
 from lb.core.hop import NO_REPORT, ReportId, credit_line, read_credit
 from lb.core.peers import Peers, QueuePace, RegionReport, local_cost, region_report
 from lb.core.residency import ANYWHERE, Zones, may_have
+from lb.core.target_choice import choose, takes_another
 from lb.core.targets import Booking, Key, TargetTable
 from policies.regions.base import PeerView, RegionChoice
 from policies.regions.registry import make_region_policy
@@ -127,7 +128,7 @@ class Forwarding:
     ) -> RegionChoice | None:
         """Return the choice between this region and its peers; None if no peer can be chosen.
 
-        `exclude` and `policy` are those of the request (see `TargetTable.choose`), `left_s` is the time until it must have its
+        `exclude` and `policy` are those of the request (see `lb.core.target_choice`), `left_s` is the time until it must have its
         first byte, `zones` are of its residency. A stream that is continued needs one of the `engines`.
         """
         peers = self._views(view, now, exclude, zones)
@@ -135,7 +136,7 @@ class Forwarding:
             peers = [peer for peer in peers if self.engine(peer.region) in engines]
         if not peers:
             return None
-        choice = self._table.choose(view, now, exclude, policy)
+        choice = choose(self._table, view, now, exclude, policy)
         wait_s = self.pace.wait_s(queued, now)
         if choice is None and not self._table.has_candidate(now, exclude):
             wait_s = left_s  # nothing here can serve it, whatever it costs elsewhere
@@ -159,7 +160,7 @@ class Forwarding:
         """Return whether a request of a peer may wait here: about as long as in the last report, if the policy cares."""
         if not self._policy.needs_room:
             return True
-        choice = self._table.choose(view, now, exclude)
+        choice = choose(self._table, view, now, exclude)
         if choice is None and not self._table.has_candidate(now, exclude):
             return False
         cost = local_cost(choice, view, self.pace.wait_s(queued, now))
@@ -184,7 +185,7 @@ class Forwarding:
         `booking` is on the target here, which the request leaves at once if it is `over`.
         """
         last = self.report_ids.get(peer_id)
-        if last is None or not self._table.takes_another(booking, now, over):
+        if last is None or not takes_another(self._table, booking, now, over):
             return b""
         return credit_line(last)
 

@@ -22,6 +22,7 @@ from math import ceil
 from typing import NamedTuple
 
 from lb.core.hop import NO_REPORT, ReportId
+from lb.core.target_choice import choose, ready
 from lb.core.targets import TargetTable
 from policies.regions.base import LocalCost, PeerView
 from policies.routing.base import Choice, RequestView, Turns
@@ -251,9 +252,9 @@ def local_cost(choice: Choice | None, request: RequestView, queued_s: float) -> 
 
 def region_report(table: TargetTable, queued: int, queued_s: float, now: float) -> RegionReport:
     """Return what this agent reports to its peers, with `queued` requests in its queue, of which a new one waits `queued_s`."""
-    cost = local_cost(table.choose(_SAMPLE, now), _SAMPLE, queued_s)
+    cost = local_cost(choose(table, _SAMPLE, now), _SAMPLE, queued_s)
     views = [view for view in table.views(now) if table.offered(view.id, now)]
-    available = sum(table.ready(view.id, now) for view in views)
+    available = sum(ready(table, view.id, now) for view in views)
     return RegionReport(
         available=available,
         room=available,

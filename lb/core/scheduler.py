@@ -24,6 +24,7 @@ from typing import Generic, Protocol, TypeVar
 
 from lb.core.lanes import Lanes
 from lb.core.queue import RequestQueue, Ticket
+from lb.core.target_choice import choose, choose_only, ready, waits
 from lb.core.targets import TargetTable
 from policies.routing.base import Choice, RequestView
 
@@ -79,7 +80,7 @@ class Scheduler(Generic[W]):
 
         The caller books at once. Raises UnknownPolicyError, as the others do.
         """
-        if self._table.waits(waiter.policy):
+        if waits(self._table, waiter.policy):
             choice = self._choose(waiter, now)
             if choice is None or choice.wait or choice.target_id in self._lanes.targets():
                 return None
@@ -150,12 +151,12 @@ class Scheduler(Generic[W]):
         """Yield the requests that wait for that target, as long as it can take work."""
         while (ticket := self._lanes.first(target_id, self._queue.tag)) is not None:
             waiter = ticket.item
-            if not self._table.waits(waiter.policy):  # other rules are in force by now
+            if not waits(self._table, waiter.policy):  # other rules are in force by now
                 self._forget(ticket)
                 continue
-            if not self._table.ready(target_id, now, waiter.policy):
+            if not ready(self._table, target_id, now, waiter.policy):
                 return
-            choice = self._table.choose_only(waiter.view, target_id, now, waiter.policy)
+            choice = choose_only(self._table, waiter.view, target_id, now, waiter.policy)
             if choice is None:
                 return
             self._queue.take(ticket)
@@ -179,20 +180,20 @@ class Scheduler(Generic[W]):
 
     def _enter_lane(self, ticket: Ticket[W], now: float) -> None:
         waiter = ticket.item
-        choice = self._choose(waiter, now) if self._table.waits(waiter.policy) else None
+        choice = self._choose(waiter, now) if waits(self._table, waiter.policy) else None
         if choice is not None:
             self._wait_for(ticket, choice, now)
 
     def _choose(self, waiter: W, now: float) -> Choice | None:
-        return self._table.choose(waiter.view, now, waiter.tried, waiter.policy)
+        return choose(self._table, waiter.view, now, waiter.tried, waiter.policy)
 
     def _wait_for(self, ticket: Ticket[W], choice: Choice, now: float) -> None:
         self._lanes.join(ticket, choice.target_id, choice.put_off_s)
-        self._table.queued(ticket.item.view, choice, now, ticket.item.policy)
+        self._table.policies.named(ticket.item.policy).queued(ticket.item.view, choice, now)
 
     def _forget(self, ticket: Ticket[W]) -> None:
         self._lanes.leave(ticket)
-        self._table.dequeued(ticket.item.view, ticket.item.policy)
+        self._table.policies.named(ticket.item.policy).dequeued(ticket.item.view)
 
     def _dropped(self, ticket: Ticket[W]) -> None:
         if ticket.lane is not None:

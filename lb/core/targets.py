@@ -1,5 +1,7 @@
 """The table of targets: eligibility, requests in flight, ejection. Pure and synchronous.
 
+The table holds facts. It reports them to the routing policies in use, and `lb.core.target_choice` chooses by them.
+
 *Bookings.* Every attempt on a target is one `Booking`, released exactly once; loads are counted from nothing
 else. `audit` proves that counts and open bookings agree.
 
@@ -15,23 +17,31 @@ unhealthy: a bad chance is better than none. A draining target is never offered.
 `lb.core.admission`). If there are such targets but none has room, a request has to wait: it is not sent to a worse
 one instead.
 
-Who is offered is kept between requests (`lb.core.candidates`), so that choosing costs what the policy costs.
+*Costs.* Who is offered is kept between requests (`lb.core.candidates`), so that choosing costs what the policy costs. Values
+that are read several times a second (`ejected`, `suspects`, `handovers`, `newly_busy`) come from lists of the targets
+concerned, which are updated where the state changes, so that targets with nothing to report cost nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from lb.config.schema import Readiness, Table
+from lb.config.schema import Readiness, Table, Target, TargetStats
+from lb.core import accounting
+from lb.core.active_policies import UNUSED_S, ActivePolicies
 from lb.core.admission import EngineLoad
-from lb.core.models import ModelList
-from lb.core.target_choice import TargetChoice
+from lb.core.candidates import Candidates
+from lb.core.models import ModelDirectory, ModelList
+from lb.core.residency import Residency
 from lb.core.target_state import Blame, Booking, Health, Key, Outlook, TargetState
-from policies.routing.base import RequestView, RoutingPolicy
+from policies.routing.base import RequestView, RoutingPolicy, TargetView
 from policies.routing.registry import make_policy
 
 __all__ = ["Blame", "Booking", "BookingError", "Changes", "Health", "Key", "Outlook", "TargetTable"]
+
+FADED_EACH_TIME = 16
+FADE_EVERY_S = 0.1
 
 
 class BookingError(Exception):
@@ -46,8 +56,8 @@ class Changes(NamedTuple):
     lost: frozenset[Key]
 
 
-class TargetTable(TargetChoice):
-    """The live state behind a pushed `Table`, with the routing policy the table names.
+class TargetTable:
+    """The live state behind a pushed `Table`, and the routing policies that are informed of it.
 
     `now` never runs backwards. While requests are queued, let them in (see `lb.core.scheduler`) after anything that may have
     made room: a push, a first byte, a release, a look at an engine, a renewal.
@@ -61,7 +71,25 @@ class TargetTable(TargetChoice):
         first_epoch: int = 0,
     ) -> None:
         """Count the epochs of targets from `first_epoch`, so that tables of one agent have none in common."""
-        super().__init__(table, now, make_policy)
+        self.table = table
+        self._entries: dict[str, TargetState] = {}
+        self._departed: dict[Key, TargetState] = {}
+        self._open: set[Booking] = set()
+        # Of the table, not of the generations that left. Dicts, since their order must be the same in every run.
+        self._busy: dict[TargetState, None] = {}  # with requests in flight
+        self._newly_busy: dict[TargetState, None] = {}  # since `newly_busy` was last called
+        self._left_out: dict[TargetState, None] = {}  # with an `ejected_until`
+        # With a deadline, and not handed over; also those that left.
+        self._draining: dict[TargetState, None] = {}
+        self._relieved: dict[str, None] = {}  # since `take_relieved` was last called
+        self._troubled: set[TargetState] = set()  # whose failures are not forgotten yet
+        self._fade_at = now
+        self.warming: dict[str, None] = {}  # the targets whose caches are being filled
+        self.replaced = 0  # how often the table has been
+        self._candidates = Candidates(self._entries, self._open)
+        self.policies = ActivePolicies(table.policy, make_policy, self._open)
+        self.residency = Residency()  # by which requests may not have some of them
+        self.models = ModelDirectory(self._entries)
         self._generation = 0
         self._last_epoch = first_epoch
         self.apply(table, now)
@@ -70,7 +98,7 @@ class TargetTable(TargetChoice):
 
     def apply(self, table: Table, now: float) -> Changes:
         """Replace the table. Idempotent. Raises UnknownPolicyError, before anything has changed."""
-        self._active_policies.adopt(table.policy, self._open)
+        self.policies.adopt(table.policy)
         wanted = {target.id: target for target in table.targets}
         removed: list[str] = []
         lost: set[Key] = set()
@@ -119,7 +147,7 @@ class TargetTable(TargetChoice):
             self._candidates.changed(entry)
         elif entry.view.in_flight >= entry.gate.cap:
             self._candidates.filled(entry)
-        for record in self._active_policies.on_record:
+        for record in self.policies.on_record:
             record(request, target_id, now)
         return booking
 
@@ -140,7 +168,7 @@ class TargetTable(TargetChoice):
         elif was_full and entry.admits():
             self._candidates.opened(entry)
         self._relieved[entry.key.id] = None
-        for responded in self._active_policies.on_responded:
+        for responded in self.policies.on_responded:
             responded(booking.request, entry.key.id, now)
         return readmitted
 
@@ -179,7 +207,7 @@ class TargetTable(TargetChoice):
             if entry.departed:
                 self._departed.pop(entry.key, None)
                 self._draining.pop(entry, None)
-        for ended in self._active_policies.on_ended:
+        for ended in self.policies.on_ended:
             ended(booking.request, entry.key.id, now, tokens)
 
     # --- results of polls
@@ -231,7 +259,7 @@ class TargetTable(TargetChoice):
     def cached(self, key: Key, request: RequestView) -> None:
         """A target of the table has computed the prompt for no client."""
         if self._current(key) is not None:
-            for cached in self._active_policies.on_cached:
+            for cached in self.policies.on_cached:
                 cached(request, key.id)
 
     def listed(self, key: Key, models: ModelList | None) -> bool:
@@ -273,6 +301,211 @@ class TargetTable(TargetChoice):
         self._candidates.changed(entry)
         return True
 
+    # --- who may take a request now
+
+    def entry(self, target_id: str) -> TargetState | None:
+        """Return the state of a target of the table; to be read only."""
+        return self._entries.get(target_id)
+
+    def offers(self, now: float, exclude: Collection[int] = (), gated: bool = True) -> Sequence[TargetView]:
+        """Return the targets of the best health that admit one more request, without the epochs in `exclude`.
+
+        If not `gated`, those without room are among them.
+        """
+        if exclude:
+            views = self._candidates.without(exclude, now, gated)[1]
+        else:
+            views = self._candidates.views(now) if gated else self._candidates.best(now)
+        if self._troubled and views:
+            self._fade(now)
+        return views
+
+    def candidates(self, now: float, exclude: Collection[int] = ()) -> tuple[Health, Sequence[TargetView]]:
+        """Return the best health of any target without the epochs in `exclude`, and who of that health admits."""
+        self._fade(now)
+        return self._candidates.without(exclude, now)
+
+    def admits(self, now: float, exclude: Collection[int] = ()) -> bool:
+        """Return whether `choose` would choose."""
+        return bool(self._candidates.without(exclude, now)[1] if exclude else self._candidates.views(now))
+
+    def has_candidate(self, now: float, exclude: Collection[int] = ()) -> bool:
+        """Return whether a target could take it, now or once it has room."""
+        if exclude:
+            return self._candidates.without(exclude, now)[0] is not Health.CLOSED
+        return bool(self._candidates.best(now))
+
+    def has_room_outside(self, target_ids: Collection[str], now: float) -> bool:
+        """Return whether a target of the best health that is not one of those has nothing pending, and may soon run dry.
+
+        Where those are the targets for which requests wait, having no room, the first that is looked at decides.
+        """
+        return any(view.id not in target_ids for view in self._candidates.views(now))
+
+    def room(self, now: float) -> bool:
+        """Return whether any target, of any health, admits one more request."""
+        return self._candidates.room(now)
+
+    def version(self, now: float) -> int:
+        """Revision; changes whenever a target becomes eligible."""
+        return self._candidates.version(now)
+
+    @property
+    def health_changes(self) -> int:
+        """Changes when the health of a target does, and when one joins or leaves."""
+        return self._candidates.health_changes
+
+    def offered(self, target_id: str, now: float) -> bool:
+        """Return whether the target is of the best health there is."""
+        entry = self._entries.get(target_id)
+        if entry is None:
+            return False
+        return entry.health(now).is_good or entry.view in self._candidates.best(now)
+
+    def views(self, now: float) -> list[TargetView]:
+        """Every target of the table as a policy would see it; to be read only."""
+        self._candidates.views(now)  # looks that have gone stale are forgotten
+        self._fade(now)
+        return [entry.view for entry in self._entries.values()]
+
+    # --- the state of targets and bookings
+
+    def key(self, target_id: str) -> Key | None:
+        """Return the present generation of a target."""
+        entry = self._entries.get(target_id)
+        return entry.key if entry is not None else None
+
+    def health(self, key: Key, now: float) -> Health:
+        entry = self._current(key)
+        return entry.health(now) if entry is not None else Health.CLOSED
+
+    def outlook(self, booking: Booking, now: float) -> Outlook:
+        """Return whether the booking's target can still be expected to respond."""
+        return booking.entry.outlook(now)
+
+    def missing(self, booking: Booking, now: float) -> bool:
+        """Return whether a stream that is silent had better go on elsewhere.
+
+        Its target has left without having been drained, or does not respond. That the controller finds it unwell is
+        not enough. An engine with too much to do is unwell and silent, too, and its streams would make the next one so.
+        """
+        return booking.entry.in_doubt(now) or booking.entry.outlook(now) is Outlook.LOST
+
+    def handovers(self, now: float, handover_s: float) -> list[Booking]:
+        """Return what runs on draining targets of which no more than `handover_s` seconds are left; each one once."""
+        due = {
+            entry
+            for entry in self._draining
+            if entry.drain_at is not None and now >= entry.drain_at - handover_s
+        }
+        if not due:
+            return []
+        for entry in due:
+            entry.handed_over = True
+            del self._draining[entry]
+        return sorted((one for one in self._open if one.entry in due), key=_since)
+
+    def silent_since(self, booking: Booking) -> float:
+        """Since when the booking's target has sent nothing although it should."""
+        return max(booking.since, booking.entry.received_at)
+
+    def suspects(self, now: float, after_s: float) -> list[tuple[Key, Target]]:
+        """Targets of the table that owe a response, or the rest of one, and have been silent for longer than `after_s`."""
+        quiet = [entry for entry in self._busy if now - entry.received_at > after_s]
+        if not quiet:
+            return []
+        silent = set(quiet)
+        owing = {
+            booking.entry
+            for booking in self._open
+            if booking.entry in silent and now - booking.since > after_s
+        }
+        return [(entry.key, entry.target) for entry in quiet if entry in owing]
+
+    def ejected(self, now: float) -> list[tuple[Key, Target, float]]:
+        """Targets left out, and for how many seconds more; not above 0 if their trial is due and not taken yet."""
+        return [
+            (entry.key, entry.target, entry.ejected_until - now)
+            for entry in self._left_out
+            if entry.ejected_until is not None and (now < entry.ejected_until or entry.trial is None)
+        ]
+
+    def rows(self, now: float) -> Iterator[tuple[Target, Health, int]]:
+        """Yield every target of the table with its health and its requests in flight."""
+        for entry in self._entries.values():
+            yield entry.target, entry.health(now), entry.view.in_flight
+
+    def healthy(self, now: float, exclude: Collection[int] = ()) -> set[str]:
+        """Return the ids of the healthy targets, without those whose epoch is in `exclude`."""
+        return {
+            entry.key.id
+            for entry in self._entries.values()
+            if entry.epoch not in exclude and entry.health(now).is_good
+        }
+
+    def probe_list(self) -> list[tuple[Key, Target, int]]:
+        """Return every target of the table with its requests in flight: whose load may be worth a look."""
+        return [(entry.key, entry.target, entry.view.in_flight) for entry in self._entries.values()]
+
+    def newly_busy(self) -> list[Key]:
+        """Return the targets of the table that have been given a request while they had none, since this was last called."""
+        keys = [entry.key for entry in self._newly_busy]
+        self._newly_busy.clear()
+        return keys
+
+    def waiting(self, key: Key) -> int:
+        """Return how many requests a target of the table has without a first byte."""
+        entry = self._current(key)
+        return 0 if entry is None else entry.view.waiting
+
+    def is_busy(self, key: Key) -> bool:
+        """Return whether a target of the table has requests in flight."""
+        entry = self._current(key)
+        return entry is not None and entry.view.in_flight > 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._open)
+
+    def stats(self, now: float, window_s: float) -> tuple[TargetStats, ...]:
+        """Per target id, the generations that left but still run included in their id's counts."""
+        return accounting.stats(self._known(), now, window_s)
+
+    def audit(self) -> list[str]:
+        """Return every difference between bookings and counts, as sentences; empty if there is none."""
+        lists = {
+            "busy": (self._busy, [one for one in self._entries.values() if one.view.in_flight]),
+            "left out": (
+                self._left_out,
+                [one for one in self._entries.values() if one.ejected_until is not None],
+            ),
+            "draining": (
+                self._draining,
+                [one for one in self._known() if one.drain_at is not None and not one.handed_over],
+            ),
+        }
+        return [
+            *accounting.audit(self._known(), self._open),
+            *(
+                problem
+                for name, (kept, right) in lists.items()
+                for problem in accounting.differ(name, kept, right)
+            ),
+        ]
+
+    def take_relieved(self) -> Collection[str]:
+        """Return the targets that may be able to take more than when this was last called; time aside."""
+        relieved, self._relieved = self._relieved, {}
+        return relieved
+
+    def relieve(self, target_ids: Iterable[str]) -> None:
+        """Targets of `take_relieved` that have not been looked at."""
+        self._relieved.update(dict.fromkeys(target_ids))
+
+    def drop_unused_policies(self, now: float) -> None:
+        """Forget policies that requests once named."""
+        self.policies.drop_unused(now, UNUSED_S if self.table.access.overrides else 0.0)
+
     # --- inside
 
     def _next_epoch(self) -> int:
@@ -290,9 +523,30 @@ class TargetTable(TargetChoice):
             those.pop(entry, None)
         if entry.view.in_flight:
             self._departed[entry.key] = entry
-        self._active_policies.forget(entry.key.id)
+        self.policies.forget(entry.key.id)
 
     def _eject(self, entry: TargetState, now: float, at_least_s: float = 0.0, doubt: bool = True) -> None:
         entry.eject(now, self.table.breaker, at_least_s, doubt)
         self._left_out[entry] = None
         self._candidates.changed(entry)
+
+    def _fade(self, now: float) -> None:
+        """Where many have failed, a tenth of a second is soon enough for the next time."""
+        if len(self._troubled) > FADED_EACH_TIME and now < self._fade_at:
+            return
+        self._fade_at = now + FADE_EVERY_S
+        for entry in list(self._troubled):
+            entry.view.trouble = entry.trouble_now(now)
+            if not entry.view.trouble:
+                self._troubled.discard(entry)
+
+    def _known(self) -> list[TargetState]:
+        return [*self._entries.values(), *self._departed.values()]
+
+    def _current(self, key: Key) -> TargetState | None:
+        entry = self._entries.get(key.id)
+        return entry if entry is not None and entry.key == key else None
+
+
+def _since(booking: Booking) -> float:
+    return booking.since

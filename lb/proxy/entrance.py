@@ -183,7 +183,7 @@ class RequestAdmission:
         scope = ""
         session = overrides.session or (head.session.decode("latin-1") if head.session else "")
         if body and head.method == b"POST" and openai_request.for_model(path):
-            prompts = self._table.needs_prompt or overrides.policy is not None
+            prompts = self._table.policies.needs_prompt or overrides.policy is not None
             sought = not body_left and (self._by_session or b'"stream"' in body)
             if prompts or routed or admission.tenant or sought:
                 parsed = openai_request.scan(body) if dense else openai_request.read(body)

@@ -17,6 +17,7 @@ from lb.agent.admin_api import MAX_PUSH_BYTES, admin_app
 from lb.config.options import ApiKey
 from lb.config.schema import Readiness, Stats, Table, Target
 from lb.core.api_keys import Admission, ApiKeyStore, Usage
+from lb.core.target_choice import choose
 from lb.core.targets import Health, TargetTable
 from lb.observe.explain import Explanation, Explanations
 from lb.observe.metrics import Metrics
@@ -255,11 +256,11 @@ async def test_an_edit_does_not_put_off_the_deadline_of_a_drain(admin: Admin) ->
 
 async def test_a_drained_target_takes_nothing_new_until_it_is_back(admin: Admin) -> None:
     await admin.request("POST", "/-/drain?target=a&deadline_s=30")
-    assert admin.desk.targets.choose(REQUEST, admin.desk.clock()) is None
+    assert choose(admin.desk.targets, REQUEST, admin.desk.clock()) is None
     assert admin.desk.table.targets[0].drain_deadline_s == 30.0
     await admin.request("GET", "/-/ready", status=503)
     await admin.request("POST", "/-/undrain?target=a")
-    choice = admin.desk.targets.choose(REQUEST, admin.desk.clock())
+    choice = choose(admin.desk.targets, REQUEST, admin.desk.clock())
     assert choice is not None
     assert choice.target_id == "a"
     assert await admin.request("GET", "/-/ready") == {"ready": True}

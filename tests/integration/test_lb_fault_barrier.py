@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import lb.proxy.request
 from lb.config.options import Limits, Pushing, PushMode, Retries
 from lb.config.schema import Table, Target
+from lb.core import scheduler
 from lb.core.api_keys import ApiKeyStore
 from lb.core.scheduler import Scheduler
 from lb.core.targets import TargetTable
@@ -150,7 +152,7 @@ replaces_methods = pytest.mark.skipif(
 )
 
 
-ENTRANCES: list[tuple[type, str]] = [
+ENTRANCES: list[tuple[type | ModuleType, str]] = [
     *(
         (ProxiedRequest, name)
         for name in (
@@ -174,7 +176,8 @@ ENTRANCES: list[tuple[type, str]] = [
     *((ResumableRelay, name) for name in ("__init__", "data", "resume", "next_leg", "tokens", "halt")),
     *((ResumeState, name) for name in ("outgoing", "merger")),
     *((ClientConnection, name) for name in ("_take_head", "_take_body", "_begin", "next", "send_soon")),
-    *((TargetTable, name) for name in ("choose", "book", "responded", "failed", "release", "outlook")),
+    *((TargetTable, name) for name in ("book", "responded", "failed", "release", "outlook")),
+    (scheduler, "choose"),
     *((Scheduler, name) for name in ("place", "enqueue", "let_in")),
     *((ApiKeyStore, name) for name in ("admit_head", "settle")),
     *((Endings, name) for name in ("spent", "ended")),
@@ -185,7 +188,7 @@ ENTRANCES: list[tuple[type, str]] = [
 @replaces_methods
 @pytest.mark.parametrize(("owner", "name"), ENTRANCES, ids=lambda one: getattr(one, "__name__", one))
 def test_an_exception_ends_one_request_and_nothing_else(
-    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+    owner: type | ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
         scenario = Scenario()

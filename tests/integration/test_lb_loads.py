@@ -20,6 +20,7 @@ from lb.agent.ticker import Ticker
 from lb.config.options import Pushing
 from lb.config.schema import Table, Target
 from lb.core.admission import EngineLoad
+from lb.core.target_choice import choose
 from lb.core.targets import Key, TargetTable
 from lb.engines.kinds import EngineKind, Fetched
 from lb.engines.load_poller import LoadPoller
@@ -278,11 +279,11 @@ async def test_room_in_an_engine_is_told_at_once(engine: StartEngine) -> None:
         bookings = [it.table.book(REQUEST, "a", time.monotonic()) for _ in range(4)]
         for booking in bookings:
             it.table.responded(booking, time.monotonic())
-        await until(lambda: it.table.choose(REQUEST, time.monotonic()) is None)
+        await until(lambda: choose(it.table, REQUEST, time.monotonic()) is None)
         before = it.changes
         server.pages = {"/v1/loads?include=core": sglang_loads(4, 0)}
         await until(lambda: it.changes > before)
-        assert it.table.choose(REQUEST, time.monotonic()) is not None
+        assert choose(it.table, REQUEST, time.monotonic()) is not None
         for booking in bookings:
             it.table.release(booking, time.monotonic())
 

@@ -11,6 +11,7 @@ from lb.config.options import Pushing
 from lb.config.schema import Table, Target
 from lb.core.hop import ReportId
 from lb.core.peers import Peers, QueuePace, RegionReport, local_cost, region_report
+from lb.core.target_choice import choose
 from lb.core.targets import TargetTable
 from policies.regions.base import PeerView
 from policies.routing.base import Choice, RequestView
@@ -254,7 +255,7 @@ def test_the_distance_to_a_target_enters_its_cost() -> None:
             other = table.key(name)
             assert other is not None
             table.measured(other, 0.15 if name == far else 0.001)
-        choice = table.choose(request(), 0.0)
+        choice = choose(table, request(), 0.0)
         assert choice is not None
         assert choice.target_id == ("b" if far == "a" else "a")
 

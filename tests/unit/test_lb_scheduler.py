@@ -16,6 +16,7 @@ from lb.config.schema import Readiness, Table, Target
 from lb.core.admission import EngineLoad
 from lb.core.queue import RequestQueue
 from lb.core.scheduler import Scheduler
+from lb.core.target_state import TargetState
 from lb.core.targets import Blame, Booking, TargetTable
 from policies.routing.base import RequestView
 from policies.routing.registry import UnknownPolicyError
@@ -365,13 +366,13 @@ def test_a_full_batch_has_one_request_pending_and_no_more() -> None:
 
 
 class Counted(Asked):
-    """Counts how often it is asked whether a target could take work."""
+    """Counts how often the state of one target is read."""
 
     looks = 0
 
-    def ready(self, target_id: str, now: float, policy: str | None = None) -> bool:
+    def entry(self, target_id: str) -> TargetState | None:
         self.looks += 1
-        return super().ready(target_id, now, policy)
+        return super().entry(target_id)
 
 
 @counts_calls

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from lb.config.options import Access, Breaker, Pushing, PushMode
 from lb.config.schema import Readiness, Table, Target
 from lb.core.admission import EngineLoad
+from lb.core.target_choice import choose
 from lb.core.targets import (
     Blame,
     Booking,
@@ -321,7 +322,7 @@ def test_the_audit_finds_a_lost_count() -> None:
 def test_a_push_may_change_the_policy_and_an_unknown_one_changes_nothing() -> None:
     it = of("a")
     it.apply(table(target("b"), policy="round_robin"), 0.0)
-    choice = it.choose(REQUEST, 0.0)
+    choice = choose(it, REQUEST, 0.0)
     assert choice is not None
     assert choice.because == "used longest ago"
     with pytest.raises(UnknownPolicyError):
@@ -533,7 +534,7 @@ def test_a_policy_asked_for_by_name_decides_for_that_request_and_hears_of_all() 
     one = it.book(request("1"), "a", 1.0)
     it.responded(one, 1.5)
     two = it.book(request("2"), "b", 2.0)
-    choice = it.choose(REQUEST, 3.0, policy="diary")
+    choice = choose(it, REQUEST, 3.0, policy="diary")
     assert choice is not None
     assert choice.because == "the last"
     it.release(two, 4.0)
@@ -545,7 +546,7 @@ def test_a_policy_asked_for_by_name_decides_for_that_request_and_hears_of_all() 
         ("ended", "2", "b", 4.0, None),
         ("ended", "1", "a", 5.0, None),
     ]
-    own = it.choose(REQUEST, 6.0)
+    own = choose(it, REQUEST, 6.0)
     assert own is not None
     assert own.because != "the last"
     assert len(diaries) == 2
@@ -557,14 +558,14 @@ def test_a_new_policy_hears_nothing_of_targets_that_have_left() -> None:
     it.book(request("1"), "a", 1.0)
     it.book(request("2"), "b", 2.0)
     it.apply(table(target("b")), 3.0)
-    it.use("diary")
+    it.policies.named("diary")
     assert diaries[1].heard == [("record", "2", "b", 2.0)]
 
 
 def test_a_policy_that_is_promoted_keeps_what_it_has_learnt() -> None:
     it, diaries = with_diaries()
     it.apply(table(target("a"), target("b")), 0.0)
-    it.use("diary")
+    it.policies.named("diary")
     it.apply(table(target("a"), target("b"), policy="diary"), 1.0)
     assert len(diaries) == 2
     it.apply(table(target("a"), target("b"), policy="diary"), 2.0)
@@ -573,11 +574,11 @@ def test_a_policy_that_is_promoted_keeps_what_it_has_learnt() -> None:
 
 def test_prompts_are_needed_if_any_policy_in_use_needs_them() -> None:
     it = of("a")
-    assert not it.needs_prompt
-    it.use("prefix_tree")
-    assert it.needs_prompt
+    assert not it.policies.needs_prompt
+    it.policies.named("prefix_tree")
+    assert it.policies.needs_prompt
     with pytest.raises(UnknownPolicyError):
-        it.use("best")
+        it.policies.named("best")
 
 
 # --- admission
@@ -599,7 +600,7 @@ def test_a_target_without_room_is_not_offered_and_neither_is_a_worse_one() -> No
     tell(it, "a", EngineLoad(5, 0, max_running=6), 0.0)
     booking = it.book(REQUEST, "a", 0.0)
     assert offered(it, 0.0) == (Health.GOOD, [])
-    assert it.choose(REQUEST, 0.0) is None
+    assert choose(it, REQUEST, 0.0) is None
     assert (it.has_candidate(0.0), it.room(0.0)) == (True, True)
     assert offered(it, 0.0, {booking.epoch}) == (Health.UNHEALTHY, ["b"])
     assert it.has_candidate(0.0, {booking.epoch, booking.epoch + 1}) is False
@@ -674,7 +675,7 @@ def test_without_news_own_counts_decide() -> None:
 
 def test_an_old_look_is_forgotten_although_nothing_else_has_happened() -> None:
     it = of("a")
-    assert it.choose(REQUEST, 0.0) is not None
+    assert choose(it, REQUEST, 0.0) is not None
     tell(it, "a", EngineLoad(5, 0, 0.5), 0.0)
     assert seen(it, "a", 0.99).running == 5
     assert seen(it, "a", 1.0).running is None
@@ -727,7 +728,7 @@ class Books(RuleBasedStateMachine):
     @rule()
     def begin(self) -> None:
         tried = {booking.epoch for booking in self.open[-2:]}
-        choice = self.it.choose(REQUEST, self.now, tried)
+        choice = choose(self.it, REQUEST, self.now, tried)
         views = {view.id for view in self.it.candidates(self.now, tried)[1]}
         assert (choice.target_id in views) if choice is not None else not views
         if choice is not None:
@@ -857,18 +858,18 @@ def test_a_target_is_newly_busy_once_for_each_time_that_it_was_idle() -> None:
 def test_policies_asked_for_by_name_are_dropped_when_no_request_asks_any_longer() -> None:
     table = TargetTable(Table("s", "r1", (Target("a", "http://h:1"),), policy="least_load"), 0.0)
     request = RequestView("1", "GET", "/", 0)
-    assert not table.needs_prompt
-    table.choose(request, 10.0, policy="cache_aware")
+    assert not table.policies.needs_prompt
+    choose(table, request, 10.0, policy="cache_aware")
     table.drop_unused_policies(300.0)
-    assert table.needs_prompt
+    assert table.policies.needs_prompt
     table.drop_unused_policies(310.0)
-    assert not table.needs_prompt
+    assert not table.policies.needs_prompt
 
 
 def test_policies_asked_for_by_name_are_dropped_at_once_when_that_is_forbidden() -> None:
     targets = (Target("a", "http://h:1"),)
     table = TargetTable(Table("s", "r1", targets, policy="least_load"), 0.0)
-    table.choose(RequestView("1", "GET", "/", 0), 10.0, policy="cache_aware")
+    choose(table, RequestView("1", "GET", "/", 0), 10.0, policy="cache_aware")
     table.apply(Table("s", "r2", targets, policy="least_load", access=Access((), overrides=False)), 11.0)
     table.drop_unused_policies(11.0)
-    assert not table.needs_prompt
+    assert not table.policies.needs_prompt

@@ -15,6 +15,7 @@ from lb.core.admission import EngineLoad
 from lb.core.queue import RequestQueue
 from lb.core.residency import ANYWHERE
 from lb.core.scheduler import Scheduler
+from lb.core.target_choice import choose
 from lb.core.targets import Health, TargetTable
 from lb.core.warming import (
     SAMPLE_EVERY_S,
@@ -219,11 +220,11 @@ def warmed(policy: str, mode: PushMode = PushMode.FIXED_CAP, cap: int = 1) -> Ta
 def test_a_target_that_is_warmed_is_used_only_where_no_other_has_room(policy: str) -> None:
     it = warmed(policy)
     for _ in range(3):
-        choice = it.choose(REQUEST, 0.0)
+        choice = choose(it, REQUEST, 0.0)
         assert choice is not None
         assert choice.target_id == "old"
     it.book(REQUEST, "old", 0.0)
-    overflow = it.choose(REQUEST._replace(id="s"), 0.0)
+    overflow = choose(it, REQUEST._replace(id="s"), 0.0)
     assert overflow is not None
     assert overflow.target_id == "new"
     it.book(REQUEST._replace(id="s"), "new", 0.0)
@@ -260,7 +261,7 @@ def test_a_request_that_the_others_failed_goes_to_it() -> None:
     it = warmed("least_load")
     booking = it.book(REQUEST, "old", 0.0)
     it.release(booking, 0.0)
-    choice = it.choose(REQUEST, 0.0, (booking.epoch,))
+    choice = choose(it, REQUEST, 0.0, (booking.epoch,))
     assert choice is not None
     assert choice.target_id == "new"
 
@@ -288,7 +289,7 @@ def test_the_policy_sends_there_what_has_been_computed(policy: str) -> None:
     assert key is not None
     it.cached(key, RequestView("", "POST", "/", prompt=PROMPT[:3200], scope="\x00m"))
     it.warm(key, False)
-    choice = it.choose(REQUEST, 0.0)
+    choice = choose(it, REQUEST, 0.0)
     assert choice is not None
     assert (choice.target_id, choice.matched_bytes) == ("new", 3200)
     assert it.in_flight == 0
