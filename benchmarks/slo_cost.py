@@ -34,6 +34,7 @@ from policies.model import CapacityType, Json, Observation, Offer, Replica, Repl
 from policies.scaling import predictive
 from policies.scaling.cold_start import KEPT
 from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec, SloSpec
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import DemandRow
 from tests.kit.fault_cloud import Faults
@@ -151,7 +152,7 @@ def database() -> int:
     """Bytes by which the file of the store grows."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.db"
-        store = Store(f"sqlite:///{path}")
+        store = Store(Database(f"sqlite:///{path}"))
         before = _size(folder)
         now = FOLDED_MIN + HISTORY_MIN
         series = demand(now)

@@ -208,7 +208,7 @@ def _leading(here: Home, store: Store) -> Iterator[None]:
     leadership.step()
     if not leadership.leads:
         raise CommandFailed(
-            f"another controller of this database is running ({store.lease().about}); stop it first: it has the old keys"
+            f"another controller of this database is running ({store.database.lease().about}); stop it first: it has the old keys"
         )
     renewer = LeaseRenewer(leadership, started=lambda: None, over=lambda: None)
     renewer.start()

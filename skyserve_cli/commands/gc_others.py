@@ -118,7 +118,7 @@ def _own(here: Home) -> str:
         return ""
     store = opened(here)
     try:
-        return store.owner()
+        return store.database.owner()
     finally:
         store.close()
 

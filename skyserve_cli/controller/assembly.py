@@ -79,9 +79,9 @@ class Foundation:
         """
         steady = SteadyClock()
         store = opened(home)
-        store.fence(NO_TERM)
+        store.database.fence(NO_TERM)
         fingerprints.check(store, home)
-        owner = store.owner()
+        owner = store.database.owner()
         unfit = partial(_unfit, store, home, fingerprints.of_files(home), begin_again)
         leadership = Leadership(store, holder_of(home), about(home), steady, unfit=unfit)
         leadership.step()

@@ -89,7 +89,7 @@ async def run(home: Home) -> None:
     )
     threads.start()
     agents = AgentReader(workers.fleet.admin_ports, workers.regional.admin_ports)
-    team = Team(base.store, base.clock, config.teams)
+    team = Team(base.store.team, base.clock, config.teams)
     api = Api(service, home.token(), home.controller_log, stopping.set, agents, team, base.uploads)
     page = _page_of(base, api, team)
     api.opens(page.code)
@@ -286,7 +286,7 @@ def _serve_metrics(
 
 
 def _without_password(store: Store) -> str:
-    return store.url.render_as_string(hide_password=True)
+    return store.database.url.render_as_string(hide_password=True)
 
 
 def _wait_for_database(why: str) -> None:

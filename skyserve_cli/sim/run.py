@@ -39,6 +39,7 @@ from skyserve_cli.sim.trace_ports import (
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 from skyserve_cli.spec.placement import placement_of
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 
 _FALLING_BACK = frozenset({"spothedge", "spothedge_literal", "risk_hedge"})
@@ -100,12 +101,12 @@ class Replay:
         if place is not None:
             self.market.prefer(lambda zone: place in (zone.name, zone.region))
         rng = random.Random(job.seed)
-        self.store = Store("sqlite://", draw=lambda size: rng.randbytes(size).hex())
+        self.store = Store(Database("sqlite://", draw=lambda size: rng.randbytes(size).hex()))
         self._spec = _spec_of(setting, job)
         # Its size follows from the load of a moment, and from waits whose end it returns; others remember loads.
         self._same_load_is_nothing = isinstance(scaler_for(self._spec.scaling), RequestRate)
         specs = SpecCache(self.store, SecretBox(_KEY))
-        owner = self.store.owner()
+        owner = self.store.database.owner()
         self._runner = ReplayOperationRunner(self.market, owner, lambda call: specs.order(owner, call))
         self._served = None
         if setting.traffic is not None:

@@ -1,7 +1,7 @@
 """The database behind the store: its connections and its schema, and which controller may write to it.
 
 SQLite runs in WAL mode with full synchronisation: an intent that was committed is on the disk before the cloud
-is requested the machine, so not even a power cut can separate the two.
+gets the request for the machine, so not even a power cut can separate the two.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ class Database:
 
         `migrate` False makes the tables as they are now, without Alembic. `draw` returns unique names: a number
         of random bytes, as hexadecimal digits. `database_clock` stands in for the database's, in virtual time. `shared_with` is
-        another store, whose database in memory this one is to share.
+        another one in memory, whose tables this one is to share.
         """
-        self._draw = draw
+        self.draw = draw
         self._epoch: int | None = None
         url = make_url(url)
         file = sqlite_file(url)
         if file is not None and migrate:
             check_file(file)
         in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
-        self._engine: sa.Engine = (
-            connected(url, in_memory=in_memory) if shared_with is None else shared_with._engine
+        self.engine: sa.Engine = (
+            connected(url, in_memory=in_memory) if shared_with is None else shared_with.engine
         )
-        self._is_exclusive = in_memory and shared_with is None  # no other process can write to it
+        self.is_exclusive = in_memory and shared_with is None  # no other process can write to it
         if shared_with is not None:
-            shared_with._is_exclusive = False
+            shared_with.is_exclusive = False
         self._leases = LeaseTable(url.get_backend_name(), database_clock)
         one_photograph = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "REPEATABLE READ"}
-        self._reader = self._engine.execution_options(**one_photograph)
-        self._writer = self._engine.execution_options(writes=True)
+        self._reader = self.engine.execution_options(**one_photograph)
+        self._writer = self.engine.execution_options(writes=True)
         # A renewal waits for no other query of this process, and none for the disk: a power cut ends all terms here. Reads
         # lock nothing there that writes would, so one kind of transaction does for both.
-        renewing = self._engine if in_memory else connected(url, in_memory=False, durable=False)
+        renewing = self.engine if in_memory else connected(url, in_memory=False, durable=False)
         self._renewer = renewing.execution_options(writes=True)
         if in_memory or not migrate:
             with self._writer.begin() as c:
@@ -72,10 +72,10 @@ class Database:
 
     @property
     def url(self) -> URL:
-        return self._engine.url
+        return self.engine.url
 
     def close(self) -> None:
-        self._engine.dispose()
+        self.engine.dispose()
         self._renewer.dispose()
 
     def fence(self, epoch: int) -> None:
@@ -89,7 +89,7 @@ class Database:
     def take_lease(
         self, holder: str, about: str, *, ttl_s: float, unrenewed: ControllerLease | None = None
     ) -> ControllerLease | None:
-        """Begin a term, and fence this store with it; None if another controller leads.
+        """Begin a term, and fence this database with it; None if another controller leads.
 
         `unrenewed`: the lease as it has been for a whole time to live by the caller's own clock.
         """
@@ -114,12 +114,12 @@ class Database:
 
     def fingerprints(self) -> dict[str, str]:
         """Of the keys that this database was written with, by the key's name."""
-        with self._reader.connect() as c:
+        with self.reading() as c:
             return {row.key: row.value for row in c.execute(sa.select(t.fingerprints))}
 
     def put_fingerprints(self, values: Mapping[str, str]) -> None:
         """In place of those that are there."""
-        with self._writing() as c:
+        with self.writing() as c:
             replace_fingerprints(c, values)
 
     def owner(self) -> str:
@@ -127,12 +127,16 @@ class Database:
         with self._writer.begin() as c:  # needs no lease: of two that come at once, one draws
             found = c.execute(q.OWNER).scalar()
             if found is None:
-                c.execute(q.DRAW_OWNER[c.dialect.name], {"id": 1, "owner": self._draw(4)})
+                c.execute(q.DRAW_OWNER[c.dialect.name], {"id": 1, "owner": self.draw(4)})
                 found = c.execute(q.OWNER).scalar_one()
             return str(found)
 
+    def reading(self) -> Connection:
+        """A connection on which one transaction reads; a context manager."""
+        return self._reader.connect()
+
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def writing(self) -> Iterator[Connection]:
         """A transaction of the controller that leads."""
         with self._writer.begin() as c:
             if self._epoch is not None:

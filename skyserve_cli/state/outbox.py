@@ -44,11 +44,14 @@ class Waiting(NamedTuple):
     message: Mapping[str, Any]
 
 
-class OutboxDatabase(Database):
+class Outbox:
     """The verbs about notifications: one method is one transaction."""
 
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
     def alarms(self) -> dict[Key, Alarm]:
-        with self._reader.connect() as c:
+        with self._database.reading() as c:
             rows = c.execute(sa.select(t.alarms)).all()
         return {(row.service, row.kind): Alarm(row.since, row.notified_at, row.announced) for row in rows}
 
@@ -59,7 +62,7 @@ class OutboxDatabase(Database):
 
         Returns how many notifications were dropped because their destination has not received MOST_WAITING newer ones.
         """
-        with self._writing() as c:
+        with self._database.writing() as c:
             c.execute(t.alarms.delete())
             if alarms:
                 c.execute(
@@ -76,27 +79,27 @@ class OutboxDatabase(Database):
     def next_notification(self, destination: str) -> Waiting | None:
         """Return the one to send next: the first of those that have failed least often. None: all were received."""
         query = sa.select(_O.seq, _O.attempts, _O.message).where(_O.destination == destination)
-        with self._reader.connect() as c:
+        with self._database.reading() as c:
             row = c.execute(query.order_by(_O.attempts, _O.seq).limit(1)).first()
         return None if row is None else Waiting(*row)
 
     def notification_received(self, seq: int) -> None:
-        with self._writing() as c:
+        with self._database.writing() as c:
             c.execute(t.outbox.delete().where(_O.seq == seq))
 
     def notification_failed(self, seq: int) -> None:
-        with self._writing() as c:
+        with self._database.writing() as c:
             c.execute(t.outbox.update().where(_O.seq == seq).values(attempts=_O.attempts + 1))
 
     def waiting_notifications(self) -> dict[str, int]:
         """Return how many wait, by destination; none where all were received."""
         query = sa.select(_O.destination, sa.func.count()).group_by(_O.destination)
-        with self._reader.connect() as c:
+        with self._database.reading() as c:
             return {row[0]: row[1] for row in c.execute(query)}
 
     def forget_destinations(self, kept: Collection[str]) -> int:
         """Remove the notifications of destinations that are no longer configured. Returns how many."""
-        with self._writing() as c:
+        with self._database.writing() as c:
             return int(c.execute(t.outbox.delete().where(_O.destination.not_in(sorted(kept)))).rowcount)
 
 

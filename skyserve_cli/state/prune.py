@@ -8,37 +8,34 @@ process that is killed between two steps leaves a consistent database and the re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Engine
 
 from policies.model import ReplicaState
 from skyserve_cli.state import tables as t
+from skyserve_cli.state.database import Database
 
 STEP_ROWS = 500
 
-#: A transaction of the controller that leads.
-Writing = Callable[[], AbstractContextManager[sa.Connection]]
 Spent = Callable[[float], tuple[sa.ColumnElement[float], sa.ColumnElement[float]]]
 
 
 def archive_replicas(
-    reader: Engine, writing: Writing, before: float, keep: int, spent: Spent, pause: Callable[[], None]
+    database: Database, before: float, keep: int, spent: Spent, pause: Callable[[], None]
 ) -> int:
     """See `Store.fold`. `spent` gives the columns that sum the cost of replicas, on the instance it is given."""
     r = t.replicas.c
     dropped = 0
-    for name in _column(reader, sa.select(t.services.c.name)):
+    for name in _column(database, sa.select(t.services.c.name)):
         gone = sa.and_(r.service == name, r.state == ReplicaState.GONE.value)
         newest = sa.select(r.id).where(gone).order_by(r.id.desc()).offset(keep).limit(1)
-        last = next(iter(_column(reader, newest)), None)
+        last = next(iter(_column(database, newest)), None)
         if last is None:
             continue
-        old = _column(reader, sa.select(r.id).where(gone, r.id <= last, r.ended_at < before).order_by(r.id))
+        old = _column(database, sa.select(r.id).where(gone, r.id <= last, r.ended_at < before).order_by(r.id))
         for ids in _steps(old):
             step = sa.and_(gone, r.id.in_(ids))
-            with writing() as c:
+            with database.writing() as c:
                 usd, on_demand = c.execute(sa.select(*spent(before)).where(step)).one()
                 s = t.services.c
                 folded = {
@@ -51,14 +48,12 @@ def archive_replicas(
     return dropped
 
 
-def prune_events(
-    reader: Engine, writing: Writing, before: float, keep: int, pause: Callable[[], None]
-) -> int:
+def prune_events(database: Database, before: float, keep: int, pause: Callable[[], None]) -> int:
     """See `Store.prune_events`."""
     dropped = 0
-    for name in _column(reader, sa.select(t.events.c.service).distinct()):
+    for name in _column(database, sa.select(t.events.c.service).distinct()):
         while True:
-            with reader.connect() as c:
+            with database.reading() as c:
                 useless = _useless(c, name, before, keep)
                 if useless is None:
                     break
@@ -67,7 +62,7 @@ def prune_events(
                 )
                 found = list(lines.scalars())
             for seqs in _steps(found):
-                with writing() as c:
+                with database.writing() as c:
                     dropped += c.execute(t.events.delete().where(t.events.c.seq.in_(seqs))).rowcount
                 pause()
             if len(found) < STEP_ROWS * 100:
@@ -93,8 +88,8 @@ def _useless(c: sa.Connection, name: object, before: float, keep: int) -> sa.Col
     return sa.and_(old, sa.or_(e.state.is_(None), sa.and_(missed, e.seq != (wanted or 0))))
 
 
-def _column(reader: Engine, query: sa.Select[tuple[object]]) -> Sequence[object]:
-    with reader.connect() as c:
+def _column(database: Database, query: sa.Select[tuple[object]]) -> Sequence[object]:
+    with database.reading() as c:
         return list(c.execute(query).scalars())
 
 

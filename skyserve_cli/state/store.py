@@ -7,7 +7,6 @@ modules of their subjects (`goals`, `snapshot`, `ticks`, `event_log`, `costs`, `
 
 from __future__ import annotations
 
-import secrets as random_source
 import shutil
 import sqlite3
 import threading
@@ -16,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import URL, Connection
+from sqlalchemy.engine import Connection
 
 from policies.goals import UpdateMode
 from policies.model import Replica, ReplicaState
@@ -24,12 +23,14 @@ from skyserve_cli.state import costs, demand, event_log, goals, prune, rewrites,
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import replica_from_row
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.history import read_history
 from skyserve_cli.state.lease import ControllerLease
 from skyserve_cli.state.opening import sqlite_file
+from skyserve_cli.state.outbox import Outbox
 from skyserve_cli.state.read_cache import ReadCache
 from skyserve_cli.state.samples import Slot
-from skyserve_cli.state.team import TeamDatabase
+from skyserve_cli.state.team import TeamTokens
 from skyserve_cli.state.ticks import PreparedCommits
 from skyserve_cli.state.values import (
     Commit,
@@ -45,31 +46,26 @@ from skyserve_cli.state.values import (
 _LEAST_FREE_BYTES = 256 << 10
 
 
-class Store(TeamDatabase):
-    """The verbs over a database: one method is one transaction."""
+class Store:
+    """The verbs over services: one method is one transaction. `outbox` and `team` are those over other tables of the database."""
 
-    def __init__(
-        self,
-        url: str | URL,
-        *,
-        migrate: bool = True,
-        draw: Callable[[int], str] = random_source.token_hex,
-        database_clock: Callable[[], float] | None = None,
-        shared_with: Store | None = None,
-    ) -> None:
-        """See `Database`."""
-        super().__init__(
-            url, migrate=migrate, draw=draw, database_clock=database_clock, shared_with=shared_with
-        )
+    def __init__(self, database: Database) -> None:
+        """The store closes the database."""
+        self.database = database
+        self.outbox = Outbox(database)
+        self.team = TeamTokens(database)
         self._read_cache: ReadCache | None = None
         self._lock = threading.Lock()
         self._moving = threading.RLock()
+
+    def close(self) -> None:
+        self.database.close()
 
     def take_lease(
         self, holder: str, about: str, *, ttl_s: float, unrenewed: ControllerLease | None = None
     ) -> ControllerLease | None:
         """See `Database.take_lease`. What was read before the term is read again."""
-        lease = super().take_lease(holder, about, ttl_s=ttl_s, unrenewed=unrenewed)
+        lease = self.database.take_lease(holder, about, ttl_s=ttl_s, unrenewed=unrenewed)
         if lease is not None:
             self.forget()
         return lease
@@ -100,15 +96,15 @@ class Store(TeamDatabase):
         as replicas of before live. A `mode` raises NoSuchServiceError if there is nothing up to update.
         """
         new = goals.NewVersion(spec, replica_hash, sealed_secrets, lb_port, target, team)
-        with self._writing() as c:
+        with self.database.writing() as c:
             self._bump_revision(c)
-            version = goals.put_service(c, name, new, mode, now, self._draw, author)
+            version = goals.put_service(c, name, new, mode, now, self.database.draw, author)
         self.forget()
         return version
 
     def set_down(self, name: str, *, purge: bool, now: float, author: str = "") -> None:
         """Take the service down; `purge`: without waiting for requests to finish."""
-        with self._writing() as c:
+        with self.database.writing() as c:
             self._bump_revision(c)
             goals.set_down(c, name, purge=purge, now=now, author=author)
         self.forget()
@@ -118,7 +114,7 @@ class Store(TeamDatabase):
 
         Raises NoSuchServiceError, or KeyError if it is not alive.
         """
-        with self._writing() as c:
+        with self.database.writing() as c:
             self._bump_revision(c)
             goals.kill_replica(c, name, replica_id, now=now, author=author)
         self.forget()
@@ -127,9 +123,9 @@ class Store(TeamDatabase):
 
     def services(self, *, down: bool = False) -> list[ServiceRow]:
         """Return a snapshot: every service that is up or of which something is left (`down`: also the others)."""
-        if self._is_exclusive and self._read_cache is not None and not down:
+        if self.database.is_exclusive and self._read_cache is not None and not down:
             return list(self._read_cache.rows.values())
-        with self._reader.connect() as c, self._lock:
+        with self.database.reading() as c, self._lock:
             count = int(c.execute(q.COUNT).scalar_one())
             if down:
                 return snapshot.read_services(c, down=True)
@@ -140,7 +136,7 @@ class Store(TeamDatabase):
 
     def count(self) -> int:
         """Return how many times what `services` shows has changed."""
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             return int(c.execute(q.COUNT).scalar_one())
 
     def forget(self) -> None:
@@ -155,7 +151,7 @@ class Store(TeamDatabase):
     def commit_all(self, commits: Sequence[Commit]) -> None:
         """One tick: intents, memory and events of several services, each at most once, in one transaction."""
         prepared = PreparedCommits.of(commits, self._unasked)
-        with self._writing() as c:
+        with self.database.writing() as c:
             revision = self._bump_revision(c)
             prepared.write(c, revision)
         with self._lock:
@@ -169,7 +165,7 @@ class Store(TeamDatabase):
 
         `also` runs in the same transaction. Returns how many were replaced, and the (service, version) of those that were not.
         """
-        with self._writing() as c:
+        with self.database.writing() as c:
             done = rewrites.reseal(c, again)
             also(c)
         return done
@@ -180,15 +176,15 @@ class Store(TeamDatabase):
         Raises SQLAlchemyError if it cannot be written, or if a larger write could not: on a full disk a transaction of one
         page still fits where a failed one of several has reserved some.
         """
-        file = sqlite_file(self.url)
+        file = sqlite_file(self.database.url)
         if file is not None and shutil.disk_usage(file.parent).free < _LEAST_FREE_BYTES:
             raise sa.exc.OperationalError("", None, sqlite3.OperationalError("database or disk is full"))
-        with self._writing() as c:
+        with self.database.writing() as c:
             c.execute(t.changes.update().values(count=t.changes.c.count))
 
     def append_event(self, record: EventRecord, *, now: float, service: str = "") -> None:
         """Append one event; without `service` it belongs to no service."""
-        with self._writing() as c:
+        with self.database.writing() as c:
             event_log.append_events(c, service, now, [record])
 
     def move_instants(self, by_s: float, then: Callable[[], None] = lambda: None) -> None:
@@ -199,7 +195,7 @@ class Store(TeamDatabase):
         without the other. What a cloud said (`preempt_at`), terminated replicas and past events stay as they are.
         """
         with self._moving:
-            with self._writing() as c:
+            with self.database.writing() as c:
                 self._bump_revision(c)
                 rewrites.move_instants(c, by_s)
             then()
@@ -213,7 +209,7 @@ class Store(TeamDatabase):
         """Return the latest instant of a live replica that our own clock has measured."""
         r = t.replicas.c
         live = r.state != ReplicaState.GONE.value
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             found = c.execute(sa.select(sa.func.max(r.since)).where(live)).scalar()
         return None if found is None else float(found)
 
@@ -225,9 +221,9 @@ class Store(TeamDatabase):
         Their cost is added to the service, so no total changes. Returns how many were dropped. Other writers are served
         while `pause` runs, which is called after each step.
         """
-        with self._writing():
+        with self.database.writing():
             pass  # or it would only be noticed when there is something to remove
-        return prune.archive_replicas(self._reader, self._writing, before, keep, costs.spent_columns, pause)
+        return prune.archive_replicas(self.database, before, keep, costs.spent_columns, pause)
 
     def prune_events(
         self, *, before: float, keep: int = 1000, pause: Callable[[], None] = lambda: None
@@ -237,22 +233,22 @@ class Store(TeamDatabase):
         The newest `keep` of each service stay, those about replicas that are not folded, and what `history` needs. `pause`: as for
         `archive_replicas`.
         """
-        with self._writing():
+        with self.database.writing():
             pass  # or it would only be noticed when there is something to remove
-        return prune.prune_events(self._reader, self._writing, before, keep, pause)
+        return prune.prune_events(self.database, before, keep, pause)
 
     # --- what services were asked for ---------------------------------------------------------------------
 
     def put_demand(self, name: str, rows: Sequence[DemandRow], *, drop_from: int | None = None) -> None:
         """Store minutes of a service, after removing those from `drop_from` on. What `services` shows does not change."""
-        with self._writing() as c:
+        with self.database.writing() as c:
             if drop_from is not None:
                 demand.drop(c, name, drop_from)
             demand.write(c, name, rows)
 
     def demand(self, name: str, *, since: int = 0, folded: bool = False) -> list[DemandRow]:
         """Return the stored minutes of a service from minute `since` on; `folded`: means of ten minutes, of longer ago."""
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             return demand.read(c, name, since, demand.FOLDED if folded else demand.MINUTE)
 
     def fold_demand(self, now_minute: int, *, pause: Callable[[], None] = lambda: None) -> int:
@@ -260,13 +256,13 @@ class Store(TeamDatabase):
 
         Returns how many rows were removed. `pause`: as for `fold`.
         """
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             known = demand.names(c)
         dropped = 0
         for name in known:
             step = 1
             while step:
-                with self._writing() as c:
+                with self.database.writing() as c:
                     step = demand.fold(c, name, now_minute)
                 dropped += step
                 pause()
@@ -276,19 +272,19 @@ class Store(TeamDatabase):
 
     def put_series(self, at: int, slots: Mapping[str, Slot]) -> None:
         """Store ten seconds from `at` on (UNIX seconds) for each of these services, and fold finished slots."""
-        with self._writing() as c:
+        with self.database.writing() as c:
             series.write(c, series.RINGS[0].span_s, at, slots)
         for name in slots if at % series.RINGS[1].span_s == 0 else ():
             self._fold_series(name, at)
 
     def series(self, name: str, span_s: int, *, since: float, until: float) -> list[tuple[int, Slot]]:
         """Return the slots of a ring (`state.series.RINGS`) that start in [since, until), in order."""
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             return series.read(c, name, span_s, since, until)
 
     def fold_series(self, now: float, *, pause: Callable[[], None] = lambda: None) -> None:
         """Fold finished slots, and delete old ones, of every service. `pause`: as for `fold`."""
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             known = series.names(c)
         for name in known:
             self._fold_series(name, now, pause)
@@ -296,7 +292,7 @@ class Store(TeamDatabase):
     def _fold_series(self, name: str, now: float, pause: Callable[[], None] = lambda: None) -> None:
         left = True
         while left:
-            with self._writing() as c:
+            with self.database.writing() as c:
                 left = series.fold(c, name, now)
             pause()
 
@@ -304,18 +300,18 @@ class Store(TeamDatabase):
 
     def version(self, name: str, version: int) -> VersionRow:
         """Raise KeyError for a version that never was."""
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             return snapshot.read_version(c, name, version)
 
     def specs_of_versions(self) -> list[dict[str, Any]]:
         """Return the JSON of the spec of every version of the services that are up, or of which something is left."""
         names = [row.name for row in self.services()]
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             return snapshot.specs_of(c, names)
 
     def replicas(self, name: str, *, limit: int = 200) -> list[Replica]:
         """Return the newest replicas of a service, terminated ones included, oldest first."""
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             return snapshot.newest_replicas(c, name, limit)
 
     def recently_ended(self, names: Collection[str], since: float) -> dict[str, list[Replica]]:
@@ -326,19 +322,19 @@ class Store(TeamDatabase):
         if not names:
             return {}
         found: dict[str, list[Replica]] = {}
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             for row in c.execute(q.RECENTLY_ENDED, {"names": sorted(names), "since": since}):
                 found.setdefault(row.service, []).append(replica_from_row(row))
         return found
 
     def spent(self, now: float) -> dict[str, Spent]:
         """Return what each service has cost so far."""
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             return costs.read_spent(c, now)
 
     def spent_by_team(self, since: float, now: float) -> dict[str, float]:
         """Return what the services of each team have cost from `since` to `now`, in USD, as far as replicas have not been archived."""
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             return costs.read_spent_by_team(c, since, now)
 
     def events(
@@ -350,7 +346,7 @@ class Store(TeamDatabase):
         newest: bool = False,
     ) -> list[StoredEvent]:
         """Return the event log after `seq` = `after`, oldest first; `newest`: the last `limit` lines instead of the first."""
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             return event_log.read_events(c, name, after=after, limit=limit, newest=newest)
 
     def history(self, name: str, *, since: float, most: int) -> ServiceHistory:
@@ -358,7 +354,7 @@ class Store(TeamDatabase):
 
         Of more than `most` replicas, or ten times as many changes, those are left out that terminated, or came, first.
         """
-        with self._reader.connect() as c:
+        with self.database.reading() as c:
             return read_history(c, name, since, most)
 
     # --- inside -------------------------------------------------------------------------------------------

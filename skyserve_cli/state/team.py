@@ -7,7 +7,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from skyserve_cli.state import tables as t
-from skyserve_cli.state.outbox import OutboxDatabase
+from skyserve_cli.state.database import Database
 
 _T = t.tokens.c
 
@@ -32,12 +32,15 @@ class TokenRow(NamedTuple):
     team: str = ""
 
 
-class TeamDatabase(OutboxDatabase):
+class TeamTokens:
     """The verbs about tokens: one method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def add_token(self, row: TokenRow, digest: str) -> None:
         """Store a token; a revoked one of that name is replaced. Raises TokenExistsError."""
-        with self._writing() as c:
+        with self._database.writing() as c:
             found = c.execute(sa.select(_T.revoked_at).where(_T.name == row.name)).first()
             if found is not None and found.revoked_at is None:
                 raise TokenExistsError(row.name)
@@ -48,13 +51,13 @@ class TeamDatabase(OutboxDatabase):
     def revoke_token(self, name: str, now: float) -> None:
         """Raise NoSuchTokenError where there is none, or it is revoked already."""
         where = sa.and_(_T.name == name, _T.revoked_at.is_(None))
-        with self._writing() as c:
+        with self._database.writing() as c:
             if not c.execute(t.tokens.update().where(where).values(revoked_at=now)).rowcount:
                 raise NoSuchTokenError(name)
 
     def tokens(self) -> list[TokenRow]:
         """Return all tokens, revoked ones too, by name."""
-        with self._reader.connect() as c:
+        with self._database.reading() as c:
             return [_row(found) for found in c.execute(sa.select(t.tokens).order_by(_T.name))]
 
     def token_changes(self) -> tuple[object, ...]:
@@ -65,13 +68,13 @@ class TeamDatabase(OutboxDatabase):
             sa.func.max(_T.revoked_at),
             sa.func.max(_T.created_at),
         )
-        with self._reader.connect() as c:
+        with self._database.reading() as c:
             return tuple(c.execute(query).one())
 
     def token_with(self, *, digest: str = "", name: str = "") -> TokenRow | None:
         """Return the token with this SHA-256 or, without one, of this name; None if it is unknown or revoked."""
         where = _T.digest == digest if digest else _T.name == name
-        with self._reader.connect() as c:
+        with self._database.reading() as c:
             found = c.execute(sa.select(t.tokens).where(where, _T.revoked_at.is_(None))).first()
         return None if found is None else _row(found)
 

@@ -80,7 +80,7 @@ class ControllerLife(World):
                 self.seen.add(replica.id)
                 self.launched[market(replica.offer)] += 1
         for call in self.book.startable(self.calls, self.time):
-            incarnation, owner = call.incarnation, self.store.owner()
+            incarnation, owner = call.incarnation, self.store.database.owner()
             order = order_of(owner, "chat", incarnation, call.replica, self.spec, {})
             outcome = perform(call, cloud, lambda order=order: order, order.token, owner)
             event = self.book.settled(call, outcome, self.time)
@@ -90,7 +90,7 @@ class ControllerLife(World):
     def _list(self) -> None:
         cloud, asked_at = self.subject.cloud, self.subject.now()
         try:
-            listing = cloud.listing(self.store.owner())
+            listing = cloud.listing(self.store.database.owner())
         except ProvisionError:
             return
         silent, closed = frozenset(listing.silent), frozenset(listing.closed)

@@ -16,7 +16,7 @@ from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.api.team import Team
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.controller.uploads.content_store import ContentStore
-from skyserve_cli.state.team import TeamDatabase
+from skyserve_cli.state.team import TeamTokens
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ class _Service:
 
 
 def test_every_route_of_the_controller_is_described() -> None:
-    team = Team(cast("TeamDatabase", None), SteadyClock())
+    team = Team(cast("TeamTokens", None), SteadyClock())
     uploads = ContentStore(Path("uploads"))
     api = Api(
         cast("ControllerService", _Service()), "token", Path("log"), lambda: None, team=team, uploads=uploads

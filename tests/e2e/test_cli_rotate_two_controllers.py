@@ -14,6 +14,7 @@ import pytest
 from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.controller.secret_box import seal_of
 from skyserve_cli.home import Home
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from tests.e2e.conftest import Serve
 from tests.integration.postgres_server import postgres_server
@@ -62,7 +63,7 @@ def lease(serve: Serve) -> dict[str, object]:
 
 def opens(serve: Serve, url: str) -> bool:
     """Whether the keys of the home open the secrets in the database."""
-    store = Store(url)
+    store = Store(Database(url))
     sealed = store.version("chat", 1).sealed_secrets
     store.close()
     return seal_of(Home.from_environment(serve.environment)).open(sealed) == {"TOKEN": "hunter2"}

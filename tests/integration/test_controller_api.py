@@ -38,6 +38,7 @@ from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.controller.uploads.content_store import ContentStore
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import EventRecord
 
@@ -70,7 +71,7 @@ class Controller:
     def __init__(self, home: Home, fleet: LocalFleet, ports: range, config: Path | None = None) -> None:
         self.time = 1000.0
         self.home = home
-        self.store = Store(home.database_url)
+        self.store = Store(Database(home.database_url))
         self.leadership = Leadership(self.store, "here", "this one", self)
         self.leadership.step()
         self.woken = self.stopped = 0
@@ -90,7 +91,7 @@ class Controller:
             names=ThreadDns(clouds.names, clouds.name_region, "own", self, self._wake),
             clock=self,
             leadership=self.leadership,
-            owner=self.store.owner(),
+            owner=self.store.database.owner(),
             wake=self._wake,
             sighted=lambda cloud: (),
             log_archive=LogArchive(home.log_archive),
@@ -101,7 +102,7 @@ class Controller:
         self.session = aiohttp.ClientSession()
 
     def api(self) -> Api:
-        team = Team(self.store, self, self.controller_service.teams.names)
+        team = Team(self.store.team, self, self.controller_service.teams.names)
         return Api(
             self.controller_service,
             TOKEN,
@@ -423,7 +424,9 @@ async def test_replicas_that_ended_cost_as_many_statements_for_many_services_as_
     controller: Controller,
 ) -> None:
     asked: list[str] = []
-    sa.event.listen(controller.store._engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+    sa.event.listen(
+        controller.store.database.engine, "before_cursor_execute", lambda *args: asked.append(args[2])
+    )
     counts = []
     for number in range(1, 5):
         assert (await controller.up(name=f"chat{number}"))[0] == 200
@@ -622,9 +625,9 @@ async def test_an_unknown_path(controller: Controller) -> None:
 
 async def test_a_controller_that_stands_by_reads_and_refuses_orders(controller: Controller) -> None:
     await controller.up()
-    other = Store(controller.home.database_url)
+    other = Store(Database(controller.home.database_url))
     controller.time += 60.0
-    other.take_lease("elsewhere", "the controller on elsewhere", ttl_s=60.0, unrenewed=other.lease())
+    other.take_lease("elsewhere", "the controller on elsewhere", ttl_s=60.0, unrenewed=other.database.lease())
     controller.leadership.step()
     status, health = await controller.call("GET", "/v1/health")
     assert status == 200
@@ -647,8 +650,8 @@ async def test_an_order_on_the_way_to_a_controller_that_is_replaced_changes_noth
     controller: Controller,
 ) -> None:
     await controller.up()
-    other = Store(controller.home.database_url)
-    other.take_lease("elsewhere", "", ttl_s=60.0, unrenewed=other.lease())
+    other = Store(Database(controller.home.database_url))
+    other.take_lease("elsewhere", "", ttl_s=60.0, unrenewed=other.database.lease())
     status, body = await controller.call("POST", "/v1/services/chat/down", {"purge": False})
     assert (status, "leads" in body["error"]) == (503, True)
     assert not controller.store.services()[0].down

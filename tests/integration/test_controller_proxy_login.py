@@ -96,7 +96,7 @@ async def opened(tmp_path: Path, *, proof: str = "", tls: str = "") -> AsyncIter
     for name in ("chat", "other"):
         assert (await controller.up(YAML.replace("chat", name), name=name))[0] == 200
     reads, acts, sends = controller.api().for_page()
-    team = Team(controller.store, controller)
+    team = Team(controller.store.team, controller)
     page = Dashboard(
         tmp_path / "page",
         controller.now,

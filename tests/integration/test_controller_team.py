@@ -163,7 +163,7 @@ async def test_only_the_digest_is_stored(controller: Controller) -> None:
     files = [path for path in controller.home.root.rglob("*") if path.is_file()]
     assert files
     assert not any(held.encode() in path.read_bytes() for path in files)
-    found = controller.store.token_with(digest=hashlib.sha256(held.encode()).hexdigest())
+    found = controller.store.team.token_with(digest=hashlib.sha256(held.encode()).hexdigest())
     assert found is not None
     assert found.name == "ada"
 
@@ -172,7 +172,10 @@ async def test_an_admin_creates_tokens_in_their_own_name(controller: Controller)
     held = await token(controller, "ada", "admin")
     body = {"name": "bob", "role": "viewer"}
     assert (await call(controller, held, "POST", "/v1/tokens", body))[0] == 200
-    assert {row.name: row.created_by for row in controller.store.tokens()} == {"ada": "owner", "bob": "ada"}
+    assert {row.name: row.created_by for row in controller.store.team.tokens()} == {
+        "ada": "owner",
+        "bob": "ada",
+    }
 
 
 @pytest.mark.parametrize(
@@ -263,7 +266,7 @@ async def test_a_port_says_that_it_lives_without_a_token_and_nothing_else(contro
 async def test_a_session_of_the_page_has_the_role_of_its_token(
     controller: Controller, tmp_path: Path
 ) -> None:
-    team = Team(controller.store, controller)
+    team = Team(controller.store.team, controller)
     reads, acts, sends = controller.api().for_page()
     numbers = iter(range(100))
     page = Dashboard(
@@ -298,7 +301,7 @@ async def test_a_session_of_the_page_has_the_role_of_its_token(
                 (await browser.post(f"{base}/v1/services/{service}/down", json={}, headers=headers)).status
                 for service in ("other", "chat")
             ]
-            controller.store.revoke_token(name, 1.0)
+            controller.store.team.revoke_token(name, 1.0)
             assert (await browser.get(f"{base}/v1/fleet")).status == 401
             assert (await browser.get(f"{base}/session")).status == 401
     await page.close()
@@ -324,7 +327,7 @@ async def test_a_stream_ends_when_its_token_is_revoked_by_another_controller(con
     await other.server.start_server()
     page = Dashboard(
         controller.home.dashboard, controller.now, lambda: "drawn" * 9, *controller.api().for_page(),
-        named=Team(controller.store, controller).named,
+        named=Team(controller.store.team, controller).named,
     )  # fmt: skip
     set_caller(Caller("vic", AccessRole.VIEWER))
     base, code = (await page.code(None))["url"].split("/#")
@@ -351,7 +354,7 @@ async def test_a_stream_ends_when_its_token_is_revoked_by_another_controller(con
         await opened.acquire()
     for name in ("ada", "vic"):
         revoked_at = asyncio.get_running_loop().time()
-        other.store.revoke_token(name, 1.0)
+        other.store.team.revoke_token(name, 1.0)
         ended_at = await asyncio.wait_for(streams.pop(name), 5.0)
         assert ended_at - revoked_at < 2.0
         assert not any(stream.done() for stream in streams.values())

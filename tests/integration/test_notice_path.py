@@ -29,6 +29,7 @@ from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.controller.ticker import Ticker
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines
 from tests.clouds.memory_machines import order_of as machine_order
@@ -94,10 +95,10 @@ def awaited(states: queue.SimpleQueue[str], wanted: str) -> None:
 
 
 def test_a_notice_leaves_the_table_without_a_listing() -> None:
-    time, store, hands = Time(), Store("sqlite://"), OrphanRemover()
+    time, store, hands = Time(), Store(Database("sqlite://")), OrphanRemover()
     machines, hosts = CountedMachines(time.now), MemoryHosts(time.now)
     fleet = MemoryFleet(machines, hosts, machine_order, lambda need: (), time.now)
-    owner = store.owner()
+    owner = store.database.owner()
     store.put_service(
         "chat",
         spec_to_json(SPEC),

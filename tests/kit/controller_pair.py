@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy.exc import OperationalError
 
 from skyserve_cli.controller.persistence.leadership import RENEW_EVERY_S, STANDBY_POLL_S, Leadership
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.lease import NO_TERM, ControllerLease, LeaseLostError
 from skyserve_cli.state.values import Commit
 from tests.kit.clock import SimClock
@@ -57,39 +58,57 @@ class ProcessClock(SimClock):
         self._world.after(delay_s, due)
 
 
-class SharedStore(SimStore):
-    """One controller's view of the database. `cut` makes every query fail; `commits` of both are counted in one place."""
+class RemoteDatabase(Database):
+    """The database as one controller reaches it. While `is_cut`, every query about leases fails."""
 
     def __init__(
-        self, rng: random.Random, database_clock: Callable[[], float], shared_with: SimStore
+        self, rng: random.Random, database_clock: Callable[[], float], shared_with: Database
     ) -> None:
-        super().__init__(rng, database_clock=database_clock, shared_with=shared_with)
-        self._counter = shared_with
+        super().__init__(
+            "sqlite://",
+            draw=lambda size: rng.randbytes(size).hex(),
+            database_clock=database_clock,
+            shared_with=shared_with,
+        )
         self.is_cut = False
-        self.epochs: list[int] = []  # of commits, in order
+        self.epoch = 0
 
-    def commit_all(self, commits: Sequence[Commit]) -> None:
-        super().commit_all(commits)
-        self._counter.commits += 1
-        self.epochs.append(self._epoch or 0)
-
-    def services(self, *, down: bool = False) -> Any:
-        self._fail_if_cut()
-        return super().services(down=down)
+    def fence(self, epoch: int) -> None:
+        super().fence(epoch)
+        self.epoch = epoch
 
     def renew_lease(self, epoch: int, *, ttl_s: float) -> ControllerLease | None:
-        self._fail_if_cut()
+        self.fail_if_cut()
         return super().renew_lease(epoch, ttl_s=ttl_s)
 
     def take_lease(
         self, holder: str, about: str, *, ttl_s: float, unrenewed: ControllerLease | None = None
     ) -> ControllerLease | None:
-        self._fail_if_cut()
+        self.fail_if_cut()
         return super().take_lease(holder, about, ttl_s=ttl_s, unrenewed=unrenewed)
 
-    def _fail_if_cut(self) -> None:
+    def fail_if_cut(self) -> None:
         if self.is_cut:
             raise OperationalError("SELECT", {}, Exception("the server is away"))
+
+
+class SharedStore(SimStore):
+    """One controller's view of the database. `commits` of both are counted in one place."""
+
+    def __init__(self, rng: random.Random, remote: RemoteDatabase, counter: SimStore) -> None:
+        super().__init__(rng, remote)
+        self.remote = remote
+        self._counter = counter
+        self.epochs: list[int] = []  # of commits, in order
+
+    def commit_all(self, commits: Sequence[Commit]) -> None:
+        super().commit_all(commits)
+        self._counter.commits += 1
+        self.epochs.append(self.remote.epoch)
+
+    def services(self, *, down: bool = False) -> Any:
+        self.remote.fail_if_cut()
+        return super().services(down=down)
 
 
 class Controller:
@@ -100,8 +119,9 @@ class Controller:
         self.name = name
         self.is_dead = False
         self.clock = ProcessClock(life.clock)
-        self.store = SharedStore(life.rng, life.database_clock, life.store)
-        self.store.fence(NO_TERM)
+        remote = RemoteDatabase(life.rng, life.database_clock, life.store.database)
+        self.store = SharedStore(life.rng, remote, life.store)
+        remote.fence(NO_TERM)
         self.leadership = Leadership(self.store, name, f"controller {name}", self.clock)
         self.runner = SimOperationRunner(
             life.cloud,
@@ -198,9 +218,11 @@ class PairLife(Life):
             return
         if rng.random() < crash * _FREEZE:
             controller.clock.frozen_until = self.clock.now() + rng.uniform(1.0, 60.0)
-        if rng.random() < crash * _CUT and not controller.store.is_cut:
-            controller.store.is_cut = True
-            self.clock.after(rng.uniform(1.0, 60.0), lambda: setattr(controller.store, "is_cut", False))
+        if rng.random() < crash * _CUT and not controller.store.remote.is_cut:
+            controller.store.remote.is_cut = True
+            self.clock.after(
+                rng.uniform(1.0, 60.0), lambda: setattr(controller.store.remote, "is_cut", False)
+            )
         if rng.random() < crash * _CLOCK:
             self.offset_s += rng.choice([-8 * 3600.0, 8 * 3600.0, -3.0, 3.0])
 

@@ -10,7 +10,6 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from policies.goals import PlacementGoal, ScalingGoal, UpdateMode
 from policies.model import Zone
@@ -27,6 +26,7 @@ from skyserve_cli.spec.model import (
     UpdateSpec,
 )
 from skyserve_cli.spec.placement import placement_of
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import Commit, ServiceExistsError, ServiceRow
 from tests.kit.clock import SimClock
@@ -67,8 +67,8 @@ HOSTILE = Faults(
 class SimStore(Store):
     """The production store in memory, able to die around a commit, and counting its commits."""
 
-    def __init__(self, rng: random.Random, **more: Any) -> None:
-        super().__init__("sqlite://", draw=lambda size: rng.randbytes(size).hex(), **more)
+    def __init__(self, rng: random.Random, database: Database | None = None) -> None:
+        super().__init__(database or Database("sqlite://", draw=lambda size: rng.randbytes(size).hex()))
         self.commits = 0
         self.crash_before_commit = False
         self.crash_after_commit = False
@@ -122,7 +122,7 @@ class Life:
         self.store = self.make_store(self.rng)
         self.specs = SpecCache(self.store, SecretBox(_KEY))
         self.agents = SimAgents(self.clock, self.rng)
-        self.owner = self.store.owner()
+        self.owner = self.store.database.owner()
         self.invariants = Invariants(self.store, self.cloud, self.owner, f"seed {seed}")
         self.ticks = self.crashes = 0
         self.start_controller()

@@ -23,7 +23,7 @@ def test_the_lease_changes_hands() -> None:
     life = PairLife(5, HOSTILE)
     life.run_for(600.0, 1.0)
     assert {name for name, one in life.pair.items() if one.leadership.leads} <= {"a", "b"}
-    assert life.store.lease().epoch > 1_000_001  # the first term began at 1,000,000
+    assert life.store.database.lease().epoch > 1_000_001  # the first term began at 1,000,000
 
 
 def test_without_the_fence_an_invariant_breaks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from skyserve_cli.config_backup import BackupConfig
 from skyserve_cli.controller.persistence.backup import BackupError, parse_backup
 from skyserve_cli.controller.persistence.bucket_backup import BackupUploader, the_newest
 from skyserve_cli.home import Home
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from tests.unit.databases import KINDS, empty_database
 from tests.unit.test_controller_backup import NOW, REPLICA, fill, make_home
@@ -55,7 +56,7 @@ class World:
     def __init__(self, folder: Path, url: str | None = None) -> None:
         self.home: Home = make_home(folder / "home", url)
         self.owner = fill(self.home)
-        self.store = Store(self.home.database_url)
+        self.store = Store(Database(self.home.database_url))
         self.clock, self.bucket = Clock(), MemoryBucket()
         self.passphrase = folder / "passphrase"
         self.passphrase.write_text("correct horse\n")

@@ -41,7 +41,7 @@ class RestoredWorld(World):
         adoption = Adoption(
             {"chat": FIRST_UNKNOWN},
             self.waiting_for,
-            self.store.owner(),
+            self.store.database.owner(),
             self.store,
             Specs(),  # type: ignore[arg-type]
             Offered(),
@@ -52,7 +52,7 @@ class RestoredWorld(World):
     def unknown(self, number: int, offer: Offer = OFFERS[0], **changes: Any) -> Instance:
         """An instance that was launched for this service after the backup."""
         (row,) = self.store.services()
-        owner = self.store.owner()
+        owner = self.store.database.owner()
         token = token_of(owner, "chat", row.incarnation, number, offer)
         made = Instance(
             f"i-{number}",
@@ -100,7 +100,7 @@ def test_which_are_adopted(
     (row,) = world.store.services()
     instance = world.unknown(60, OFFERS[1], **changes)
     offers = [(a_replica(1).role, offer) for offer in OFFERS]
-    found = match(world.store.owner(), row, [instance], FIRST_UNKNOWN, offers, 7.0)
+    found = match(world.store.database.owner(), row, [instance], FIRST_UNKNOWN, offers, 7.0)
     assert [one.id for one in found.adopted] == ([60] if is_adopted else [])
     assert [one.id for one in found.unfit] == (["i-60"] if is_unfit else [])
     for one in found.adopted:
@@ -115,7 +115,9 @@ def test_which_are_adopted(
 def test_an_id_the_backup_knew_is_not_adopted(world: RestoredWorld) -> None:
     (row,) = world.store.services()
     offers = [(a_replica(1).role, offer) for offer in OFFERS]
-    found = match(world.store.owner(), row, [world.unknown(FIRST_UNKNOWN - 1)], FIRST_UNKNOWN, offers, 7.0)
+    found = match(
+        world.store.database.owner(), row, [world.unknown(FIRST_UNKNOWN - 1)], FIRST_UNKNOWN, offers, 7.0
+    )
     assert (found.adopted, found.unfit) == ((), ())
 
 

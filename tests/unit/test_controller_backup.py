@@ -40,7 +40,7 @@ def make_home(root: Path, url: str | None = None) -> Home:
 def fill(home: Home) -> str:
     """One service with a replica, secrets and a story; returns the owner."""
     store = opened(home)
-    owner = store.owner()
+    owner = store.database.owner()
     sealed = seal_of(home).close(SECRETS)
     store.put_service(
         "chat",
@@ -70,7 +70,7 @@ def fill(home: Home) -> str:
 
 def insist_it_is_the_same(home: Home, owner: str) -> None:
     store = opened(home)
-    assert store.owner() == owner
+    assert store.database.owner() == owner
     (row,) = store.services()
     assert (row.replicas, row.notes, row.lb_port) == ((REPLICA,), "n", 30001)
     assert row.memory.placement == {"zones": [1, 2.5, None]}
@@ -217,7 +217,7 @@ def test_rows_of_a_newer_release_change_nothing(tmp_path: Path) -> None:
     with pytest.raises(BackupError, match=r"newer release \(revision 0999\)"):
         restore(home, newer, force=True, now=NOW)
     store = opened(home)
-    assert (store.owner(), store.services()[0].replicas) == (owner, (REPLICA,))
+    assert (store.database.owner(), store.services()[0].replicas) == (owner, (REPLICA,))
     store.close()
     assert not home.restored.exists()
 

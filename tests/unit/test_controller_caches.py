@@ -30,6 +30,7 @@ from skyserve_cli.controller.reconcile.ports import CloudOperation, InstanceList
 from skyserve_cli.controller.secret_box import CannotUnsealError, SecretBox
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import Probe, ServiceSpec
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 
 NEED = Requirements((Candidate(use_spot=True),))
@@ -127,7 +128,7 @@ def test_the_book_shows_the_old_prices_until_the_new_are_there() -> None:
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    store = Store("sqlite://")
+    store = Store(Database("sqlite://"))
     yield store
     store.close()
 

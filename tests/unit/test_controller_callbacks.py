@@ -22,6 +22,7 @@ from skyserve_cli.controller.callbacks import (
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import load_text, spec_to_json
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import EventRecord, StoredEvent
 
@@ -32,7 +33,7 @@ class World:
     """Callbacks whose threads are stepped by hand."""
 
     def __init__(self, folder: Path) -> None:
-        self.store = Store("sqlite://")
+        self.store = Store(Database("sqlite://"))
         self.seal = SecretBox(KEY)
         self.position = folder / "callbacks.json"
         self.why = ""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.controller.reconcile.clock import JUMP_S, Steady, SteadyClock, SystemClock, steady_source
 from skyserve_cli.controller.ticker import catch_up, follow_clock
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 
 S = ReplicaState
@@ -52,7 +53,7 @@ class Host:
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    store = Store("sqlite://")
+    store = Store(Database("sqlite://"))
     yield store
     store.close()
 
@@ -203,7 +204,7 @@ STEPS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.booleans())
 def test_usd_total_never_decreases(steps: list[tuple[str, float]], counts: bool) -> None:
-    host, store = Host(counts_suspension=counts), Store("sqlite://")
+    host, store = Host(counts_suspension=counts), Store(Database("sqlite://"))
     clock, last, real = host.clock, 0.0, 0.0
     a_service(store, clock.now())
     for what, seconds in steps:

@@ -9,13 +9,14 @@ import pytest
 
 from lb.config.demand import Demand
 from skyserve_cli.controller.reconcile.demand_cache import KEPT_MIN, DemandCache
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import DemandRow
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    store = Store("sqlite://")
+    store = Store(Database("sqlite://"))
     yield store
     store.close()
 

@@ -19,6 +19,7 @@ from skyserve_cli.controller.uploads.content_store import ContentStore
 from skyserve_cli.controller.uploads.folder import manifest_of
 from skyserve_cli.state import copies, prune
 from skyserve_cli.state.copies import KEPT_COPIES, NoRoomError, copy_of_day
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import EventRecord
 
@@ -42,7 +43,7 @@ def database(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(database: Path) -> Store:
-    store = Store(f"sqlite:///{database}")
+    store = Store(Database(f"sqlite:///{database}"))
     store.put_service(
         "chat", {}, replica_hash="h", sealed_secrets=b"", lb_port=1, target=0, mode=None, now=0.0
     )
@@ -89,7 +90,7 @@ def test_a_copy_a_day_and_seven_of_them(store: Store, database: Path, tmp_path: 
 
 
 def test_a_copy_is_made_while_others_write_and_holds_what_was_committed(store: Store, database: Path) -> None:
-    engine = sa.create_engine(store.url)
+    engine = sa.create_engine(store.database.url)
     with engine.connect() as writer:
         writer.exec_driver_sql("BEGIN IMMEDIATE")
         writer.exec_driver_sql("UPDATE services SET notes = 'not committed'")
@@ -97,7 +98,7 @@ def test_a_copy_is_made_while_others_write_and_holds_what_was_committed(store: S
         writer.exec_driver_sql("ROLLBACK")
     engine.dispose()
     assert made is not None
-    (row,) = Store(f"sqlite:///{made}").services()
+    (row,) = Store(Database(f"sqlite:///{made}")).services()
     assert (row.name, row.notes) == ("chat", "")
 
 

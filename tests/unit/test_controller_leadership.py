@@ -22,6 +22,7 @@ from skyserve_cli.controller.persistence.leadership import (
 )
 from skyserve_cli.controller.reconcile.ports import OperationKind
 from skyserve_cli.home import Home
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.lease import NO_TERM, ControllerLease, LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import EventRecord
@@ -52,11 +53,13 @@ class World:
     time: Time = field(default_factory=Time)
 
     def __post_init__(self) -> None:
-        self.first = Store("sqlite://", database_clock=self.time.database)
-        self.second = Store("sqlite://", database_clock=self.time.database, shared_with=self.first)
+        self.first = Store(Database("sqlite://", database_clock=self.time.database))
+        self.second = Store(
+            Database("sqlite://", database_clock=self.time.database, shared_with=self.first.database)
+        )
         self.a = Leadership(self.first, "a", "the controller on a", self.time)
         self.b = Leadership(self.second, "b", "the controller on b", self.time)
-        self.second.fence(NO_TERM)
+        self.second.database.fence(NO_TERM)
 
 
 @pytest.fixture
@@ -198,7 +201,7 @@ class Calls:
         monkeypatch.setattr(leadership, "RENEW_EVERY_S", 0.005)
         monkeypatch.setattr(leadership, "STANDBY_POLL_S", 0.005)
         monkeypatch.setattr(leadership, "RESPONSE_WITHIN_S", 0.05)
-        renew = world.first.renew_lease
+        renew = world.first.database.renew_lease
 
         def slow(epoch: int, *, ttl_s: float) -> ControllerLease | None:
             if self.hangs.is_set():
@@ -209,8 +212,8 @@ class Calls:
             self.reconnected.set()
             self.hangs.clear()  # the new connection is as good as new
 
-        monkeypatch.setattr(world.first, "renew_lease", slow)
-        monkeypatch.setattr(world.first, "reconnect_lease", reconnect)
+        monkeypatch.setattr(world.first.database, "renew_lease", slow)
+        monkeypatch.setattr(world.first.database, "reconnect_lease", reconnect)
         self.supervisor = LeaseRenewer(world.a, self.started.set, self.over.set, self.turn)
 
     def turn(self) -> int | None:
@@ -244,14 +247,14 @@ def test_a_query_without_a_response_is_given_up_and_its_response_dropped(world: 
     world.time.passes(1.0)
     eventually(lambda: world.a.left_s() == TTL_S)
     calls.responds.set()  # to the query of before
-    eventually(lambda: world.first.lease().renewals > 10)
+    eventually(lambda: world.first.database.lease().renewals > 10)
     assert world.a.left_s() == TTL_S
     assert not calls.over.is_set()
 
 
 def test_a_term_that_another_has_taken_is_over(world: World, calls: Calls) -> None:
     world.time.there += TTL_S
-    world.second.take_lease("b", "the controller on b", ttl_s=TTL_S, unrenewed=world.second.lease())
+    world.second.take_lease("b", "the controller on b", ttl_s=TTL_S, unrenewed=world.second.database.lease())
     assert calls.over.wait(30.0)
     assert not world.a.leads
 
@@ -282,7 +285,7 @@ def test_homes_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_home_with_other_keys_is_refused(tmp_path: Path) -> None:
     one, other = a_home(tmp_path / "one"), a_home(tmp_path / "other")
-    store = Store("sqlite://")
+    store = Store(Database("sqlite://"))
     fingerprints.check(store, one)  # an empty database has no keys yet
     assert not any(path.exists() for path in one.key_files())
     for home in (one, other):
@@ -301,7 +304,7 @@ def test_a_home_with_other_keys_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForeignKeysError, match=r"other/machines.key is missing"):
         fingerprints.check(store, other)
     assert not (other.root / "machines.key").exists()
-    assert (one.root / "sealing.key").read_text() not in str(store.fingerprints())
+    assert (one.root / "sealing.key").read_text() not in str(store.database.fingerprints())
 
 
 def test_a_controller_that_is_unfit_does_not_take_the_lease_until_it_fits(world: World) -> None:

@@ -44,6 +44,7 @@ from skyserve_cli.controller.reconcile.ports import (
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow
 
@@ -61,7 +62,7 @@ class Killed(BaseException):
 class World:
     """Every port at once. `log` is the order in which the ports were called; `rows_at` what the store said then."""
 
-    store: Store = field(default_factory=lambda: Store("sqlite://"))
+    store: Store = field(default_factory=lambda: Store(Database("sqlite://")))
     time: float = 1000.0
     offers: tuple[Offer, ...] | None = OFFERS
     events: list[tuple[str, Event]] = field(default_factory=list)
@@ -159,13 +160,13 @@ class World:
 
     def token(self, replica: Replica, name: str = "chat") -> str:
         row = self.row(name)
-        return token_of(self.store.owner(), name, row.incarnation, replica.id, replica.offer)
+        return token_of(self.store.database.owner(), name, row.incarnation, replica.id, replica.offer)
 
     def instance_of(
         self, replica: Replica, state: InstanceState = InstanceState.RUNNING, **more: Any
     ) -> Instance:
         plain = Instance(
-            replica.instance_id or f"i-{replica.id}", self.token(replica), self.store.owner(), "chat", replica.id,
+            replica.instance_id or f"i-{replica.id}", self.token(replica), self.store.database.owner(), "chat", replica.id,
             replica.zone, CapacityType.SPOT, state, endpoint=f"http://h:{replica.id}",
         )  # fmt: skip
         return replace(plain, **more)
@@ -365,7 +366,7 @@ def test_a_quiet_tick_writes_nothing(world: World) -> None:
 
 def _changes(store: Store) -> int:
     """How many rows were ever written over this connection."""
-    with store._engine.connect() as connection:
+    with store.database.engine.connect() as connection:
         raw = connection.connection.dbapi_connection
         assert raw is not None
         return int(raw.total_changes)
@@ -586,7 +587,14 @@ def test_what_is_launched_while_it_is_listed_is_no_orphan(world: World) -> None:
 
 def test_two_listings_in_one_tick_count_twice_but_of_the_same_cloud_only(world: World) -> None:
     orphan = Instance(
-        "i-9", "t-9", world.store.owner(), "chat", 9, ZONES[0], CapacityType.SPOT, InstanceState.RUNNING
+        "i-9",
+        "t-9",
+        world.store.database.owner(),
+        "chat",
+        9,
+        ZONES[0],
+        CapacityType.SPOT,
+        InstanceState.RUNNING,
     )
     reconciler = world.reconciler()
     world.lists()

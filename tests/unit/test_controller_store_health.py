@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from policies.model import ProbeFailed, ReplicaState
 from skyserve_cli.controller.reconcile.store_health import sentence_of
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from tests.unit.test_controller_reconciler import World, a_replica
 
@@ -86,7 +87,7 @@ def test_a_turn_that_writes_nothing_does_not_show_that_it_is_over(
 def test_a_nearly_full_disk_is_not_taken_for_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store(f"sqlite:///{tmp_path / 'state.db'}")
+    store = Store(Database(f"sqlite:///{tmp_path / 'state.db'}"))
     store.try_to_write()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
     with pytest.raises(SQLAlchemyError) as raised:

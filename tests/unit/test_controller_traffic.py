@@ -12,6 +12,7 @@ from lb.config.totals import Tally, Totals
 from skyserve_cli.controller.api.series_view import MOST_POINTS, series_view, span_for
 from skyserve_cli.controller.persistence.series_recorder import SeriesRecorder
 from skyserve_cli.controller.reconcile.traffic_buffer import NEW_S, TrafficBuffer, increase
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.samples import BOUNDS_S, WHOLE, Sample, Slot
 from skyserve_cli.state.series import RINGS
 from skyserve_cli.state.store import Store
@@ -117,7 +118,7 @@ def test_a_slot_that_cannot_be_stored_is_stored_later() -> None:
 
 
 def test_a_day_of_traffic_is_read_back() -> None:
-    clock, book, store = SimClock(1_800_000_000.0), TrafficBuffer(), Store("sqlite://")
+    clock, book, store = SimClock(1_800_000_000.0), TrafficBuffer(), Store(Database("sqlite://"))
     recorder = SeriesRecorder(store, book, clock)
     for _ in range(60 * 6):
         clock.advance(clock.now() + 10.0)

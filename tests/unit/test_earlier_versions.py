@@ -19,6 +19,7 @@ from policies.model import Memory, ReplicaState
 from skyserve_cli.controller.reconcile.lb_config import table_of
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.spec import ServiceSpec, load_text, spec_from_json, spec_to_json
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow
 
@@ -75,13 +76,13 @@ def test_the_database_of_0_2_0_is_read_and_served(tmp_path: Path) -> None:
     with sqlite3.connect(path) as database:
         database.executescript((DATA / "home_0_2_0.sql").read_text())
     database.close()
-    rows = {row.name: row for row in Store(f"sqlite:///{path}").services()}
+    rows = {row.name: row for row in Store(Database(f"sqlite:///{path}")).services()}
     assert {name: [one.state for one in row.replicas] for name, row in rows.items()} == {
         "chat": [ReplicaState.READY],
         "llama": [ReplicaState.READY],
     }
     specs = {
-        name: spec_from_json(dict(Store(f"sqlite:///{path}").version(name, 1).spec))
+        name: spec_from_json(dict(Store(Database(f"sqlite:///{path}")).version(name, 1).spec))
         for name in ("chat", "llama")
     }
     goal = goal_of(rows["chat"], specs["chat"])

@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 from skyserve_cli.config_notify import Destination
 from skyserve_cli.controller.notify.courier import LONGEST_RETRY_S, LOOK_EVERY_S, Courier
 from skyserve_cli.controller.notify.watch import SERVICES_EVERY, NotificationWatch
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.outbox import MOST_WAITING, Alarm
 from skyserve_cli.state.store import Store
 from tests.unit.databases import KINDS, empty_database
@@ -23,7 +24,7 @@ GOOD = {"store": {"ok": True, "since": 0.0, "why": ""}}
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    store = Store(empty_database(request.param, tmp_path))
+    store = Store(Database(empty_database(request.param, tmp_path)))
     yield store
     store.close()
 
@@ -33,7 +34,7 @@ def message(number: int) -> dict[str, Any]:
 
 
 def put(store: Store, *numbers: int, to: str = "ops") -> int:
-    return store.put_notifications({}, [(to, message(n)) for n in numbers], now=1.0)
+    return store.outbox.put_notifications({}, [(to, message(n)) for n in numbers], now=1.0)
 
 
 class Receiver:
@@ -48,7 +49,7 @@ class Receiver:
 
     def courier(self) -> Courier:
         """Also what a controller has that was killed and started again."""
-        return Courier("ops", self.store, self._deliver, random.Random(1))
+        return Courier("ops", self.store.outbox, self._deliver, random.Random(1))
 
     def _deliver(self, sent: Mapping[str, Any]) -> str:
         if self.away or sent["id"] in self.rejects:
@@ -64,12 +65,12 @@ def test_alarms_and_messages_are_stored_together(store: Store) -> None:
         ("chat", "short"): Alarm(1.0, 2.5, announced=True),
         ("", "store"): Alarm(None, 3.0, announced=False),
     }
-    store.put_notifications(alarms, [("ops", message(1))], now=4.0)
-    assert store.alarms() == alarms
-    assert store.waiting_notifications() == {"ops": 1}
-    store.put_notifications({}, [], now=5.0)
-    assert store.alarms() == {}
-    assert store.waiting_notifications() == {"ops": 1}
+    store.outbox.put_notifications(alarms, [("ops", message(1))], now=4.0)
+    assert store.outbox.alarms() == alarms
+    assert store.outbox.waiting_notifications() == {"ops": 1}
+    store.outbox.put_notifications({}, [], now=5.0)
+    assert store.outbox.alarms() == {}
+    assert store.outbox.waiting_notifications() == {"ops": 1}
 
 
 def test_messages_arrive_in_order_and_leave_the_outbox(store: Store) -> None:
@@ -78,7 +79,7 @@ def test_messages_arrive_in_order_and_leave_the_outbox(store: Store) -> None:
     courier = receiver.courier()
     assert [courier.step() for _ in range(4)] == [0.0, 0.0, 0.0, LOOK_EVERY_S]
     assert receiver.got == ["1", "2", "3"]
-    assert store.waiting_notifications() == {}
+    assert store.outbox.waiting_notifications() == {}
 
 
 def test_a_receiver_that_is_away_is_asked_less_and_less_often_and_loses_nothing(store: Store) -> None:
@@ -127,8 +128,8 @@ def test_the_outbox_is_bounded_by_destination(store: Store) -> None:
     assert put(store, *range(MOST_WAITING)) == 0
     assert put(store, 1, to="other") == 0
     assert put(store, MOST_WAITING, MOST_WAITING + 1) == 2
-    assert store.waiting_notifications() == {"ops": MOST_WAITING, "other": 1}
-    first = store.next_notification("ops")
+    assert store.outbox.waiting_notifications() == {"ops": MOST_WAITING, "other": 1}
+    first = store.outbox.next_notification("ops")
     assert first is not None
     assert first.message == message(2)
 
@@ -136,8 +137,8 @@ def test_the_outbox_is_bounded_by_destination(store: Store) -> None:
 def test_notifications_of_a_removed_destination_are_dropped(store: Store) -> None:
     put(store, 1)
     put(store, 2, to="old")
-    assert store.forget_destinations(["ops"]) == 1
-    assert store.waiting_notifications() == {"ops": 1}
+    assert store.outbox.forget_destinations(["ops"]) == 1
+    assert store.outbox.waiting_notifications() == {"ops": 1}
 
 
 def test_what_was_received_is_not_sent_again_by_a_process_whose_store_was_away(
@@ -147,11 +148,11 @@ def test_what_was_received_is_not_sent_again_by_a_process_whose_store_was_away(
     receiver = Receiver(store)
     courier = receiver.courier()
     with monkeypatch.context() as broken:
-        broken.setattr(store, "notification_received", _away)
+        broken.setattr(store.outbox, "notification_received", _away)
         assert courier.step() > 0.0
     courier.step()
     assert receiver.got == ["1"]
-    assert store.waiting_notifications() == {}
+    assert store.outbox.waiting_notifications() == {}
 
 
 def _away(*args: object, **options: object) -> Any:
@@ -187,7 +188,7 @@ class World:
             self.watch.step()
 
     def waiting(self) -> dict[str, int]:
-        return self.store.waiting_notifications()
+        return self.store.outbox.waiting_notifications()
 
 
 def given_up(name: str) -> dict[str, Any]:
@@ -214,7 +215,7 @@ def test_what_cannot_be_stored_is_decided_again(store: Store, monkeypatch: pytes
     world = World(store)
     world.views = [given_up("chat")]
     with monkeypatch.context() as broken:
-        broken.setattr(store, "put_notifications", _away)
+        broken.setattr(store.outbox, "put_notifications", _away)
         with pytest.raises(OperationalError):
             world.watch.step()
     world.look()
@@ -228,7 +229,7 @@ def test_a_store_that_is_away_is_notified_of_without_it(
     world.look()
     world.health = {"store": {"ok": False, "since": 1000.0, "why": "disk full"}}
     with monkeypatch.context() as broken:
-        broken.setattr(store, "put_notifications", _away)
+        broken.setattr(store.outbox, "put_notifications", _away)
         for _ in range(4):
             world.at += 1.0
             with suppress(OperationalError):  # the thread logs it
@@ -253,5 +254,5 @@ def test_how_many_wait_and_why_is_shown(store: Store, monkeypatch: pytest.Monkey
         "ops": {"waiting": 1, "trouble": "exit code 3"},
         "few": {"waiting": 0, "trouble": ""},
     }
-    monkeypatch.setattr(store, "waiting_notifications", _away)
+    monkeypatch.setattr(store.outbox, "waiting_notifications", _away)
     assert world.watch.view()["ops"] == {"waiting": None, "trouble": "exit code 3"}

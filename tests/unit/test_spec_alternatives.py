@@ -26,6 +26,7 @@ from skyserve_cli.controller.reconcile.resource_match import candidates_of
 from skyserve_cli.controller.reconcile.transitions import TickTransitions
 from skyserve_cli.spec import load_text, spec_from_json, spec_to_json
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 
 CLOUDS = ("aws", "gcp", "azure")
@@ -47,7 +48,7 @@ def the_offers(spec: ServiceSpec) -> tuple[Offer, ...]:
 
 def orders_of(spec: ServiceSpec) -> list[LaunchOrder]:
     """What the first tick sends to the clouds, every replica having been through the database."""
-    store = Store("sqlite://")
+    store = Store(Database("sqlite://"))
     document = spec_to_json(spec)
     store.put_service(
         "chat", document, replica_hash="h", sealed_secrets=b"", lb_port=1, target=1, mode=None, now=0.0

@@ -16,6 +16,7 @@ from policies.model import ReplicaState
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state import tables as t
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from tests.unit.databases import KINDS, empty_database
 
@@ -109,7 +110,7 @@ def test_a_row_of_before_has_the_alternative_that_was_launched(
 ) -> None:
     migrate(url, BEFORE)
     fill(url, choices, [row])
-    store = Store(url)
+    store = Store(Database(url))
     (replica,) = store.replicas("chat")
     store.close()
     assert replica.offer.choice == found
@@ -120,7 +121,7 @@ def test_all_rows_survive(url: str) -> None:
     fill(
         url, [A100, L4], [{}, {"state": "GONE", "ended_at": 3.0, "end_reason": "PREEMPTED"}, {"region": "r"}]
     )
-    store = Store(url)
+    store = Store(Database(url))
     assert [(one.id, one.state, one.zone.region, one.offer.choice) for one in store.replicas("chat")] == [
         (1, ReplicaState.READY, "us-east-1", 1),
         (2, ReplicaState.GONE, "us-east-1", 0),
@@ -130,6 +131,6 @@ def test_all_rows_survive(url: str) -> None:
     store.close()
     migrate(url, BEFORE, command.downgrade)
     migrate(url, "head")
-    store = Store(url)
+    store = Store(Database(url))
     assert [one.offer.choice for one in store.replicas("chat")] == [1, 0, 1]
     store.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import EventRecord, StateChange
 from tests.unit.databases import KINDS, empty_database
@@ -18,7 +19,7 @@ SPOT = Offer(Zone("local", "r1", "r1-a"), "m", "L4", 1.0, CapacityType.SPOT, 0.2
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    store = Store(empty_database(request.param, tmp_path))
+    store = Store(Database(empty_database(request.param, tmp_path)))
     for name in ("chat", "other"):
         store.put_service(
             name, {"run": "x"}, replica_hash="h", sealed_secrets=b"", lb_port=1, target=2, mode=None, now=0.0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from policies.model import Memory
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.lease import NO_TERM, ControllerLease, LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import EventRecord
@@ -40,7 +41,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def stores(url: str, now: Now) -> Iterator[tuple[Store, Store]]:
     """Two controllers' of one database."""
-    one, other = Store(url, database_clock=now), Store(url, database_clock=now)
+    one, other = Store(Database(url, database_clock=now)), Store(Database(url, database_clock=now))
     yield one, other
     one.close()
     other.close()
@@ -56,9 +57,9 @@ def write(store: Store) -> None:
 
 def test_the_first_term(stores: tuple[Store, Store]) -> None:
     one, _ = stores
-    assert not one.lease().is_live
+    assert not one.database.lease().is_live
     assert take(one, "a") == ControllerLease("a", "about a", 1000, 0, 1006.0, 1000.0)
-    assert one.lease().is_live
+    assert one.database.lease().is_live
 
 
 def test_a_lease_that_is_held_is_not_taken(stores: tuple[Store, Store], now: Now) -> None:
@@ -74,7 +75,7 @@ def test_a_lease_that_is_renewed_is_held(stores: tuple[Store, Store], now: Now) 
     assert term is not None
     for _ in range(5):
         now.at += TTL_S - 1.0
-        assert one.renew_lease(term.epoch, ttl_s=TTL_S) is not None
+        assert one.database.renew_lease(term.epoch, ttl_s=TTL_S) is not None
         assert take(other, "b") is None
 
 
@@ -86,14 +87,14 @@ def test_a_lease_that_has_run_out_begins_a_higher_epoch(stores: tuple[Store, Sto
     assert first is not None
     assert second is not None
     assert second.epoch > first.epoch
-    assert one.renew_lease(first.epoch, ttl_s=TTL_S) is None
+    assert one.database.renew_lease(first.epoch, ttl_s=TTL_S) is None
 
 
 def test_the_epoch_grows_although_the_clock_is_set_back(stores: tuple[Store, Store], now: Now) -> None:
     one, other = stores
     first = take(one, "a")
     assert first is not None
-    one.release_lease(first.epoch)
+    one.database.release_lease(first.epoch)
     now.at -= 500.0
     second = take(other, "b")
     assert second is not None
@@ -115,8 +116,8 @@ def test_a_released_lease_is_free(stores: tuple[Store, Store]) -> None:
     one, other = stores
     term = take(one, "a")
     assert term is not None
-    one.release_lease(term.epoch)
-    assert not other.lease().is_live
+    one.database.release_lease(term.epoch)
+    assert not other.database.lease().is_live
     assert take(other, "b") is not None
 
 
@@ -127,8 +128,8 @@ def test_a_release_that_comes_too_late_changes_nothing(stores: tuple[Store, Stor
     second = take(other, "b")
     assert first is not None
     assert second is not None
-    one.release_lease(first.epoch)
-    assert other.lease() == replace(second, read_at=now.at)
+    one.database.release_lease(first.epoch)
+    assert other.database.lease() == replace(second, read_at=now.at)
 
 
 def test_a_lease_that_was_not_renewed_is_taken_whatever_the_clock_says(
@@ -137,7 +138,7 @@ def test_a_lease_that_was_not_renewed_is_taken_whatever_the_clock_says(
     one, other = stores
     take(one, "a")
     now.at -= 8 * 3600.0  # set back: it would run out in eight hours
-    watched = other.lease()
+    watched = other.database.lease()
     assert take(other, "b") is None
     assert take(other, "b", unrenewed=watched) is not None
 
@@ -146,14 +147,14 @@ def test_a_lease_that_was_renewed_meanwhile_is_not_taken(stores: tuple[Store, St
     one, other = stores
     term = take(one, "a")
     assert term is not None
-    watched = other.lease()
-    one.renew_lease(term.epoch, ttl_s=TTL_S)
+    watched = other.database.lease()
+    one.database.renew_lease(term.epoch, ttl_s=TTL_S)
     assert take(other, "b", unrenewed=watched) is None
 
 
 def test_a_store_without_the_lease_writes_nothing(stores: tuple[Store, Store], now: Now) -> None:
     one, other = stores
-    other.fence(NO_TERM)
+    other.database.fence(NO_TERM)
     take(one, "a")
     write(one)
     for writing in (
@@ -163,7 +164,7 @@ def test_a_store_without_the_lease_writes_nothing(stores: tuple[Store, Store], n
         lambda: other.move_instants(1.0),
         lambda: other.archive_replicas(before=0.0),
         lambda: other.prune_events(before=0.0),
-        lambda: other.put_fingerprints({"sealing.key": "x"}),
+        lambda: other.database.put_fingerprints({"sealing.key": "x"}),
         lambda: other.commit(
             "chat",
             now=0.0,
@@ -196,7 +197,7 @@ def test_a_store_without_the_lease_writes_nothing(stores: tuple[Store, Store], n
 
 
 def test_the_databases_own_clock(url: str) -> None:
-    store = Store(url)
+    store = Store(Database(url))
     term = take(store, "a")
     assert term is not None
     assert term.expires_at - term.read_at == pytest.approx(TTL_S, abs=0.5)
@@ -207,12 +208,12 @@ def test_the_databases_own_clock(url: str) -> None:
 
 def test_stores_of_one_database_in_memory_see_each_other() -> None:
     now = Now()
-    one = Store("sqlite://", database_clock=now)
-    other = Store("sqlite://", database_clock=now, shared_with=one)
+    one = Store(Database("sqlite://", database_clock=now))
+    other = Store(Database("sqlite://", database_clock=now, shared_with=one.database))
     take(one, "a")
     assert take(other, "b") is None
     one.put_service("chat", {}, replica_hash="", sealed_secrets=b"", lb_port=1, target=1, mode=None, now=0.0)
     assert [row.name for row in other.services()] == ["chat"]
     one.set_down("chat", purge=False, now=0.0)
     assert other.services() == []
-    assert one.owner() == other.owner()
+    assert one.database.owner() == other.database.owner()

@@ -14,6 +14,7 @@ from skyserve_cli.controller.api.client import ControllerClient, ControllerDownE
 from skyserve_cli.controller.persistence.opening import CannotOpenError, opened
 from skyserve_cli.home import Home
 from skyserve_cli.state.copies import copy_of_day
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.opening import DamagedDatabaseError, NewerDatabaseError, check_file
 from skyserve_cli.state.store import Store
 from tests.unit.databases import KINDS, empty_database
@@ -52,7 +53,7 @@ def damage(path: Path) -> None:
 
 
 def make_newer(url: str) -> None:
-    Store(url).close()
+    Store(Database(url)).close()
     engine = sa.create_engine(url)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '0999'"))
@@ -84,7 +85,7 @@ def test_a_file_that_is_new_is_not_damaged(tmp_path: Path, content: bytes | None
     if content is not None:
         path.write_bytes(content)
     check_file(path)
-    fill(Store(f"sqlite:///{path}"), 1)
+    fill(Store(Database(f"sqlite:///{path}")), 1)
     check_file(path)
     damaged = tmp_path / "other.db"
     damaged.write_bytes(b"SQLite format 3\0" + b"\xff" * 9000)
@@ -97,7 +98,7 @@ def test_a_newer_database_is_left_as_it_is(kind: str, tmp_path: Path) -> None:
     url = empty_database(kind, tmp_path)
     make_newer(url)
     with pytest.raises(NewerDatabaseError, match="revision 0999; this one knows up to 00"):
-        Store(url)
+        Store(Database(url))
     engine = sa.create_engine(url)
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all() == [

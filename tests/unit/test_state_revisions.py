@@ -18,6 +18,7 @@ from policies.model import CapacityType, EndReason, Offer, ReplicaState, Role, Z
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state import revisions
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.revisions import NEWEST, known_revisions, revision_of, upgrade
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.tables import metadata
@@ -181,7 +182,7 @@ def shape(url: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_database_is_as_one_that_went_through_all_revisions(kind: str, tmp_path: Path) -> None:
     url = empty_database(kind, tmp_path)
-    Store(url).close()
+    Store(Database(url)).close()
     new = shape(url)
     (tmp_path / "other").mkdir()
     url = empty_database(kind, tmp_path / "other")
@@ -206,9 +207,9 @@ def test_rows_of_an_earlier_revision_are_still_right(revision: str, kind: str, t
     url = empty_database(kind, tmp_path)
     migrate(url, revision)
     fill(url, revision)
-    store = Store(url)
+    store = Store(Database(url))
 
-    assert store.owner() == "0a1b2c3d"
+    assert store.database.owner() == "0a1b2c3d"
     (chat,) = store.services()
     assert [row.name for row in store.services(down=True)] == ["chat", "old"]
     assert (chat.incarnation, chat.version, chat.update_mode) == ("11aa22bb", 2, UpdateMode.BLUE_GREEN)

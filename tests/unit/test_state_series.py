@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lb.observe.counters import TIME_TO_FIRST_BYTE_S
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.samples import (
     BOUNDS_S,
     WHOLE,
@@ -93,7 +94,7 @@ def test_unknown_numbers_are_none() -> None:
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return Store(empty_database(request.param, tmp_path))
+    return Store(Database(empty_database(request.param, tmp_path)))
 
 
 def counted(store: Store, span_s: int, until: int) -> int:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from policies.goals import UpdateMode
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Role, Zone
 from skyserve_cli.state.codec import replica_from_row, replica_to_row
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.demand import KEEP_FOLDED_MINUTES, KEEP_MINUTES
 from skyserve_cli.state.statements import RECENT_REPLICAS
 from skyserve_cli.state.store import Store
@@ -42,7 +43,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(url: str) -> Iterator[Store]:
-    store = Store(url)
+    store = Store(Database(url))
     yield store
     store.close()
 
@@ -255,9 +256,9 @@ def test_memory_survives_as_it_was(store: Store) -> None:
 
 
 def test_the_owner_is_drawn_once(url: str) -> None:
-    first, second = Store(url), Store(url)
-    assert first.owner() == second.owner() == first.owner()
-    assert len(first.owner()) == 8
+    first, second = Store(Database(url)), Store(Database(url))
+    assert first.database.owner() == second.database.owner() == first.database.owner()
+    assert len(first.database.owner()) == 8
     first.close()
     second.close()
 
@@ -363,7 +364,7 @@ def _at_once(jobs: list[Callable[[], object]]) -> list[str]:
 
 
 def test_two_ups_at_once_make_one_service(store: Store) -> None:
-    if "postgresql" in str(store.url):
+    if "postgresql" in str(store.database.url):
         pytest.skip("there the second insert is refused by its key")
     assert _at_once([lambda: put(store)] * 6) == ["1", *["ServiceExistsError"] * 5]
 
@@ -409,8 +410,8 @@ def test_a_reader_sees_one_state_while_a_writer_commits(store: Store) -> None:
 
 
 def _up(url: str, name: str) -> None:
-    store = Store(url)
-    store.owner()
+    store = Store(Database(url))
+    store.database.owner()
     put(store, name)
     for number in range(1, 11):
         commit(store, a_replica(number), name=name, memory=Memory(number + 1))
@@ -426,7 +427,7 @@ def test_processes_migrate_and_write_one_file_at_once(tmp_path: Path) -> None:
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    store = Store(url)
+    store = Store(Database(url))
     assert [(found.name, len(found.replicas)) for found in store.services()] == [
         ("s0", 10),
         ("s1", 10),
@@ -436,7 +437,7 @@ def test_processes_migrate_and_write_one_file_at_once(tmp_path: Path) -> None:
 
 
 def test_a_store_in_memory_is_one_database_for_all_threads() -> None:
-    store = Store("sqlite://")
+    store = Store(Database("sqlite://"))
     put(store)
     outcomes = _at_once([lambda: put(store, mode=UpdateMode.ROLLING)] * 4)
     assert outcomes == ["2", "3", "4", "5"]
@@ -455,7 +456,7 @@ def test_a_migration_that_is_interrupted_leaves_nothing(
         connection.execute("CREATE TABLE versions (x)")  # in the way of the last table of the first migration
     connection.close()
     with pytest.raises(DBAPIError):
-        Store(f"sqlite:///{path}")
+        Store(Database(f"sqlite:///{path}"))
     with sqlite3.connect(path) as connection:
         tables = {
             name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
@@ -463,29 +464,29 @@ def test_a_migration_that_is_interrupted_leaves_nothing(
         connection.execute("DROP TABLE versions")
     connection.close()
     assert tables == {"versions"}
-    store = Store(f"sqlite:///{path}")
+    store = Store(Database(f"sqlite:///{path}"))
     assert put(store) == 1
     store.close()
 
 
 def test_an_open_database_is_safe_against_a_power_cut(tmp_path: Path) -> None:
-    store = Store(f"sqlite:///{tmp_path / 'state.db'}")
-    with sa.create_engine(store.url).connect() as other:
+    store = Store(Database(f"sqlite:///{tmp_path / 'state.db'}"))
+    with sa.create_engine(store.database.url).connect() as other:
         assert other.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-    with store._engine.connect() as own:
+    with store.database.engine.connect() as own:
         assert own.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
         assert own.exec_driver_sql("PRAGMA busy_timeout").scalar() == 10_000
     store.close()
 
 
 def test_everything_is_still_there_after_reopening(url: str) -> None:
-    first = Store(url)
+    first = Store(Database(url))
     put(first)
     commit(first, a_replica(1), memory=Memory(2), records=[EventRecord("Launch", "why", 1, "REQUESTED")])
-    told = (first.services(), first.events(None), first.owner())
+    told = (first.services(), first.events(None), first.database.owner())
     first.close()
-    second = Store(url)
-    assert (second.services(), second.events(None), second.owner()) == told
+    second = Store(Database(url))
+    assert (second.services(), second.events(None), second.database.owner()) == told
     second.close()
 
 
@@ -498,7 +499,7 @@ def test_an_unknown_version_is_a_key_error(store: Store) -> None:
 
 
 def test_another_process_s_writes_are_seen(url: str) -> None:
-    controller, api = Store(url), Store(url)
+    controller, api = Store(Database(url)), Store(Database(url))
     put(api)
     assert [row.name for row in controller.services()] == ["chat"]
     api.set_down("chat", purge=True, now=5.0)
@@ -543,7 +544,7 @@ def test_ended_replicas_of_many_services_are_one_query(store: Store) -> None:
             name=name,
         )
     asked: list[str] = []
-    sa.event.listen(store._engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
+    sa.event.listen(store.database.engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
     found = store.recently_ended(names[:4], since=500.0)
     assert len([statement for statement in asked if "replicas" in statement]) == 1
     assert [(name, replica.id) for name, each in found.items() for replica in each] == [

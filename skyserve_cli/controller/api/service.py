@@ -108,7 +108,7 @@ class ControllerService:
             "uptime_s": round(self._clock.now() - self._started_at, 3),
             "clouds": list(self._clouds.enabled),
             "store": self._store_health.to_json(),
-            "database": self._store.url.render_as_string(hide_password=True),
+            "database": self._store.database.url.render_as_string(hide_password=True),
             "lease": self._leadership.to_json(),
             "backup": self._backup(),
         }
@@ -236,7 +236,7 @@ class ControllerService:
 
     def token_changes(self) -> tuple[object, ...]:
         """Return what differs when a token was created or revoked."""
-        return self._store.token_changes()
+        return self._store.team.token_changes()
 
     def events(self, service: str | None, *, after: int, limit: int, newest: bool) -> list[dict[str, Any]]:
         """Return the event log, oldest first."""

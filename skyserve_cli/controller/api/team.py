@@ -25,7 +25,7 @@ from skyserve_cli.controller.api.access import (
     new_token,
 )
 from skyserve_cli.controller.reconcile.clock import Clock
-from skyserve_cli.state.team import TeamDatabase, TokenRow
+from skyserve_cli.state.team import TeamTokens, TokenRow
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 _MOST_SERVICES = 1000
@@ -37,22 +37,22 @@ class Team:
     `teams` are those of config.yaml.
     """
 
-    def __init__(self, store: TeamDatabase, clock: Clock, teams: Collection[str] = ()) -> None:
-        self._store = store
+    def __init__(self, tokens: TeamTokens, clock: Clock, teams: Collection[str] = ()) -> None:
+        self._tokens = tokens
         self._teams = teams
         self._clock = clock
 
     async def holder_of(self, token: str) -> Caller | None:
         """Return the caller with this token; None if it is unknown or revoked."""
         digest = digest_of(token)
-        row = await asyncio.to_thread(lambda: self._store.token_with(digest=digest))
+        row = await asyncio.to_thread(lambda: self._tokens.token_with(digest=digest))
         return None if row is None else caller_of(row)
 
     async def named(self, name: str) -> Caller | None:
         """Return the caller with the token of this name, or the owner; None if it is unknown or revoked."""
         if name == OWNER.name:
             return OWNER
-        row = await asyncio.to_thread(lambda: self._store.token_with(name=name))
+        row = await asyncio.to_thread(lambda: self._tokens.token_with(name=name))
         return None if row is None else caller_of(row)
 
     def routes(self) -> list[web.RouteDef]:
@@ -63,19 +63,19 @@ class Team:
         ]
 
     async def _list(self, request: web.Request) -> web.Response:
-        rows = await asyncio.to_thread(self._store.tokens)
+        rows = await asyncio.to_thread(self._tokens.tokens)
         return web.json_response({"tokens": [row._asdict() for row in rows]})
 
     async def _create(self, request: web.Request) -> web.Response:
         """Raise TokenExistsError, KeyError, TypeError, ValueError."""
         row, token = self._row(await request.json()), new_token()
-        await asyncio.to_thread(self._store.add_token, row, digest_of(token))
+        await asyncio.to_thread(self._tokens.add_token, row, digest_of(token))
         return web.json_response({"token": token}, headers={"Cache-Control": "no-store"})
 
     async def _revoke(self, request: web.Request) -> web.Response:
         """Raise NoSuchTokenError."""
         name = request.match_info["token"]
-        await asyncio.to_thread(self._store.revoke_token, name, self._clock.now())
+        await asyncio.to_thread(self._tokens.revoke_token, name, self._clock.now())
         return web.json_response({})
 
     def _row(self, body: dict[str, Any]) -> TokenRow:

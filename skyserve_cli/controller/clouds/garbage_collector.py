@@ -330,7 +330,7 @@ def janitor_of(
     store: Store, specs: SpecCache, clouds: Clouds, clock: Clock, allows: Callable[[], bool] = lambda: True
 ) -> GarbageCollector:
     """Of one home."""
-    owner = store.owner()
+    owner = store.database.owner()
     return GarbageCollector(
         clouds.get,
         owner,

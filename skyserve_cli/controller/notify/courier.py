@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from policies.backoff import delay_s
 from skyserve_cli.state.lease import LeaseLostError
-from skyserve_cli.state.outbox import OutboxDatabase
+from skyserve_cli.state.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +33,14 @@ class Courier(threading.Thread):
     def __init__(
         self,
         name: str,
-        store: OutboxDatabase,
+        outbox: Outbox,
         deliver: Callable[[Mapping[str, Any]], str],
         jitter: random.Random,
     ) -> None:
         super().__init__(name=f"notify {name}", daemon=True)
         self.destination = name
         self.trouble = ""
-        self._store = store
+        self._outbox = outbox
         self._deliver = deliver
         self._jitter = jitter
         self._unstored: deque[Mapping[str, Any]] = deque(maxlen=MOST_UNSTORED)
@@ -87,17 +87,17 @@ class Courier(threading.Thread):
             self._unstored.popleft()
             return self._sent()
         for seq in sorted(self._confirmed):
-            self._store.notification_received(seq)
+            self._outbox.notification_received(seq)
             self._confirmed.discard(seq)
-        waiting = self._store.next_notification(self.destination)
+        waiting = self._outbox.next_notification(self.destination)
         if waiting is None:
             return LOOK_EVERY_S
         why = self._deliver(waiting.message)
         if why:
-            self._store.notification_failed(waiting.seq)
+            self._outbox.notification_failed(waiting.seq)
             return self._retry_later(why)
         self._confirmed.add(waiting.seq)
-        self._store.notification_received(waiting.seq)
+        self._outbox.notification_received(waiting.seq)
         self._confirmed.discard(waiting.seq)
         return self._sent()
 

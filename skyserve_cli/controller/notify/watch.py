@@ -62,7 +62,7 @@ class NotificationWatch(threading.Thread):
         def send(message: View) -> str:
             return deliver(to, message, self._clock.now(), self._commands.execute)
 
-        return Courier(to.name, self._store, send, random.Random())
+        return Courier(to.name, self._store.outbox, send, random.Random())
 
     def run(self) -> None:
         for courier in self.couriers.values():
@@ -88,7 +88,7 @@ class NotificationWatch(threading.Thread):
         """Return for each destination how many notifications wait (None: the store cannot be read) and why the last one failed."""
         waiting: Mapping[str, int] | None = None
         with suppress(SQLAlchemyError):
-            waiting = self._store.waiting_notifications() if self.couriers else {}
+            waiting = self._store.outbox.waiting_notifications() if self.couriers else {}
         return {
             name: {"waiting": None if waiting is None else waiting.get(name, 0), "trouble": courier.trouble}
             for name, courier in self.couriers.items()
@@ -120,7 +120,7 @@ class NotificationWatch(threading.Thread):
             if to.accepts(notice.kind, notice.service)
         ]
         try:
-            dropped = self._store.put_notifications(alarms, routed, now=now)
+            dropped = self._store.outbox.put_notifications(alarms, routed, now=now)
         except SQLAlchemyError:
             self._send_of_store(alarms, messages)
             raise
@@ -134,10 +134,10 @@ class NotificationWatch(threading.Thread):
 
     def _begin(self) -> dict[Key, Alarm]:
         """Return what an earlier controller decided."""
-        dropped = self._store.forget_destinations(list(self.couriers))
+        dropped = self._store.outbox.forget_destinations(list(self.couriers))
         if dropped:
             log.warning("%d notifications to destinations that are no longer configured are dropped", dropped)
-        return self._store.alarms()
+        return self._store.outbox.alarms()
 
     def _send_of_store(self, alarms: Mapping[Key, Alarm], messages: Sequence[tuple[Notice, View]]) -> None:
         """Send that the store cannot be written, which cannot be stored."""

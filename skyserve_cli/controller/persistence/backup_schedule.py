@@ -1,7 +1,7 @@
 """Which backup in a bucket is the newest, when the next one is due, and which are removed. Pure.
 
 The bucket is the only record: a controller that starts, and another one that takes the lease over, read its list. A backup's name
-has the owner (of the database, `Store.owner`) and the time, so several homes can use one place.
+has the owner (of the database, `Database.owner`) and the time, so several homes can use one place.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class BackupUploader(threading.Thread):
             self._failed(type(error).__name__)
 
     def _attempt(self, now: float) -> None:
-        bucket, owner = self._opens(), self._store.owner()
+        bucket, owner = self._opens(), self._store.database.owner()
         if not self._has_listed:
             found = newest_first((each.name for each in bucket.objects()), owner)
             self._has_listed = True

@@ -107,7 +107,7 @@ class Housekeeper(threading.Thread):
             cut(path)
 
     def _copy(self) -> None:
-        file = sqlite_file(self._store.url)
+        file = sqlite_file(self._store.database.url)
         if file is not None:
             made = copy_of_day(file, self._copies, self._clock.now())
             if made is not None:

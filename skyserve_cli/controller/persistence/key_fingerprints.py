@@ -23,12 +23,12 @@ class ForeignKeysError(Exception):
 
 def check(store: Store, home: Home) -> None:
     """Raise ForeignKeysError. Makes no key: one that is missing is to be copied, not drawn."""
-    _compare(store.fingerprints(), home)
+    _compare(store.database.fingerprints(), home)
 
 
 def record(store: Store, home: Home) -> None:
     """Write down whose database it is: once, and after a rotation."""
-    store.put_fingerprints({path.name: _digests(path, home)[0] for path in home.key_files()})
+    store.database.put_fingerprints({path.name: _digests(path, home)[0] for path in home.key_files()})
 
 
 def of_files(home: Home) -> dict[str, list[str]]:
@@ -38,7 +38,7 @@ def of_files(home: Home) -> dict[str, list[str]]:
 
 def check_or_record(store: Store, home: Home) -> None:
     """Raise ForeignKeysError. For a controller whose term has started."""
-    known = store.fingerprints()
+    known = store.database.fingerprints()
     _compare(known, home)
     if not known:
         record(store, home)

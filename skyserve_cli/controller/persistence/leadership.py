@@ -87,11 +87,11 @@ class Leadership:
         """
         sent_at = self._steady.now()
         if self.epoch:
-            renewed = self._store.renew_lease(self.epoch, ttl_s=self._ttl_s)
+            renewed = self._store.database.renew_lease(self.epoch, ttl_s=self._ttl_s)
             if renewed is None:
-                return partial(self._on_lost, self._store.lease())
+                return partial(self._on_lost, self._store.database.lease())
             return partial(self._hold, renewed, sent_at)
-        seen = self._store.lease()
+        seen = self._store.database.lease()
         since = self._unchanged_since if self._is_known(seen) else sent_at
         unrenewed = seen if sent_at - since > self._ttl_s else None
         if not seen.is_live or seen.holder == self._holder or unrenewed is not None:
@@ -108,7 +108,7 @@ class Leadership:
         self._valid_until = float("-inf")
         if self.epoch and not self.is_over:
             self.is_over = True
-            self._store.release_lease(self.epoch)
+            self._store.database.release_lease(self.epoch)
 
     @property
     def leads(self) -> bool:
@@ -134,7 +134,7 @@ class Leadership:
 
     def reconnect(self) -> None:
         """Give the connection up on which a query is not responded to."""
-        self._store.reconnect_lease()
+        self._store.database.reconnect_lease()
 
     def database_now(self) -> float:
         """Return the time by the database's clock, which all its controllers share; UNIX seconds."""

@@ -11,6 +11,7 @@ from skyserve_cli.controller.persistence.moved import why_not_to_start
 from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.home import Home
 from skyserve_cli.state.copies import copies
+from skyserve_cli.state.database import Database
 from skyserve_cli.state.opening import DamagedDatabaseError, NewerDatabaseError, sqlite_file
 from skyserve_cli.state.store import Store
 
@@ -29,7 +30,7 @@ def opened(home: Home) -> Store:
     if reason is not None:
         raise CannotOpenError(reason, is_final=True)
     try:
-        return Store(home.database_url)
+        return Store(Database(home.database_url))
     except DamagedDatabaseError as error:
         raise CannotOpenError(f"{error}; {_cure(home)}", is_final=True) from error
     except NewerDatabaseError as error:

@@ -141,7 +141,7 @@ class Reconciler:
         self._names: Names = NoDns() if names is None else names
         self._firewalls: Firewalls = NoFirewalls() if firewalls is None else firewalls
         self._adoption = adoption
-        owner = store.owner()
+        owner = store.database.owner()
         self._epoch = epoch
         self._seen: Counter[str] = Counter()  # listings of each cloud since this process started
         self._demand = DemandCache(store)
