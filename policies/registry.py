@@ -8,12 +8,12 @@ from typing import NamedTuple
 from policies.goals import Goal, ScalingGoal
 from policies.placement.base import PlacementPolicy
 from policies.placement.baselines import (
-    AutoScalingGroup,
     EvenSpread,
     OnDemand,
     RoundRobin,
     SingleRegion,
     SingleZone,
+    auto_scaling_group,
 )
 from policies.placement.risk_hedge import RiskHedge
 from policies.placement.spothedge import SpotHedge, as_printed
@@ -41,7 +41,7 @@ PLACERS: Mapping[str, Callable[[], PlacementPolicy]] = {
     "round_robin": RoundRobin,
     "single_zone": SingleZone,
     "single_region": SingleRegion,
-    "asg": AutoScalingGroup,
+    "asg": auto_scaling_group,
     "risk_hedge": RiskHedge,
     "on_demand": OnDemand,
 }

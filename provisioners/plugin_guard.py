@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from provisioners.port.errors import ProvisionError, TransientError
 from provisioners.port.firewall import FirewallAccess
@@ -21,18 +21,13 @@ T = TypeVar("T")
 
 def guarded(inner: Machines) -> Machines:
     """`Machines` that raise the classes of `provisioners.port.errors` only, also if `inner` raises others."""
-
-    class Guarded(_Guarded):
-        name = inner.name
-
-    return Guarded(inner)
+    return _Guarded(inner)
 
 
 class _Guarded:
-    name: ClassVar[str]
-
     def __init__(self, inner: Machines) -> None:
         self._inner = inner
+        self.name = inner.name
         self.closed = inner.closed
 
     def create(self, order: MachineOrder) -> Machine:

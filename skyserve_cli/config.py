@@ -27,8 +27,8 @@ from skyserve_cli.config_listen import (
     ListenConfig,
     MemberConfig,
     TrustedProxyConfig,
-    UserConfig,
     check_members,
+    check_users,
 )
 from skyserve_cli.config_notify import Destination
 from skyserve_cli.config_section import CloudConfig, Strict
@@ -153,7 +153,7 @@ class Config(Strict):
     dashboard: DashboardConfig = DashboardConfig()
     notify: tuple[Destination, ...] = Field(default=(), max_length=16)
     teams: dict[TeamName, TeamConfig] = Field(default_factory=dict, max_length=1000)
-    users: tuple[UserConfig, ...] = Field(default=(), max_length=10_000)
+    users: tuple[MemberConfig, ...] = Field(default=(), max_length=10_000)
     groups: tuple[MemberConfig, ...] = Field(default=(), max_length=1000)
     clouds: dict[str, CloudConfig] = Field(default_factory=lambda: {"local": CloudConfig(poll_seconds=0.5)})
 
@@ -173,6 +173,7 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _members(self) -> Config:
+        check_users(self.users)
         check_members("users", self.users, self.teams)
         check_members("groups", self.groups, self.teams)
         return self

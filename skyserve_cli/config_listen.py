@@ -114,19 +114,18 @@ class MemberConfig(Strict):
         return self
 
 
-class UserConfig(MemberConfig):
-    @field_validator("name")
-    @classmethod
-    def _is_name(cls, name: str) -> str:
-        if not is_user_name(name):
-            raise ValueError(
-                f"{name!r} is no name of a user: letters, digits and . _ @ + -, at most 63, and not {OWNER_NAME!r}"
-            )
-        return name
-
-
 def is_user_name(name: str) -> bool:
     return _USER.fullmatch(name) is not None and name != OWNER_NAME
+
+
+def check_users(users: Sequence[MemberConfig]) -> None:
+    """Raise ValueError for a name that no user can have."""
+    for index, one in enumerate(users):
+        if not is_user_name(one.name):
+            raise ValueError(
+                f"users[{index}].name: {one.name!r} is no name of a user: letters, digits and . _ @ + -, at most 63, "
+                f"and not {OWNER_NAME!r}"
+            )
 
 
 def check_members(key: str, members: Sequence[MemberConfig], teams: Collection[str]) -> None:

@@ -13,7 +13,6 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
 
 from policies.model import CapacityType, Event, Json, Launched, Offer, Replica
 from policies.placement import fleet, zone_backoff
@@ -53,7 +52,7 @@ class OnDemand:
 class _SpotPool(ABC):
     """A fixed number of spot replicas, and for `on_demand_share` of the target on-demand ones."""
 
-    on_demand_share: ClassVar[float] = 0.0
+    on_demand_share = 0.0
 
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
@@ -159,6 +158,9 @@ class SingleRegion(_SpotPool):
     Memory, beside the blocks: {"home": cloud/region, "failed": [zones]}.
     """
 
+    def __init__(self, on_demand_share: float = 0.0) -> None:
+        self.on_demand_share = on_demand_share
+
     def learn(
         self, memory: Json, events: Sequence[Event], replicas: Mapping[int, Replica], now: float
     ) -> Json:
@@ -180,10 +182,9 @@ class SingleRegion(_SpotPool):
         return spread.fill(good, count), memory
 
 
-class AutoScalingGroup(SingleRegion):
-    """An AWS Auto Scaling group: `SingleRegion` with a static pool of 10 % on demand, rounded up."""
-
-    on_demand_share = 0.1
+def auto_scaling_group() -> SingleRegion:
+    """Return an AWS Auto Scaling group: a pool over one region, of which 10 % are always on demand, rounded up."""
+    return SingleRegion(on_demand_share=0.1)
 
 
 def _home(memory: Json, places: Sequence[str]) -> tuple[str, Json]:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from policies.model import CapacityType, Role, Scope, Zone
 from provisioners.port.errors import ProvisionError, Refusal, RefusedError
@@ -212,8 +212,11 @@ class Machines(Protocol):
     that are known to be closed (`closed`) are left out, and `silent` is called with those that `machines` leaves out.
     """
 
-    name: ClassVar[str]
     closed: ClosedRegions  # what was found closed; `VmProvisioner` adds what launches find
+
+    @property
+    def name(self) -> str:
+        """Return the cloud's name."""
 
     def create(self, order: MachineOrder) -> Machine:
         """Create the machine; return once the cloud has accepted it.
