@@ -8,6 +8,7 @@ import random
 import ssl
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,18 @@ from lb.agent.traffic_file import NOTE_EVERY_S, TrafficNotes
 from lb.config import file as config_file
 from lb.config.demand import Demand
 from lb.config.options import Listen
+from lb.config.regions import Regions
 from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table
 from lb.config.totals import Totals
-from lb.core.api_keys import Usage
+from lb.core.api_keys import ApiKeyStore, Usage
+from lb.core.forwarding import Forwarding
 from lb.core.limit_store import LimitStore
+from lb.core.shared_quota import SharedQuota
 from lb.core.targets import Changes, TargetTable
 from lb.engines.distance_prober import LOOK_S, DistanceProber
 from lb.engines.health_checks import LOOK_EVERY_S, HealthChecker
 from lb.engines.http_get import HttpGetter
+from lb.engines.kinds import EngineKind, common_kind
 from lb.engines.load_poller import LoadPoller
 from lb.engines.model_poller import CHECK_EVERY_S, ModelPoller
 from lb.http.upstream import Pools, trusting_only
@@ -31,10 +36,13 @@ from lb.observe.access_log import RequestRecord, both
 from lb.observe.explain import Explanation, Explanations
 from lb.observe.metrics import Metrics
 from lb.observe.tracing import Tracing
-from lb.proxy.context import Proxy
+from lb.proxy.account import Account
+from lb.proxy.dispatch import Dispatch, Engines
 from lb.proxy.fast_path import open_fast_path
-from lb.proxy.gauges import agent_gauges
-from lb.proxy.sweep import Sweep, move_waiting
+from lb.proxy.intake import Intake
+from lb.proxy.registry import RequestRegistry
+from lb.proxy.runtime import Runtime
+from lb.proxy.sweep import Sweep
 from lb.proxy.warmer import Warmer
 from policies.routing.registry import make_policy
 
@@ -52,113 +60,130 @@ class WrongServiceError(ValueError):
     """A table for another service was pushed to this agent."""
 
 
+@dataclass(frozen=True)
+class AgentOptions:
+    """What one process of an agent is given, beside its table.
+
+    `region` is where it runs, `table_file` where it keeps its table, `id_prefix` begins the ids of its requests. `limits` are
+    shared with other processes of this host, and with an `identity` it connects to agents of other regions.
+    """
+
+    region: str
+    table_file: Path | None
+    id_prefix: str
+    targets_tls: ssl.SSLContext | None = None
+    fast_path: bool = True
+    max_clients: int | None = None  # None: no limit
+    traffic_file: Path | None = None
+    limits: LimitStore | None = None
+    identity: Identity | None = None
+
+
 class Agent:
     """Composes the parts and owns the one way in which a table is replaced. Needs a running event loop."""
 
     def __init__(
         self,
         table: Table,
+        options: AgentOptions,
         *,
-        region: str,
-        table_file: Path | None,
         clock: Callable[[], float],
-        id_prefix: str,
         rng: random.Random,
         tracing: Tracing | None = None,
         access_log: Callable[[RequestRecord], None] | None = None,
-        targets_tls: ssl.SSLContext | None = None,
-        fast_path: bool = True,
-        limits: LimitStore | None = None,
-        max_clients: int | None = None,
-        traffic_file: Path | None = None,
         unix_time_s: Callable[[], float] | None = None,
-        identity: Identity | None = None,
     ) -> None:
-        """Count minutes by `unix_time_s` as it is now; None: by `clock`. With an `identity` it connects to agents of other regions."""
-        self._traffic_file = traffic_file
-        self._region = region
-        self._table_file = table_file
+        """Count minutes by `unix_time_s` as it is now; None: by `clock`."""
+        self._options = options
         self._clock = clock
         # Opens the address of a table, and makes it the data port's if the body raises nothing; set by the server.
         self.listening: Callable[[Listen | None], AbstractContextManager[None]] = lambda _: nullcontext()
-        self._started_at = clock()
+        self._started_at = now = clock()
         self.retired = False  # a successor serves: only it takes tables
         self._pushed = table  # without the targets added for dead agents
-        self.targets = TargetTable(table, self._started_at)
-        self.metrics = Metrics(table.service, region)
+        self.targets = targets = TargetTable(table, now)
+        self.metrics = Metrics(table.service, options.region)
         self.metrics.use_table(table)
-        self._pools = Pools(targets_tls)
-        self._fetcher = HttpGetter(Pools(targets_tls), clock)
+        self._pools = Pools(options.targets_tls)
+        self._fetcher = HttpGetter(Pools(options.targets_tls), clock)
         self._set_authority(table)
+        loop, identity = asyncio.get_running_loop(), options.identity
+        self._fast_path = open_fast_path(loop) if options.fast_path else None
+        forwarding = None if identity is None else Forwarding(targets, table.regions or Regions("", ""), now)
+        quota = None if identity is None else SharedQuota()
+
+        # Each part gets those that are made before it, and nothing afterwards.
+        self.runtime = Runtime(loop, clock)
+        self.registry = registry = RequestRegistry(targets, forwarding, self.runtime)
         self.prober = LoadPoller(
-            self.targets, self._fetcher.fetch, clock, self._let_in, lambda: self.proxy.queued > 0
-        )
-        self.distances = DistanceProber(self.targets, region, clock)
-        self._fast_path = open_fast_path(asyncio.get_running_loop()) if fast_path else None
-        self.proxy = Proxy(
-            self.targets,
-            self._pools,
-            self.metrics,
+            targets,
+            self._fetcher.fetch,
             clock,
-            id_prefix,
-            rng=rng,
-            kind_of=self.prober.kind,
-            finished=both(tracing.finished if tracing is not None else None, access_log),
-            begin_span=tracing.begin if tracing is not None else None,
-            fast_path=self._fast_path,
-            max_clients=max_clients,
-            unix_offset_s=0.0 if unix_time_s is None else unix_time_s() - clock(),
+            registry.let_in_soon,
+            self._has_queued,
+            lambda: EngineKind.UNKNOWN if forwarding is None else common_kind(forwarding.peer_engines()),
         )
-        if limits is not None:
-            self.proxy.api_keys.share(limits, self._started_at)
-        self.model_poller = ModelPoller(self.targets, self._fetcher.fetch, clock, changed=self.proxy.changed)
-        self.proxy.retries.on_wrong_model = self.model_poller.wrong_model
-        self.proxy.on_missing_model = self.model_poller.missing_model
-        self.links = None if identity is None else self._link(identity, rng.getrandbits(48))
-        self.sweep = Sweep(self.proxy)
-        self.warmer = Warmer(self.proxy, self._fetcher.post, self._is_leaving)
-        self.proxy.on_changed = lambda: move_waiting(self.proxy)
+        self.model_poller = ModelPoller(targets, self._fetcher.fetch, clock, changed=registry.changed)
+        self.distances = DistanceProber(targets, options.region, clock)
+        self.account = Account(
+            targets,
+            self.metrics,
+            Explanations(running=registry.explanations),
+            ApiKeyStore(table.access, now, options.limits, quota),
+            now,
+            both(tracing.finished if tracing is not None else None, access_log),
+            0.0 if unix_time_s is None else unix_time_s() - now,
+        )
+        engines = Engines(self.prober.kind, self.model_poller.wrong_model, self.model_poller.missing_model)
+        dispatch = Dispatch(registry, self._pools, self.account, engines, self.runtime, rng, self._fast_path)
+        begin_span = tracing.begin if tracing is not None else None
+        self.intake = Intake(dispatch, self.account, options.id_prefix, begin_span, options.max_clients)
+        self.links: RegionLinks | None = None
+        if identity is not None and forwarding is not None and quota is not None:
+            from lb.regions.region_links import RegionLinks  # most agents have no other regions
+
+            self.links = RegionLinks(
+                self.intake,
+                dispatch,
+                self.account,
+                forwarding,
+                quota,
+                identity,
+                rng.getrandbits(48),
+                engine=self.prober.usual_kind,
+                on_takeover=lambda: self._act_on(self._pushed),
+            )
+            self.links.apply(table.regions)
+        self.sweep = Sweep(dispatch)
+        self.warmer = Warmer(
+            dispatch, self.intake.gate.samples, self.metrics, self._fetcher.post, self._is_leaving
+        )
         self.checker = HealthChecker(
-            self.targets,
+            targets,
             self._fetcher.alive,
             self.metrics,
             clock,
-            changed=self.proxy.changed,
-            has_queued=lambda: self.proxy.queued > 0,
+            changed=registry.changed,
+            has_queued=self._has_queued,
         )
-
-    def _link(self, identity: Identity, number: int) -> RegionLinks:
-        """Return the links to the agents of other regions, by the table as it is now."""
-        from lb.regions.region_links import RegionLinks  # most agents have no other regions
-
-        links = RegionLinks(
-            self.proxy,
-            self._pools,
-            self.targets,
-            identity,
-            number,
-            self._clock,
-            engine=self.prober.usual_kind,
-            on_takeover=lambda: self._act_on(self._pushed),
-        )
-        links.apply(self.targets.table.regions)
-        self.prober.usual_elsewhere = links.usual_engine
-        return links
 
     @property
     def table(self) -> Table:
         return self.targets.table
 
+    def _has_queued(self) -> bool:
+        return self.registry.queued > 0
+
     def _is_leaving(self) -> bool:
-        return self.retired or self.proxy.closing or self.proxy.draining
+        return self.retired or self.runtime.closing or self.runtime.draining
 
     @property
     def closing(self) -> bool:
-        return self.proxy.closing
+        return self.runtime.closing
 
     @property
     def explanations(self) -> Explanations:
-        return self.proxy.explanations
+        return self.account.explanations
 
     async def run(self) -> None:
         """Watch over time and targets, until cancelled."""
@@ -170,7 +195,7 @@ class Agent:
             await asyncio.gather(self.prober.close(), self.model_poller.close(), self.distances.close())
 
     def _ticker(self) -> Ticker:
-        faults, metrics = self.proxy.faults, self.metrics
+        faults, metrics = self.runtime.faults, self.metrics
         ticker = Ticker(self._clock, faults.report, metrics.loop_lag.observe)
         ticker.add("sweep", self.sweep.check)
         ticker.add("health checks", self.checker.check_silent, LOOK_EVERY_S)
@@ -181,13 +206,10 @@ class Agent:
         ticker.add("tidying", self._fetcher.expire, 1.0)
         if self.links is not None:
             ticker.add("links", self.links.tick)
-        if self._traffic_file is not None:
-            traffic = TrafficNotes(self._traffic_file, metrics.served, lambda: self.targets.in_flight)
+        if self._options.traffic_file is not None:
+            traffic = TrafficNotes(self._options.traffic_file, metrics.served, lambda: self.targets.in_flight)
             ticker.add("noting traffic", traffic.note, NOTE_EVERY_S)
         return ticker
-
-    def _let_in(self) -> None:
-        self.proxy.let_in_soon()
 
     def apply(self, table: Table) -> Changes:
         """Store the table, then act on it.
@@ -203,8 +225,8 @@ class Agent:
                 f"epoch {table.epoch} is over: this agent has a table of epoch {self.table.epoch}"
             )
         with self.listening(table.listen):
-            if self._table_file is not None and table != self._pushed:
-                config_file.save(self._table_file, table)
+            if self._options.table_file is not None and table != self._pushed:
+                config_file.save(self._options.table_file, table)
         return self._act_on(table)
 
     def _check(self, table: Table) -> None:
@@ -228,7 +250,7 @@ class Agent:
         self._fetcher.retain({target.url for target in table.targets})
         if self.links is not None:
             self.links.apply(table.regions)
-        self.proxy.applied()
+        self.intake.applied()
         self.model_poller.poll_due()
         self.warmer.applied(before, changes)
         if changes.added or changes.removed:
@@ -241,80 +263,86 @@ class Agent:
         Requests that are still queued here find the targets that have come since, and a stream that breaks is continued on
         one that is left.
         """
-        if self._table_file is None:
+        if self._options.table_file is None:
             return
         seen = None
         while True:
             try:
-                stamp = self._table_file.stat()
+                stamp = self._options.table_file.stat()
                 if seen != (stamp.st_ino, stamp.st_mtime_ns):
                     seen = stamp.st_ino, stamp.st_mtime_ns
-                    table = config_file.load(self._table_file)
+                    table = config_file.load(self._options.table_file)
                     if table is not None and table != self._pushed:
                         self._check(table)
                         self._act_on(table)
             except (OSError, ValueError) as error:
                 # A successor of another release may know more than this one.
-                _log.warning("cannot follow table_file=%s why=%r", self._table_file, str(error))
+                _log.warning("cannot follow table_file=%s why=%r", self._options.table_file, str(error))
             await asyncio.sleep(_FOLLOW_EVERY_S)
 
     def reload(self) -> None:
         """Act on the table file as it is now. A table that cannot be used changes nothing."""
-        if self._table_file is None or self.retired:
+        if self._options.table_file is None or self.retired:
             return
         try:
-            table = config_file.load(self._table_file)
+            table = config_file.load(self._options.table_file)
             if table is None:
                 raise FileNotFoundError("there is no such file")
             self._check(table)
             with self.listening(table.listen):
                 pass
         except (OSError, ValueError) as error:
-            _log.warning("keep the table, cannot use table_file=%s why=%r", self._table_file, str(error))
+            _log.warning(
+                "keep the table, cannot use table_file=%s why=%r", self._options.table_file, str(error)
+            )
             return
         changed = table != self._pushed
         if changed:
             self._act_on(table)
-        _log.info("reload table_file=%s revision=%s changed=%s", self._table_file, table.revision, changed)
+        _log.info(
+            "reload table_file=%s revision=%s changed=%s", self._options.table_file, table.revision, changed
+        )
 
     def ready(self) -> bool:
         """Return whether a request that came now would find a healthy target."""
-        return self.proxy.ready()
+        return self.intake.ready()
 
     def has_table(self) -> bool:
         """Return whether it has a table of a controller, or of its file, and does not drain or close."""
-        return self.table.revision != FROM_ARGUMENTS and not self.proxy.closing and not self.proxy.draining
+        return (
+            self.table.revision != FROM_ARGUMENTS and not self.runtime.closing and not self.runtime.draining
+        )
 
     def drain(self, *, on: bool) -> None:
         """Serve on, but be not ready, until called again with `on` False."""
-        self.proxy.draining = on
+        self.runtime.drain(on=on)
 
     def stats(self, window_s: float) -> Stats:
         now = self._clock()
         return Stats(
             service=self.table.service,
-            region=self._region,
+            region=self._options.region,
             revision=self.table.revision,
             uptime_s=now - self._started_at,
             window_s=window_s,
-            requests=self.proxy.arrivals.count(now, window_s),
+            requests=self.account.arrivals.count(now, window_s),
             in_flight=self.targets.in_flight,
-            queued=self.proxy.queued,
-            rejected=self.proxy.rejections.count(now, window_s),
-            ongoing=self.proxy.ongoing.mean(now, window_s),
+            queued=self.registry.queued,
+            rejected=self.account.rejections.count(now, window_s),
+            ongoing=self.account.ongoing.mean(now, window_s),
             targets=self.targets.stats(now, window_s),
             warming=tuple(self.targets.warming),
         )
 
     def demand(self, since: int) -> Demand:
         """Return what came in each minute from minute `since` on, as far as it is known."""
-        return self.proxy.demand.report(self._clock(), since)
+        return self.account.demand.report(self._clock(), since)
 
     def totals(self) -> Totals:
         """Return the counters since the start, in total and by target."""
         now = self._clock()
         busy = {one.id: one.in_flight for one in self.targets.stats(now, 1.0)}
-        return self.metrics.totals(now - self._started_at, self.targets.in_flight, self.proxy.queued, busy)
+        return self.metrics.totals(now - self._started_at, self.targets.in_flight, self.registry.queued, busy)
 
     def regions(self) -> dict[str, Any]:
         """Return the state of agents of other regions."""
@@ -328,15 +356,12 @@ class Agent:
 
     def usage(self) -> Iterable[Usage]:
         """Return what the owners of API keys have used."""
-        return self.proxy.api_keys.usage(self._clock())
+        return self.account.api_keys.usage(self._clock())
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        queued, gauges, of_policy = (
-            self.proxy.queued,
-            agent_gauges(self.proxy),
-            self.targets.policies.own.gauges(),
-        )
+        queued, gauges = self.registry.queued, self.intake.gauges()
+        of_policy = self.targets.policies.own.gauges()
         return self.metrics.expose(self.targets, queued, self._clock(), of_policy, gauges, self.regions())
 
     def close(self) -> None:

@@ -39,8 +39,8 @@ class OpenPorts:
         self.data = DataPort(
             data_socket,
             Listen(options.host, options.port),
-            lambda: ClientConnection(agent.proxy),
-            agent.proxy.clients,
+            lambda: ClientConnection(agent.intake),
+            agent.runtime.clients,
             tls,
             shared=options.reuse_port,
         )

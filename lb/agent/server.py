@@ -116,7 +116,7 @@ async def _stopped(
     agent: Agent, ports: OpenPorts, running: asyncio.Task[None], grace_s: float, tracer: Tracing | None
 ) -> None:
     """Let running responses end within `grace_s`, then release everything. Raises what the agent's own task raised."""
-    agent.proxy.close(min(_GRACE_S, grace_s))
+    agent.intake.close(min(_GRACE_S, grace_s))
     await _drained(agent, grace_s)
     running.cancel()
     outcomes = await asyncio.gather(running, return_exceptions=True)
@@ -133,7 +133,7 @@ async def _retire(agent: Agent) -> None:
     """Serve what has come, at most `_RETIRED_S`, by the tables that the successor gets."""
     following = asyncio.get_running_loop().create_task(agent.follow())
     try:
-        agent.proxy.retire(_GRACE_S)
+        agent.intake.retire(_GRACE_S)
         await asyncio.sleep(_GRACE_S)  # TLS handshakes are under way which the proxy does not know of yet
         await _wait_for_clients(agent, _RETIRED_S)
     finally:
@@ -147,14 +147,14 @@ async def _wait_for_clients(agent: Agent, timeout_s: float) -> None:
     while True:
         # First, for the proxy does not know yet of what has been accepted in this turn of the loop.
         await asyncio.sleep(_CHECK_EVERY_S)
-        if not agent.proxy.clients or loop.time() >= deadline:
+        if not agent.runtime.clients or loop.time() >= deadline:
             return
 
 
 async def _drained(agent: Agent, grace_s: float) -> None:
     """Wait for the running responses, at most `grace_s`; then break off the rest."""
     await _wait_for_clients(agent, grace_s)
-    for client in list(agent.proxy.clients):
+    for client in list(agent.runtime.clients):
         client.transport.abort()
     await asyncio.sleep(0)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lb.agent.agent import Agent
+from lb.agent.agent import Agent, AgentOptions
 from lb.agent.descriptors import max_clients, raise_limit
 from lb.agent.limits_file import LimitsFile
 from lb.config.schema import Table
@@ -65,20 +65,22 @@ def build_agent(options: ServerOptions, tracer: Tracing | None) -> Agent:
     """
     return Agent(
         options.table,
-        region=options.region,
-        table_file=options.table_file,
+        AgentOptions(
+            region=options.region,
+            table_file=options.table_file,
+            id_prefix=secrets.token_hex(6),
+            targets_tls=_targets_tls(options),
+            fast_path=options.fast_path,
+            max_clients=max_clients(raise_limit()),
+            traffic_file=options.traffic_file,
+            limits=_limits(options),
+            identity=_identity(options),
+        ),
         clock=asyncio.get_running_loop().time,
-        id_prefix=secrets.token_hex(6),
         rng=random.Random(secrets.randbits(64)),
         tracing=tracer,
         access_log=_access_log() if options.access_log else None,
-        targets_tls=_targets_tls(options),
-        fast_path=options.fast_path,
-        max_clients=max_clients(raise_limit()),
-        limits=_limits(options),
-        traffic_file=options.traffic_file,
         unix_time_s=time.time,
-        identity=_identity(options),
     )
 
 

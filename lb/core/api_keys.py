@@ -133,9 +133,16 @@ _WRONG_KEY = Unauthorized(True)
 class ApiKeyStore:
     """The keys in force and what their owners have used."""
 
-    def __init__(self, access: Access, now: float, limits: LimitStore | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        now: float,
+        limits: LimitStore | None = None,
+        quota: SharedQuota | None = None,
+    ) -> None:
+        """Keep the numbers in `limits`, None: in this process alone; `quota` is shared with agents of other regions."""
         self._limits = MemoryLimits() if limits is None else limits
-        self.quota: SharedQuota | None = None  # shared with agents of other regions
+        self.quota = quota
         self._by_digest: dict[bytes, Tenant] = {}
         self._by_name: dict[str, Tenant] = {}
         self.apply(access, now)
@@ -154,13 +161,6 @@ class ApiKeyStore:
             by_name[key.name] = by_digest[bytes.fromhex(key.sha256)] = tenant
         self._change({key.name: key for key in access.keys}.values(), by_name, now)
         self._by_digest, self._by_name = by_digest, by_name
-
-    def share(self, limits: LimitStore, now: float) -> None:
-        """Keep the numbers in `limits` from now on. Must be called before the first request."""
-        self._limits = limits
-        for tenant in self._by_name.values():
-            tenant.row = limits.row(tenant.key.name)
-        self._change(tuple(tenant.key for tenant in self._by_name.values()), self._by_name, now)
 
     # --- the account of one request
 

@@ -94,6 +94,10 @@ class Forwarding:
         report = self._peers.report(peer_id)
         return "" if report is None else report.engine
 
+    def peer_engines(self) -> set[str]:
+        """Return the kinds of the engines of all peers, as far as they have reported them."""
+        return {self.engine(peer.id) for peer in self.regions.peers}
+
     def agrees(self, peer_id: str, silent: str) -> bool:
         """Return whether a peer reports that the agent `silent` is silent to it, too."""
         report = self._peers.report(peer_id)

@@ -4,7 +4,7 @@
 none: its requests wait for ever, and nothing fails. A target that owes a response and has sent no byte to
 anyone for `suspect_after_s` is under suspicion and is probed. If it responds, it is slow but alive, and is
 left alone until it has been silent as long again. If two probes fail, it is ejected, its waiting requests go elsewhere, and
-its streams are continued there (`lb.proxy.context`). Healthy targets are not probed; readiness is the controller's business.
+its streams are continued there (`lb.proxy.registry`). Healthy targets are not probed; readiness is the controller's business.
 
 *Targets that the controller cannot reach.* It may be the controller that is cut off. Those that its table calls unhealthy
 are probed every few seconds, and the report to the controller (`TargetStats.heard_s`) has the time since each last sent a byte.

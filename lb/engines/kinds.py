@@ -22,7 +22,7 @@ waiting requests reports nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -54,6 +54,12 @@ def kind_named(name: str) -> EngineKind:
         return EngineKind(name)
     except ValueError:
         return EngineKind.UNKNOWN
+
+
+def common_kind(names: Iterable[str]) -> EngineKind:
+    """Return the kind that all engines are that are known; UNKNOWN if they differ, or none is."""
+    kinds = {kind_named(name) for name in names} - {EngineKind.UNKNOWN}
+    return kinds.pop() if len(kinds) == 1 else EngineKind.UNKNOWN
 
 
 class Fetched(NamedTuple):

@@ -95,7 +95,8 @@ class Probed(Protocol):
 class LoadPoller:
     """Goes over the table; every probe is a task of its own, one per target at a time.
 
-    `changed` is called when a target may take a request that it could not take before.
+    `changed` is called when a target may take a request that it could not take before. `usual_elsewhere` returns what the
+    engines of other regions are.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class LoadPoller:
         clock: Callable[[], float],
         changed: Callable[[], None],
         has_queued: Callable[[], bool] = lambda: False,
+        usual_elsewhere: Callable[[], EngineKind] = lambda: EngineKind.UNKNOWN,
     ) -> None:
         self._table = table
         self._fetch = fetch
@@ -123,7 +125,7 @@ class LoadPoller:
         self._longest_stretch = 1.0  # by which a target may still be scheduled
         self._relaxed_at = -math.inf
         self._usual = EngineKind.UNKNOWN  # the last one that was recognized
-        self.usual_elsewhere: Callable[[], EngineKind] = lambda: EngineKind.UNKNOWN  # of other regions
+        self._usual_elsewhere = usual_elsewhere
 
     def kind(self, key: Key) -> EngineKind:
         """Return what the target is.
@@ -133,7 +135,7 @@ class LoadPoller:
         """
         watch = self._watches.get(key)
         if watch is None or (watch.adapter is None and not watch.failed):
-            return self._usual if self._usual is not EngineKind.UNKNOWN else self.usual_elsewhere()
+            return self._usual if self._usual is not EngineKind.UNKNOWN else self._usual_elsewhere()
         return watch.kind
 
     def usual_kind(self) -> str:

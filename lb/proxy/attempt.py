@@ -10,6 +10,9 @@ The attempt owns its booking's connection and is its sink; it reports what it fi
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from lb.config.options import Limits
 from lb.core.failures import RETRY_STATUSES, Failure, described, is_local
 from lb.core.targets import Booking
 from lb.http.body_framing import (
@@ -20,10 +23,12 @@ from lb.http.body_framing import (
     LengthDecoder,
     chunk,
 )
-from lb.http.messages import END, HeadError, ResponseHead, opens_websocket, request_bytes
-from lb.http.upstream import Dialling, TargetConnection
-from lb.proxy.ports import AttemptHost
+from lb.http.messages import END, HeadError, Reader, ResponseHead, opens_websocket, request_bytes
+from lb.http.upstream import Dialling, Pools, TargetConnection
+from lb.proxy.ending import Arrival
+from lb.proxy.ports import Downstream, Relay
 from lb.proxy.resumable_relay import is_resumable
+from lb.proxy.runtime import Runtime
 from lb.stream.openai_request import for_model
 
 WHOLE_UP_TO_BYTES = 256 * 1024
@@ -43,6 +48,72 @@ TUNNEL = 5
 OVER = 6
 
 
+class AttemptServices(Protocol):
+    """What attempts share."""
+
+    @property
+    def pools(self) -> Pools: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def heads(self) -> Reader: ...
+    @property
+    def runtime(self) -> Runtime: ...
+
+
+class AttemptHost(Protocol):
+    """A request, as its attempt uses it."""
+
+    @property
+    def arrival(self) -> Arrival: ...
+    @property
+    def hop_lines(self) -> bytes:
+        """Header lines of a request that is forwarded to another region."""
+        ...
+
+    @property
+    def relay(self) -> Relay | None:
+        """The response that the client has the beginning of."""
+        ...
+
+    @property
+    def client(self) -> Downstream: ...
+    @property
+    def services(self) -> AttemptServices: ...
+
+    def outgoing(self) -> tuple[bytes, bytes] | None:
+        """Return path and body for the target of the attempt; None if it cannot serve the request: the attempt is over."""
+        ...
+
+    def halt(self) -> None:
+        """One of the two connections is about to be closed."""
+        ...
+
+    def attempt_failed(self, failure: Failure, why: str) -> None:
+        """Before the first byte."""
+        ...
+
+    def broke(self, failure: Failure, why: str) -> None:
+        """After the first byte."""
+        ...
+
+    def responded_whole(self, response: ResponseHead, body: bytes) -> None:
+        """All of the response is here."""
+        ...
+
+    def begin_relay(self, attempt: Attempt) -> Relay:
+        """The first byte has come of a response that is passed on as it comes."""
+        ...
+
+    def open_tunnel(self, response: ResponseHead, rest: bytes) -> None: ...
+    def tunnel_data(self, data: bytes) -> None: ...
+    def target_closed_tunnel(self) -> None: ...
+    def websocket_refused(self) -> None: ...
+    def crashed(self, entrance: str, error: Exception) -> None:
+        """The code behind an entrance raised: end this request, and nothing else."""
+        ...
+
+
 class Attempt:
     """Sends the request and reads the response, up to the first byte that is passed on as it comes.
 
@@ -50,10 +121,12 @@ class Attempt:
     """
 
     __slots__ = (
+        "_arrival",
         "_buffer",
         "_dialling",
         "_interims",
         "_parts",
+        "_relay",
         "_request",
         "_services",
         "_size",
@@ -69,6 +142,7 @@ class Attempt:
     def __init__(self, request: AttemptHost, booking: Booking, now: float) -> None:
         self._request = request
         self._services = request.services
+        self._arrival = request.arrival
         self.booking = booking
         self.since = now
         self.connection: TargetConnection | None = None
@@ -79,19 +153,24 @@ class Attempt:
         self._dialling: Dialling | None = None
         self._buffer = b""
         self._interims = 0
+        self._relay: Relay | None = None  # which passes the response on
 
     # --- sending
 
     def start(self, fresh: bool) -> None:
         """On an idle connection, unless it has to be `fresh`."""
-        proxy = self._services
-        pool = proxy.pools.of(self.booking.target)
-        connection = None if fresh or self._request.head.websocket else pool.take()
+        services = self._services
+        pool = services.pools.of(self.booking.target)
+        connection = None if fresh or self._arrival.head.websocket else pool.take()
         if connection is not None:
             self._send(connection)
         else:
             self._dialling = Dialling(
-                pool, proxy.limits.connect_timeout_s, proxy.clock, self._dialled, self._not_dialled
+                pool,
+                services.limits.connect_timeout_s,
+                services.runtime.clock,
+                self._dialled,
+                self._not_dialled,
             )
 
     def _dialled(self, connection: TargetConnection) -> None:
@@ -111,7 +190,8 @@ class Attempt:
 
     def _send(self, connection: TargetConnection) -> None:
         request = self._request
-        head, client = request.head, request.client
+        arrival, client = self._arrival, request.client
+        head, span = arrival.head, arrival.span
         pool = connection.pool
         self.connection = connection  # also if nothing is sent: it must not be lost
         asked = request.outgoing()
@@ -129,18 +209,17 @@ class Attempt:
             framing = b"Content-Length: %d\r\n" % len(body)
         else:
             framing = b""
-        if request.span:
-            framing = b"Traceparent: %b\r\n%b" % (request.span.encode("latin-1"), framing)
-        if request.hop_lines:
-            framing = request.hop_lines + framing
+        if span:
+            framing = b"Traceparent: %b\r\n%b" % (span.encode("latin-1"), framing)
+        framing = request.hop_lines + framing
         host = pool.name if head.host else pool.address
-        sent = request_bytes(head, client.hop, request.request_id, path, pool.base_path, host, framing)
+        sent = request_bytes(head, client.hop, arrival.request_id, path, pool.base_path, host, framing)
         if client.body_left:
             connection.transport.writelines((sent, body))
             client.resume_reading(2)  # and more comes through `more_body`
         elif len(body) < JOIN_BELOW_BYTES:
             connection.unsent = sent + body
-            self._services.write_batcher.add(connection)
+            self._services.runtime.write_batcher.add(connection)
         else:
             connection.transport.writelines((sent, body))
 
@@ -149,7 +228,7 @@ class Attempt:
         connection = self.connection
         if connection is None:
             return False
-        if self._request.head.chunked:
+        if self._arrival.head.chunked:
             part = (chunk(part) if part else b"") + (b"0\r\n\r\n" if last else b"")
         if part:
             connection.transport.write(part)
@@ -160,7 +239,7 @@ class Attempt:
     def target_data(self, data: bytes) -> None:
         phase = self.phase
         if phase == RELAY:
-            relay = self._request.relay
+            relay = self._relay
             if relay is not None:
                 relay.data(data)
         elif phase == HEAD:
@@ -174,16 +253,16 @@ class Attempt:
 
     def _take_head(self, data: bytes) -> None:
         request = self._request
-        proxy = self._services
+        services = self._services
         end = data.find(END)
-        if end < 0 or end > proxy.limits.max_head_bytes:
-            if len(data) > proxy.limits.max_head_bytes:
+        if end < 0 or end > services.limits.max_head_bytes:
+            if len(data) > services.limits.max_head_bytes:
                 request.attempt_failed(Failure.MALFORMED, "the head of the response is too long")
             else:
                 self._buffer = data
             return
         try:
-            response, length = proxy.heads.response(data[: end + 4], proxy.limits.max_headers)
+            response, length = services.heads.response(data[: end + 4], services.limits.max_headers)
         except HeadError as error:
             request.attempt_failed(Failure.MALFORMED, str(error))
             return
@@ -198,7 +277,7 @@ class Attempt:
             why = f"HTTP status {status} instead of the rest of a stream"
             request.attempt_failed(Failure.UNFIT, why)
             return
-        if request.head.method == b"HEAD" or status in (204, 304):
+        if self._arrival.head.method == b"HEAD" or status in (204, 304):
             self._finish(b"", rest)
             return
         if length is not None:
@@ -227,9 +306,9 @@ class Attempt:
         """100 Continue and its like are for us; 101 opens a tunnel if one was requested."""
         request = self._request
         if response.status == 101:
-            if not request.head.websocket:
+            if not self._arrival.head.websocket:
                 request.attempt_failed(Failure.MALFORMED, "it switches protocols unasked")
-            elif opens_websocket(request.head, response):
+            elif opens_websocket(self._arrival.head, response):
                 self.phase = TUNNEL
                 request.open_tunnel(response, rest)
             else:
@@ -269,7 +348,8 @@ class Attempt:
             if isinstance(decoder, ChunkedDecoder):
                 decoder.payloads = None
             self.phase = RELAY
-            self._request.begin_relay(self).collected(collected)
+            self._relay = relay = self._request.begin_relay(self)
+            relay.collected(collected)
 
     def _begin(self, data: bytes) -> None:
         """The first bytes of a body that is passed on as it comes."""
@@ -278,7 +358,8 @@ class Attempt:
             self._request.attempt_failed(Failure.EMPTY, "HTTP status 200 without a body")
             return
         self.phase = RELAY
-        self._request.begin_relay(self).data(data)
+        self._relay = relay = self._request.begin_relay(self)
+        relay.data(data)
 
     def _finish(self, body: bytes, rest: bytes) -> None:
         """The whole response is here; `rest` is what came behind it, and should not have."""
@@ -290,7 +371,7 @@ class Attempt:
 
     def _must_speak(self) -> bool:
         """Return whether this response has to have a body: a model that sends nothing has not responded."""
-        head = self._request.head
+        head = self._arrival.head
         return self.response.status == 200 and head.method == b"POST" and for_model(head.path)
 
     def target_lost(self, error: Exception | None) -> None:
@@ -303,7 +384,7 @@ class Attempt:
         if phase == TUNNEL:
             request.target_closed_tunnel()
         elif phase == RELAY:
-            relay = request.relay
+            relay = self._relay
             if relay is not None and (error is not None or not relay.ended()):
                 request.broke(Failure.DIED, why)
         elif phase in (WHOLE, FIRST) and isinstance(self.decoder, CloseDelimitedDecoder) and error is None:
@@ -311,7 +392,7 @@ class Attempt:
         elif phase != OVER:
             silent = phase == HEAD and not self._buffer and not self._interims
             stale = silent and connection is not None and connection.used
-            young = self._services.clock() - self.since < STALE_WITHIN_S
+            young = self._services.runtime.clock() - self.since < STALE_WITHIN_S
             request.attempt_failed(Failure.STALE if stale and young else Failure.DIED, why)
 
     # --- the end
@@ -360,7 +441,7 @@ class Attempt:
         if response.status == 204 and (self.response_length or response.chunked):
             reusable = False  # has it a body after all?
         if reusable and response.keep_alive and not self._request.client.body_left:
-            connection.pool.give(connection, self._services.clock())
+            connection.pool.give(connection, self._services.runtime.clock())
         else:
             connection.drop()
 

@@ -13,19 +13,23 @@ from __future__ import annotations
 
 import asyncio
 from enum import IntFlag
-from typing import cast
+from typing import Protocol, cast
 
+from lb.config.options import Limits
 from lb.core.api_keys import Admission
 from lb.http import error_responses
 from lb.http.body_framing import FramingError
-from lb.http.messages import END, HeadError, Hop, RequestHead
-from lb.proxy.ports import ClientRequest, Entrance, Rejection
+from lb.http.cors import CorsRules
+from lb.http.messages import END, HeadError, Hop, Reader, RequestHead
+from lb.proxy.ports import ClientPort
 from lb.proxy.rejections import (
     BODY_TIMEOUT,
     HEAD_TIMEOUT,
     NO_ROOM,
     TOO_MANY_CONNECTIONS,
+    Rejection,
 )
+from lb.proxy.runtime import Runtime
 from lb.proxy.upload import TinyChunksError, Upload, refusal_of
 from lb.stream.openai_request import for_model
 
@@ -55,6 +59,75 @@ PAUSE_TARGET = int(Pause.TARGET)
 PAUSE_CLIENT = int(Pause.CLIENT)
 
 
+class ClientRequest(Protocol):
+    """A request, as its client's connection uses it."""
+
+    def place(self) -> None:
+        """Go to a target, or wait for one."""
+        ...
+
+    def client_data(self, data: bytes) -> None:
+        """Bytes for the tunnel."""
+        ...
+
+    def client_lost(self) -> None: ...
+    def client_full(self) -> None: ...
+    def client_drained(self) -> None: ...
+    def halt(self) -> None: ...
+    def more_body(self, part: bytes, last: bool) -> None: ...
+    def bad_body(self, status: int, code: str, message: str) -> None: ...
+    def crashed(self, entrance: str, error: Exception) -> None: ...
+
+
+class Entrance(Protocol):
+    """The intake, as clients' connections use it."""
+
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def heads(self) -> Reader: ...
+    @property
+    def cors(self) -> CorsRules | None:
+        """Which web pages may call; None if CORS is off."""
+        ...
+
+    def arrived(self) -> None:
+        """The head of a request is here."""
+        ...
+
+    def is_trusted_proxy(self, peer: str) -> bool:
+        """Return True if this address is one of a proxy whose word on its own clients is taken."""
+        ...
+
+    def is_full(self) -> bool:
+        """Return True if there are more clients than descriptors allow."""
+        ...
+
+    def check(self, head: RequestHead) -> Rejection | Admission | bytes:
+        """Decide on the head alone whether a request is let in. Bytes are a complete response to it."""
+        ...
+
+    def begin(
+        self, client: ClientPort, head: RequestHead, body: bytes, admission: Admission
+    ) -> ClientRequest | Rejection:
+        """A request is here with its body, or with as much of it as is kept. The caller places it."""
+        ...
+
+    def abandoned(self, admission: Admission) -> None:
+        """Settle a request that was let in and did not begin, for example because its body never came."""
+        ...
+
+    def client_gone(self) -> None:
+        """Count a client that left before its request was whole."""
+        ...
+
+    def refused(self, refusal: Rejection) -> None:
+        """Count a response to what never became a request."""
+        ...
+
+
 class ClientConnection(asyncio.Protocol):
     """One connection of a client."""
 
@@ -63,9 +136,11 @@ class ClientConnection(asyncio.Protocol):
         "_ahead",
         "_deadline",
         "_full",
+        "_intake",
         "_leaving",
         "_paused_by",
         "_phase",
+        "_runtime",
         "_timer",
         "_timer_at",
         "body_left",
@@ -73,15 +148,15 @@ class ClientConnection(asyncio.Protocol):
         "head",
         "hop",
         "length",
-        "proxy",
         "request",
         "transport",
         "unsent",
         "upload",
     )
 
-    def __init__(self, proxy: Entrance) -> None:
-        self.proxy = proxy
+    def __init__(self, intake: Entrance) -> None:
+        self._intake = intake
+        self._runtime = intake.runtime
         self.transport: asyncio.Transport
         self.hop: Hop
         self._deadline: float
@@ -107,12 +182,12 @@ class ClientConnection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self.identify()
-        self._deadline = self.proxy.clock() + self.proxy.limits.head_timeout_s
+        self._deadline = self._runtime.clock() + self._intake.limits.head_timeout_s
         self._start_timer()
-        self.proxy.clients.add(self)
-        if self.proxy.is_full():
+        self._runtime.clients.add(self)
+        if self._intake.is_full():
             # Closed at once, without waiting for the client: its descriptor is needed.
-            self.proxy.refused(TOO_MANY_CONNECTIONS)
+            self._intake.refused(TOO_MANY_CONNECTIONS)
             self.transport.write(self._error(TOO_MANY_CONNECTIONS, None, close=True))
             self._close()
 
@@ -146,9 +221,9 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
-        self.proxy.clients.discard(self)
+        self._runtime.clients.discard(self)
         if self._phase == BODY:
-            self.proxy.client_gone()
+            self._intake.client_gone()
         self._phase = OVER
         self._drop_upload()
         request, self.request = self.request, None
@@ -165,7 +240,7 @@ class ClientConnection(asyncio.Protocol):
             if self.request is not None:
                 self.request.client_drained()
             elif self._phase == RESPONSE:
-                self.proxy.loop.call_soon(self._next_head)
+                self._runtime.loop.call_soon(self._next_head)
         except Exception as error:  # noqa: BLE001 (the barrier)
             self._crashed(error)
 
@@ -175,25 +250,25 @@ class ClientConnection(asyncio.Protocol):
         peer = str(name[0]) if name else "unknown"
         scheme = b"https" if transport.get_extra_info("sslcontext") is not None else b"http"
         shown = peer.encode()
-        self.hop = Hop(b"[%b]" % shown if ":" in peer else shown, scheme, self.proxy.is_trusted_proxy(peer))
+        self.hop = Hop(b"[%b]" % shown if ":" in peer else shown, scheme, self._intake.is_trusted_proxy(peer))
 
     # --- requests in
 
     def _take_head(self, data: bytes) -> None:
-        limits = self.proxy.limits
+        limits = self._intake.limits
         if self._phase == IDLE:
             data = data.lstrip(b"\r\n")  # RFC 9112 §2.2: some clients end a body with a line too many
             if not data:
                 return
             self._phase = HEAD
-            self._deadline = self.proxy.clock() + limits.head_timeout_s
+            self._deadline = self._runtime.clock() + limits.head_timeout_s
         end = data.find(END, max(0, len(self._ahead) - 3))
         if end < 0 or end > limits.max_head_bytes:
             self._wait_for_head(data)
             return
         self._ahead = b""
         try:
-            head, length = self.proxy.heads.request(data[: end + 4], limits.max_headers)
+            head, length = self._intake.heads.request(data[: end + 4], limits.max_headers)
         except HeadError as error:
             self._refuse(Rejection(error.status, error.code, str(error)))
             return
@@ -202,7 +277,7 @@ class ClientConnection(asyncio.Protocol):
         self._take_request(head, length, data[end + 4 :])
 
     def _wait_for_head(self, data: bytes) -> None:
-        limit = self.proxy.limits.max_head_bytes
+        limit = self._intake.limits.max_head_bytes
         if not data[:1].isalpha() or b"\n\n" in data:  # a handshake of TLS, say, or bare line feeds
             self._refuse(Rejection(400, "malformed_request", "The head of the request is malformed."))
         elif len(data) > limit:
@@ -213,11 +288,11 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_request(self, head: RequestHead, length: int, rest: bytes) -> None:
         """The head is here, and `rest` behind it."""
-        limits = self.proxy.limits
+        limits = self._intake.limits
         whole = length <= len(rest) and not head.chunked
-        verdict = self.proxy.check(head)
+        verdict = self._intake.check(head)
         if not isinstance(verdict, bytes):  # a health check or a preflight is no demand for a target
-            self.proxy.arrived()
+            self._intake.arrived()
         if not isinstance(verdict, Admission):
             self._phase = RESPONSE
             self._ahead = rest[length:] if whole else b""
@@ -239,14 +314,14 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._phase = BODY
         self._admission = verdict
-        self.upload = Upload(length, head.chunked, self.proxy.buffers)
+        self.upload = Upload(length, head.chunked, self._runtime.buffers)
         self._take_body(rest)
 
     def _take_body(self, data: bytes) -> None:
         """More of the body, while it is collected."""
         upload, head, admission = self.upload, self.head, self._admission
         assert upload is not None and head is not None and admission is not None  # noqa: S101, PT018
-        limits = self.proxy.limits
+        limits = self._intake.limits
         refusal: Rejection | None = None
         try:
             part, end = upload.feed(data)
@@ -261,7 +336,7 @@ class ClientConnection(asyncio.Protocol):
             self._drop_upload()
             self._refuse(refusal)
             return
-        self._deadline = self.proxy.clock() + limits.idle_timeout_s
+        self._deadline = self._runtime.clock() + limits.idle_timeout_s
         if end >= 0:
             self._ahead = data[end:]
         elif upload.size > limits.buffer_bytes:
@@ -277,7 +352,7 @@ class ClientConnection(asyncio.Protocol):
     def _begin(self, head: RequestHead, body: bytes, admission: Admission) -> None:
         self._phase = RESPONSE
         self._admission = admission
-        request = self.proxy.begin(self, head, body, admission)
+        request = self._intake.begin(self, head, body, admission)
         if isinstance(request, Rejection):
             self._drop_upload()
             self._respond_without_request(request)
@@ -308,8 +383,8 @@ class ClientConnection(asyncio.Protocol):
         except (FramingError, TinyChunksError) as error:
             self._abort_body(refusal_of(error))
             return
-        self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
-        if upload.size > self.proxy.limits.max_body_bytes and for_model(head.path):
+        self._deadline = self._runtime.clock() + self._intake.limits.idle_timeout_s
+        if upload.size > self._intake.limits.max_body_bytes and for_model(head.path):
             self._abort_body(self._too_large())
             return
         if end >= 0:
@@ -337,17 +412,17 @@ class ClientConnection(asyncio.Protocol):
             self._close()
         else:
             self.head = None
-            self._deadline = self.proxy.clock() + self.proxy.limits.keepalive_s
-            if self._leaving or self.proxy.closing:
+            self._deadline = self._runtime.clock() + self._intake.limits.keepalive_s
+            if self._leaving or self._runtime.closing:
                 # This response was not marked as the last: the next request may be on its way.
-                self._deadline = min(self._deadline, self.proxy.clock() + self._leaving)
+                self._deadline = min(self._deadline, self._runtime.clock() + self._leaving)
             self._advance_timer()
             if self._full:
                 self.pause_reading(PAUSE_CLIENT)  # responses that the client does not read must not pile up
             if self._ahead:
                 # In a turn of its own: a thousand requests in one packet must not be a thousand frames on the stack.
                 self._phase = RESPONSE
-                self.proxy.loop.call_soon(self._next_head)
+                self._runtime.loop.call_soon(self._next_head)
             else:
                 self._phase = IDLE
                 if self._paused_by:
@@ -387,7 +462,7 @@ class ClientConnection(asyncio.Protocol):
         if request is not None:
             request.crashed("client", error)
             return
-        self.proxy.faults.report("client", error)
+        self._runtime.faults.report("client", error)
         self._drop_upload()
         if self._phase in (IDLE, OVER) or self.transport.is_closing():
             self.transport.abort()
@@ -395,7 +470,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._refuse(Rejection(500, "internal_error", "The load balancer failed on this request."))
         except Exception as second:  # noqa: BLE001 (the barrier)
-            self.proxy.faults.report("client", second)
+            self._runtime.faults.report("client", second)
             self.transport.abort()
 
     def _drop_upload(self) -> None:
@@ -404,13 +479,13 @@ class ClientConnection(asyncio.Protocol):
             upload.release()
         admission, self._admission = self._admission, None
         if admission is not None:
-            self.proxy.abandoned(admission)
+            self._intake.abandoned(admission)
 
     # --- responses out
 
     def send_soon(self, response: bytes) -> None:
         self.unsent = response
-        self.proxy.write_batcher.add(self)
+        self._runtime.write_batcher.add(self)
 
     def flush(self) -> None:
         unsent, self.unsent = self.unsent, b""
@@ -443,7 +518,7 @@ class ClientConnection(asyncio.Protocol):
         if grace_s <= 0:
             self._close()
         else:
-            self._deadline = min(self._deadline, self.proxy.clock() + grace_s)
+            self._deadline = min(self._deadline, self._runtime.clock() + grace_s)
             self._advance_timer()
 
     def pause_reading(self, who: int) -> None:
@@ -457,11 +532,11 @@ class ClientConnection(asyncio.Protocol):
             self._paused_by &= ~who
             if not self._paused_by and not self.transport.is_closing():
                 if self.body_left:  # it could not send while we did not read
-                    self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
+                    self._deadline = self._runtime.clock() + self._intake.limits.idle_timeout_s
                 self.transport.resume_reading()
 
     def _too_large(self) -> Rejection:
-        limit = self.proxy.limits.max_body_bytes
+        limit = self._intake.limits.max_body_bytes
         return Rejection(
             413, "body_too_large", f"The body exceeds {limit} bytes (load_balancer.max_body_mb)."
         )
@@ -471,9 +546,9 @@ class ClientConnection(asyncio.Protocol):
         head = self.head
         if head is not None and head.http_1_0:
             self.closing = True
-        close = self.closing = self.closing or self.body_left or self.proxy.closing
+        close = self.closing = self.closing or self.body_left or self._runtime.closing
         if isinstance(refusal, Rejection):
-            self.proxy.refused(refusal)
+            self._intake.refused(refusal)
             refusal = self._error(refusal, head, close=close)
         elif close:
             refusal = error_responses.closing(refusal)
@@ -482,13 +557,13 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, refusal: Rejection) -> None:
         """Respond here and now, and read no more of this connection."""
-        self.proxy.refused(refusal)
+        self._intake.refused(refusal)
         self.transport.write(self._error(refusal, self.head, close=True))
         self._linger()
 
     def _error(self, refusal: Rejection, head: RequestHead | None, *, close: bool) -> bytes:
         retry_after_s = refusal.retry_after_s
-        cors = self.proxy.cors
+        cors = self._intake.cors
         return error_responses.raw_error(
             refusal.status,
             refusal.code,
@@ -511,14 +586,14 @@ class ClientConnection(asyncio.Protocol):
         self.resume_reading(PAUSE_TARGET | PAUSE_CLIENT)  # and drop it
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
-        self._deadline = self.proxy.clock() + _LINGER_S
+        self._deadline = self._runtime.clock() + _LINGER_S
         self._advance_timer()
 
     def _close(self) -> None:
         """Close when the client has taken what was written to it, for which it has the idle timeout."""
         self._phase = OVER
         self._ahead = b""
-        self._deadline = self.proxy.clock() + self.proxy.limits.idle_timeout_s
+        self._deadline = self._runtime.clock() + self._intake.limits.idle_timeout_s
         self._advance_timer()
         self.flush()
         self.transport.close()
@@ -528,7 +603,7 @@ class ClientConnection(asyncio.Protocol):
     def _start_timer(self) -> None:
         # Remembered, because uvloop's handle of a timer that is due at once does not know when.
         self._timer_at = self._deadline
-        self._timer = self.proxy.loop.call_at(self._deadline, self._on_timer)
+        self._timer = self._runtime.loop.call_at(self._deadline, self._on_timer)
 
     def _advance_timer(self) -> None:
         """Set the timer to the deadline in force, unless it goes off before."""
@@ -543,7 +618,7 @@ class ClientConnection(asyncio.Protocol):
         """
         self._timer_at = _NEVER
         try:
-            self._check_time(self.proxy.clock())
+            self._check_time(self._runtime.clock())
         except Exception as error:  # noqa: BLE001 (the barrier)
             self._crashed(error)
 
@@ -554,10 +629,10 @@ class ClientConnection(asyncio.Protocol):
             if not self._paused_by and now >= self._deadline:
                 self._abort_body(BODY_TIMEOUT)
                 return
-            wait_s = max(1.0, self.proxy.limits.head_timeout_s)
+            wait_s = max(1.0, self._intake.limits.head_timeout_s)
             wait_s = min(wait_s, max(0.05, self._deadline - now)) if not self._paused_by else 1.0
             self._timer_at = now + wait_s
-            self._timer = self.proxy.loop.call_at(self._timer_at, self._on_timer)
+            self._timer = self._runtime.loop.call_at(self._timer_at, self._on_timer)
             return
         phase = self._phase
         if now >= self._deadline:

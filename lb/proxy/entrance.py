@@ -22,7 +22,8 @@ from lb.http.messages import RequestHead
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
 from lb.proxy.ending import Arrival
-from lb.proxy.ports import Downstream, Rejection
+from lb.proxy.ports import Downstream
+from lb.proxy.rejections import Rejection
 from lb.stream import openai_request
 from lb.stream.model_name import model_of, names_a_model
 from lb.stream.openai_request import NOT_PARSED, ParsedRequest

@@ -6,65 +6,55 @@ entered, so they are neither charged nor counted as demand a second time. Everyt
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from urllib.parse import unquote
 
 from lb.config.options import Limits
 from lb.core.api_keys import Admission
-from lb.core.byte_budget import ByteBudget
+from lb.core.forwarding import Forwarding
 from lb.core.hop import NAME, HopError, read_hop
 from lb.http.cors import CorsRules
 from lb.http.error_responses import raw_error, raw_json
 from lb.http.messages import Reader, RequestHead
-from lb.http.write_batch import WriteBatcher
-from lb.proxy.context import Proxy
-from lb.proxy.faults import Faults
-from lb.proxy.ports import ClientPort, ClientRequest, Rejection
+from lb.proxy.account import Account
+from lb.proxy.intake import Intake
+from lb.proxy.ports import ClientPort
+from lb.proxy.rejections import Rejection
+from lb.proxy.request import ProxiedRequest
+from lb.proxy.runtime import Runtime
 
 EXPLAIN = b"/-/explain/"
 CAME = "came_from"
 
 
 class PeerEntrance:
-    """The proxy as the connections of one peer use it."""
+    """The intake as the connections of one peer use it."""
 
-    def __init__(self, proxy: Proxy, peer_id: str) -> None:
-        self._proxy = proxy
+    def __init__(self, intake: Intake, account: Account, forwarding: Forwarding, peer_id: str) -> None:
+        self._intake = intake
+        self._account = account
+        self._forwarding = forwarding
         self._peer_id = peer_id
-        self.loop: asyncio.AbstractEventLoop = proxy.loop
-        self.write_batcher: WriteBatcher = proxy.write_batcher
-        self.faults: Faults = proxy.faults
-        self.buffers: ByteBudget = proxy.buffers
-        self.clients: set[ClientPort] = proxy.clients
-        self.limits: Limits = proxy.limits  # as they are when the connection is made
-        self.heads: Reader = proxy.heads
-        self.closing = proxy.closing
+        self.runtime: Runtime = intake.runtime
+        self.limits: Limits = intake.limits  # as they are when the connection is made
+        self.heads: Reader = intake.heads
 
     @property
     def cors(self) -> CorsRules | None:
         return None  # the agent where the request entered handles CORS
 
-    @property
-    def clock(self) -> Callable[[], float]:
-        return self._proxy.clock
-
     def arrived(self) -> None:
         """The head of a request is here."""
-        forwarding = self._proxy.forwarding
-        if forwarding is not None:
-            forwarding.forwarded_in[self._peer_id] += 1
-            self._proxy.metrics.peers.of(self._peer_id).requests += 1
+        self._forwarding.forwarded_in[self._peer_id] += 1
+        self._account.metrics.peers.of(self._peer_id).requests += 1
 
     def is_trusted_proxy(self, peer: str) -> bool:
         return True  # the peer has written down who its client is
 
     def is_full(self) -> bool:
-        return self._proxy.is_full()
+        return self._intake.is_full()
 
     def check(self, head: RequestHead) -> Rejection | Admission | bytes:
         """Let in what a peer forwards, and nothing else."""
-        self.closing = self._proxy.closing
         line = (head.ours or {}).get(NAME)
         if line is None and head.path.startswith(EXPLAIN) and head.method == b"GET":
             return self._explanation(head.path_text.removeprefix(EXPLAIN.decode()))
@@ -77,24 +67,24 @@ class PeerEntrance:
 
     def _explanation(self, request_id: str) -> bytes:
         """Return what has become here of a request that the peer has forwarded."""
-        found = self._proxy.explanations.find(unquote(request_id))
+        found = self._account.explanations.find(unquote(request_id))
         if found is None or self._peer_id not in found.targets_of(CAME):
             return raw_error(404, "not_found", "No such request of yours is among the last ones.")
         return raw_json(found.to_json())
 
     def begin(
         self, client: ClientPort, head: RequestHead, body: bytes, admission: Admission
-    ) -> ClientRequest | Rejection:
-        request = self._proxy.begin(client, head, body, admission)
+    ) -> ProxiedRequest | Rejection:
+        request = self._intake.begin(client, head, body, admission)
         if not isinstance(request, Rejection):
             request.arrival.explanation.note(request.arrival.at, CAME, self._peer_id)
         return request
 
     def abandoned(self, admission: Admission) -> None:
-        self._proxy.abandoned(admission)
+        self._intake.abandoned(admission)
 
     def client_gone(self) -> None:
-        self._proxy.client_gone()
+        self._intake.client_gone()
 
     def refused(self, refusal: Rejection) -> None:
-        self._proxy.refused(refusal)
+        self._intake.refused(refusal)

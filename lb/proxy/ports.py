@@ -1,28 +1,20 @@
-"""What the parts of the proxy see of each other: Protocols and nothing else.
+"""What a relay, its request and the client's connection see of each other: Protocols and nothing else.
 
-A request (`request`) stands between its client's connection (`downstream`) and its attempts (`attempt`), and a relay passes
-its response on. Each of them imports this module instead of the others, so that no two modules of the package import each
-other, and what a part may use of another is written down.
+Each of them imports this module instead of the others, so that no two modules of the package import each other. A Protocol
+that has one user stands beside that user.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from lb.config.options import Limits
-from lb.core.api_keys import Admission
-from lb.core.byte_budget import ByteBudget
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
-from lb.http.body_framing import BodyDecoder
-from lb.http.cors import CorsRules
-from lb.http.messages import Hop, Reader, RequestHead, ResponseHead
-from lb.http.upstream import Pools, TargetConnection
-from lb.http.write_batch import WriteBatcher
+from lb.http.messages import Hop, RequestHead, ResponseHead
+from lb.http.upstream import TargetConnection
 from lb.proxy.fast_path import FastPath
-from lb.proxy.faults import Faults
 from lb.stream.resume_rules import Reason
 from lb.stream.token_usage import Tokens
 
@@ -56,6 +48,15 @@ class Downstream(Protocol):
 
     def pause_reading(self, who: int) -> None: ...
     def resume_reading(self, who: int) -> None: ...
+
+
+class ClientPort(Downstream, Protocol):
+    """A client's connection, as the proxy keeps it."""
+
+    def close_soon(self, grace_s: float, fresh_s: float | None = None) -> None: ...
+    def identify(self) -> None:
+        """Find out again who the client is: other proxies are trusted."""
+        ...
 
 
 class RelayHost(Protocol):
@@ -172,168 +173,4 @@ class Relay(Protocol):
 
     def fail(self, code: str, message: str) -> None:
         """End the response as an error."""
-        ...
-
-
-class AttemptServices(Protocol):
-    """What attempts share."""
-
-    write_batcher: WriteBatcher
-    pools: Pools
-    limits: Limits
-    heads: Reader
-
-    @property
-    def clock(self) -> Callable[[], float]: ...
-
-
-class Responding(Protocol):
-    """An attempt whose target has started to respond."""
-
-    response: ResponseHead
-    response_length: int | None
-    decoder: BodyDecoder
-
-    def pause(self) -> None: ...
-
-
-class AttemptHost(Protocol):
-    """A request, as its attempt uses it."""
-
-    span: str
-    hop_lines: bytes  # of a request that is forwarded to another region
-    relay: Relay | None
-
-    @property
-    def head(self) -> RequestHead: ...
-    @property
-    def request_id(self) -> bytes: ...
-    @property
-    def client(self) -> Downstream: ...
-    @property
-    def services(self) -> AttemptServices: ...
-
-    def outgoing(self) -> tuple[bytes, bytes] | None:
-        """Return path and body for the target of the attempt; None if it cannot serve the request: the attempt is over."""
-        ...
-
-    def halt(self) -> None:
-        """One of the two connections is about to be closed."""
-        ...
-
-    def attempt_failed(self, failure: Failure, why: str) -> None:
-        """Before the first byte."""
-        ...
-
-    def broke(self, failure: Failure, why: str) -> None:
-        """After the first byte."""
-        ...
-
-    def responded_whole(self, response: ResponseHead, body: bytes) -> None:
-        """All of the response is here."""
-        ...
-
-    def begin_relay(self, attempt: Responding) -> Relay:
-        """The first byte has come of a response that is passed on as it comes."""
-        ...
-
-    def open_tunnel(self, response: ResponseHead, rest: bytes) -> None: ...
-    def tunnel_data(self, data: bytes) -> None: ...
-    def target_closed_tunnel(self) -> None: ...
-    def websocket_refused(self) -> None: ...
-    def crashed(self, entrance: str, error: Exception) -> None:
-        """The code behind an entrance raised: end this request, and nothing else."""
-        ...
-
-
-class ClientRequest(Protocol):
-    """A request, as its client's connection uses it."""
-
-    def place(self) -> None:
-        """Go to a target, or wait for one."""
-        ...
-
-    def client_data(self, data: bytes) -> None:
-        """Bytes for the tunnel."""
-        ...
-
-    def client_lost(self) -> None: ...
-    def client_full(self) -> None: ...
-    def client_drained(self) -> None: ...
-    def halt(self) -> None: ...
-    def more_body(self, part: bytes, last: bool) -> None: ...
-    def bad_body(self, status: int, code: str, message: str) -> None: ...
-    def crashed(self, entrance: str, error: Exception) -> None: ...
-
-
-class Rejection(NamedTuple):
-    """An error response of our own to a request that is not let in."""
-
-    status: int
-    code: str
-    message: str
-    retry_after_s: float | None = None
-
-
-class Entrance(Protocol):
-    """The proxy, as clients' connections use it."""
-
-    loop: asyncio.AbstractEventLoop
-    write_batcher: WriteBatcher
-    faults: Faults
-    buffers: ByteBudget
-    limits: Limits
-    heads: Reader
-    closing: bool
-    clients: set[ClientPort]
-
-    @property
-    def cors(self) -> CorsRules | None:
-        """Which web pages may call; None if CORS is off."""
-        ...
-
-    @property
-    def clock(self) -> Callable[[], float]: ...
-
-    def arrived(self) -> None:
-        """The head of a request is here."""
-        ...
-
-    def is_trusted_proxy(self, peer: str) -> bool:
-        """Return True if this address is one of a proxy whose word on its own clients is taken."""
-        ...
-
-    def is_full(self) -> bool:
-        """Return True if there are more clients than descriptors allow."""
-        ...
-
-    def check(self, head: RequestHead) -> Rejection | Admission | bytes:
-        """Decide on the head alone whether a request is let in. Bytes are a complete response to it."""
-        ...
-
-    def begin(
-        self, client: ClientPort, head: RequestHead, body: bytes, admission: Admission
-    ) -> ClientRequest | Rejection:
-        """A request is here with its body, or with as much of it as is kept. The caller places it."""
-        ...
-
-    def abandoned(self, admission: Admission) -> None:
-        """Settle a request that was let in and did not begin, for example because its body never came."""
-        ...
-
-    def client_gone(self) -> None:
-        """Count a client that left before its request was whole."""
-        ...
-
-    def refused(self, refusal: Rejection) -> None:
-        """Count a response to what never became a request."""
-        ...
-
-
-class ClientPort(Downstream, Protocol):
-    """A client's connection, as the proxy keeps it."""
-
-    def close_soon(self, grace_s: float, fresh_s: float | None = None) -> None: ...
-    def identify(self) -> None:
-        """Find out again who the client is: other proxies are trusted."""
         ...

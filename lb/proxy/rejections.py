@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from lb.proxy.ports import Rejection
+from typing import NamedTuple
+
+
+class Rejection(NamedTuple):
+    """An error response of our own to a request that is not let in."""
+
+    status: int
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
 
 NO_ROOM = Rejection(503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0)
 TINY_CHUNKS = Rejection(400, "tiny_chunks", "The chunks of the body are too small.")

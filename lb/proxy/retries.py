@@ -24,8 +24,15 @@ MOST_WRONG_MODELS = 8  # targets that may refuse one request because they do not
 class Retries:
     """Shared by all requests."""
 
-    def __init__(self, table: TargetTable, arrivals: WindowCounter, rng: random.Random) -> None:
-        self.on_wrong_model: Callable[[Key], None] = lambda _: None  # set by the agent
+    def __init__(
+        self,
+        table: TargetTable,
+        arrivals: WindowCounter,
+        rng: random.Random,
+        wrong_model: Callable[[Key], None],
+    ) -> None:
+        """Call `wrong_model` where a target responds that it does not know a model."""
+        self._wrong_model = wrong_model
         self._table = table
         self._rng = rng
         self._budget = RetryBudget(table.table.retries, arrivals)
@@ -61,7 +68,7 @@ class Retries:
         """
         if booking is None or not names_model(body, model):
             return False
-        self.on_wrong_model(booking.key)
+        self._wrong_model(booking.key)
         may_move = tries.replayable and tries.attempts <= MOST_WRONG_MODELS
         return may_move and self._table.models.served_elsewhere(model, tries.by_epoch)
 

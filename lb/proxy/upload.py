@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from lb.core.byte_budget import ByteBudget
 from lb.http.body_framing import ChunkedDecoder, FramingError
-from lb.proxy.ports import Rejection
-from lb.proxy.rejections import MALFORMED_BODY, TINY_CHUNKS
+from lb.proxy.rejections import MALFORMED_BODY, TINY_CHUNKS, Rejection
 
 _LEAST_CHUNK_BYTES = 2  # on average, once `_CHUNKS_TO_JUDGE` have come
 _CHUNKS_TO_JUDGE = 4096

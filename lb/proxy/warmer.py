@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable
 
 from lb.config.schema import Readiness, Table, Target
 from lb.core.targets import Changes, Health, Key
-from lb.core.warming import Surroundings, WarmingEnd, WarmingStep, WarmUp, new_replicas
+from lb.core.warming import PromptSamples, Surroundings, WarmingEnd, WarmingStep, WarmUp, new_replicas
 from lb.engines.kinds import EngineKind, Fetched
-from lb.proxy.context import Proxy
+from lb.observe.metrics import Metrics
+from lb.proxy.dispatch import Dispatch
 from lb.stream.warming_request import has_priority, warming_body
 
 Post = Callable[[Target, str, bytes, float], Awaitable[Fetched]]
@@ -36,9 +37,20 @@ class _Warming:
 class Warmer:
     """Fills the caches of the targets that join the table, each by one request at a time. Needs a running event loop."""
 
-    def __init__(self, proxy: Proxy, post: Post, stopping: Callable[[], bool]) -> None:
-        self._proxy = proxy
-        self._table = proxy.table
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        samples: PromptSamples,
+        metrics: Metrics,
+        post: Post,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._dispatch = dispatch
+        self._registry = dispatch.registry
+        self._clock = dispatch.runtime.clock
+        self._table = dispatch.table
+        self._samples = samples
+        self._metrics = metrics
         self._post = post
         self._stopping = stopping
         self._new: dict[Key, None] = {}  # not ready yet
@@ -68,9 +80,9 @@ class Warmer:
     # --- inside
 
     def _begin_ready(self) -> None:
-        now, table = self._proxy.clock(), self._table
+        now, table = self._clock(), self._table
         targets = {key: target for key, target, _ in table.probe_list()}
-        samples = self._proxy.gate.samples
+        samples = self._samples
         models = samples.models() - {""}
         plans: dict[tuple[object, ...], list[WarmingStep]] = {}  # of replicas that are alike
         for key in list(self._new):
@@ -91,16 +103,16 @@ class Warmer:
                 _log.info("warm target=%s prefixes=%d", key.id, len(steps))
 
     def _around(self, key: Key) -> Surroundings:
-        now, table = self._proxy.clock(), self._table
+        now, table = self._clock(), self._table
         return Surroundings(
             ready=table.health(key, now) is Health.WARMING,
             others=any(health is Health.GOOD and one.id != key.id for one, health, _ in table.rows(now)),
-            pressed=table.waiting(key) > 0 or self._proxy.queued > 0,
+            pressed=table.waiting(key) > 0 or self._registry.queued > 0,
             stopping=self._stopping() or table.table.warming.seconds <= 0.0,
         )
 
     def _go_on(self, key: Key, warming: _Warming) -> None:
-        step = warming.up.next(self._around(key), self._proxy.clock())
+        step = warming.up.next(self._around(key), self._clock())
         if isinstance(step, WarmingEnd):
             self._end(key, warming, step)
         elif step is not None:
@@ -111,7 +123,7 @@ class Warmer:
         warming.request = None
         warming.up.ended(succeeded)
         if succeeded:
-            counts = self._proxy.metrics.counts
+            counts = self._metrics.counts
             counts.warmed_prefixes += 1
             counts.warmed_bytes += step.added
             self._table.cached(key, step.view())
@@ -119,7 +131,7 @@ class Warmer:
             self._go_on(key, warming)
 
     async def _prefilled(self, key: Key, warming: _Warming, step: WarmingStep) -> bool:
-        sample, kind = step.sample, self._proxy.kind_of(key)
+        sample, kind = step.sample, self._dispatch.kind_of(key)
         if sample.model and self._table.models.serves(key.id, sample.model) is False:
             return False
         if warming.has_priority and has_priority(kind):
@@ -131,7 +143,7 @@ class Warmer:
 
     async def _posted(self, warming: _Warming, step: WarmingStep, kind: EngineKind) -> int:
         """Return the status of the response; 0 if there is none."""
-        sample, left_s = step.sample, warming.up.until - self._proxy.clock()
+        sample, left_s = step.sample, warming.up.until - self._clock()
         body = warming_body(sample.path, sample.body, step.length, kind)
         if body is None or left_s <= 0.0:
             return 0
@@ -146,8 +158,8 @@ class Warmer:
         if warming.request is not None:
             warming.request.cancel()
         self._table.warm(key, False)
-        took_s = self._proxy.clock() - warming.up.since
-        counts = self._proxy.metrics.counts
+        took_s = self._clock() - warming.up.since
+        counts = self._metrics.counts
         counts.warmups[why.value] += 1
         counts.warming_s += took_s
         _log.info(
@@ -158,4 +170,4 @@ class Warmer:
             warming.up.total,
             took_s,
         )
-        self._proxy.changed_soon()
+        self._registry.changed_soon()

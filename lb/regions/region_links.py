@@ -15,15 +15,13 @@ from lb.core.link_state import LinkState
 from lb.core.peers import RegionReport
 from lb.core.shared_quota import SharedQuota
 from lb.core.takeover import PeerLiveness, Takeovers
-from lb.core.targets import TargetTable
 from lb.engines.http_get import HttpGetter
-from lb.engines.kinds import EngineKind, kind_named
-from lb.http.upstream import Pools
 from lb.observe.explain import Explanation
-from lb.proxy.context import Proxy
+from lb.proxy.account import Account
+from lb.proxy.dispatch import Dispatch
 from lb.proxy.downstream import ClientConnection
+from lb.proxy.intake import Intake
 from lb.proxy.peer_entrance import PeerEntrance
-from lb.proxy.sweep import reconsider
 from lb.regions.beat_sender import BeatSender
 from lb.regions.identity import BEATS, REQUESTS, Identity
 from lb.regions.peer_explanations import peer_explanations
@@ -32,7 +30,6 @@ from lb.regions.peer_port import PeerPort
 CHANGED_S = 0.25  # between two that report something else than the one before it, but nothing of importance
 EVERY_S = 0.5  # between two beats in any case
 _EARLY_S = 0.05  # by which a tick may be early
-RECONSIDERED_FOR_CREDIT = 2  # queued requests, each time
 
 _log = logging.getLogger("lb.regions")
 
@@ -42,26 +39,34 @@ class RegionLinks:
 
     def __init__(
         self,
-        proxy: Proxy,
-        pools: Pools,
-        table: TargetTable,
+        intake: Intake,
+        dispatch: Dispatch,
+        account: Account,
+        forwarding: Forwarding,
+        quota: SharedQuota,
         identity: Identity,
         boot: int,
-        clock: Callable[[], float],
         engine: Callable[[], str] = str,
         on_takeover: Callable[[], object] = lambda: None,
     ) -> None:
-        """Report `engine` to peers; call `on_takeover` when `takeovers` serves other regions than before."""
+        """Report `engine` to peers; call `on_takeover` when `takeovers` serves other regions than before.
+
+        `forwarding` is that of the dispatch, `quota` that of the API keys.
+        """
         self._engine = engine
         self._on_takeover = on_takeover
         self.takeovers = Takeovers()
-        self._proxy = proxy
-        self._pools = pools
-        self._table = table
+        self._intake = intake
+        self._registry = dispatch.registry
+        self._runtime = dispatch.runtime
+        self._account = account
+        self._forwarding = forwarding
+        self._pools = dispatch.pools
+        self._table = dispatch.table
         self._beats_tls = identity.client(BEATS)
         self._requests_tls = identity.client(REQUESTS)
         self._boot = boot
-        self._clock = clock
+        self._clock = dispatch.runtime.clock
         self._by_name: dict[str, PeerAgent] = {}
         self._senders: dict[str, BeatSender] = {}
         self._report: RegionReport | None = None  # the newest one
@@ -72,25 +77,20 @@ class RegionLinks:
         self._silent: tuple[str, ...] = ()
         self._silent_at = float("-inf")  # when another peer may be silent, at the earliest
         self._logged: frozenset[str] = frozenset()  # as was logged
-        self._getter = HttpGetter(pools, clock)
-        self._quota = proxy.api_keys.quota = SharedQuota()
-        self._credited = False  # in this turn of the loop
-        proxy.on_credit = self._credit_came
+        self._getter = HttpGetter(dispatch.pools, dispatch.runtime.clock)
+        self._quota = quota
         self.port = PeerPort(
             identity.server(), lambda: self._by_name, self._on_beat, self._requests, self._used_elsewhere
         )
 
     def apply(self, regions: Regions | None) -> None:
         """Another table is in force. Without `regions` all peers are gone."""
-        now, forwarding = self._clock(), self._proxy.forwarding
+        now, forwarding = self._clock(), self._forwarding
         if regions is None:
-            if forwarding is None:
+            if not forwarding.regions.agent:  # it has never had a region
                 return
             regions = Regions(forwarding.regions.agent, forwarding.regions.here)
-        if forwarding is None:
-            forwarding = self._proxy.forwarding = Forwarding(self._table, regions, now)
-        else:
-            forwarding.apply(regions, now)
+        forwarding.apply(regions, now)
         urls = frozenset(target.url for target in forwarding.peer_table.table.targets)
         self._pools.use_peers(urls, self._requests_tls)
         self._by_name = {peer.tls_name: peer for peer in regions.peers}
@@ -110,8 +110,8 @@ class RegionLinks:
 
     def tick(self) -> None:
         """Send beats, and watch for peers that are silent. Called ten times a second, which is as often as beats may be sent."""
-        forwarding, now = self._proxy.forwarding, self._clock()
-        if forwarding is None or not self._senders:
+        forwarding, now = self._forwarding, self._clock()
+        if not self._senders:
             return
         before, self._silent = self._silent, self._silent_peers(now)
         if self._silent or self.takeovers.is_watching:
@@ -143,13 +143,12 @@ class RegionLinks:
 
     async def explained(self, explanation: Explanation) -> list[dict[str, Any]]:
         """Return what has become of a request at each of the peers that it was forwarded to."""
-        forwarding = self._proxy.forwarding
-        return [] if forwarding is None else await peer_explanations(explanation, forwarding, self._getter)
+        return await peer_explanations(explanation, self._forwarding, self._getter)
 
     def to_json(self) -> dict[str, Any]:
         """Return what is known of the regions, for the admin port."""
-        forwarding, now = self._proxy.forwarding, self._clock()
-        if forwarding is None:
+        forwarding, now = self._forwarding, self._clock()
+        if not forwarding.regions.agent:
             return {"here": None, "peers": []}
         return {
             "agent": forwarding.regions.agent,
@@ -159,7 +158,7 @@ class RegionLinks:
             "owned": list(forwarding.regions.owned),
             "taken_over": sorted(self._taken_over()),
             "refused_connections": dict(self.port.refused),
-            "refused_requests": self._proxy.metrics.peers.refusals,
+            "refused_requests": self._account.metrics.peers.refusals,
             "came_back": forwarding.returned_count,
             "peers": [
                 self._row(sender, forwarding.forwarded_out, forwarding.forwarded_in, now)
@@ -171,7 +170,7 @@ class RegionLinks:
         self, sender: BeatSender, out: Mapping[str, int], into: Mapping[str, int], now: float
     ) -> dict[str, Any]:
         state, peer = sender.state, sender.peer
-        rtt_s, sent_bytes = state.rtt_s, self._proxy.metrics.peers.of(peer.id).sent_bytes
+        rtt_s, sent_bytes = state.rtt_s, self._account.metrics.peers.of(peer.id).sent_bytes
         return {
             "id": peer.id,
             "region": peer.region,
@@ -179,7 +178,7 @@ class RegionLinks:
             "deviation_ms": round(1000 * state.deviation_s, 3),
             "silent_s": round(state.silent_s(now), 3) if state.beats_received else None,
             "dead": self.takeovers.is_dead(peer.id),
-            "engine": forwarding.engine(peer.id) if (forwarding := self._proxy.forwarding) else "",
+            "engine": self._forwarding.engine(peer.id),
             "connections": sender.connections,
             "reports": state.beats_received,
             "trouble": sender.trouble,
@@ -188,13 +187,6 @@ class RegionLinks:
             "sent_bytes": sent_bytes,
             "egress_usd": sent_bytes * peer.egress_usd_per_gb / 1e9,
         }
-
-    def usual_engine(self) -> EngineKind:
-        """Return what the engines of the peers are; UNKNOWN if they differ."""
-        forwarding = self._proxy.forwarding
-        names = set() if forwarding is None else {forwarding.engine(peer_id) for peer_id in self._senders}
-        kinds = {kind_named(name) for name in names} - {EngineKind.UNKNOWN}
-        return kinds.pop() if len(kinds) == 1 else EngineKind.UNKNOWN
 
     # --- liveness
 
@@ -211,8 +203,6 @@ class RegionLinks:
         )
 
     def _liveness(self, now: float) -> list[PeerLiveness]:
-        forwarding = self._proxy.forwarding
-        assert forwarding is not None  # noqa: S101 (there are peers)
         silent = set(self._silent)
         liveness = []
         for peer_id, sender in self._senders.items():
@@ -222,7 +212,7 @@ class RegionLinks:
                 for other, link in self._senders.items()
                 if other not in silent and link.peer.region != region
             ]
-            others_silent = sum(forwarding.agrees(other, peer_id) for other in others)
+            others_silent = sum(self._forwarding.agrees(other, peer_id) for other in others)
             liveness.append(
                 PeerLiveness(peer_id, region, sender.state.silent_s(now), len(others), others_silent)
             )
@@ -244,14 +234,13 @@ class RegionLinks:
 
     def _reported(self, now: float, fresh: bool) -> RegionReport:
         """Return the report of this moment; if it need not be `fresh`, that of an idle agent may be half a second old."""
-        proxy, table, report = self._proxy, self._table, self._report
-        draining = proxy.closing or proxy.draining
+        runtime, table, report = self._runtime, self._table, self._report
+        draining, queued = runtime.closing or runtime.draining, self._registry.queued
         state = (table.version(now), table.health_changes, self._silent, draining)
-        is_busy = table.in_flight or proxy.queued
+        is_busy = table.in_flight or queued
         if report is not None and not fresh and not is_busy and state == self._state:
             return report
-        assert proxy.forwarding is not None  # noqa: S101 (there are peers)
-        made = proxy.forwarding.report(proxy.queued, now)
+        made = self._forwarding.report(queued, now)
         made = made._replace(engine=self._engine(), silent=self._silent, draining=draining)
         if made != report:
             self._report, self._frame = made, encode_report(made)
@@ -267,14 +256,13 @@ class RegionLinks:
 
     def _connected(self, sender: BeatSender) -> None:
         now = self._clock()
-        if self._proxy.forwarding is not None:
-            self._reported(now, fresh=True)
-            self._beat(sender, now)
+        self._reported(now, fresh=True)
+        self._beat(sender, now)
 
     def _beat(self, sender: BeatSender, now: float) -> None:
         """Send the newest report to a peer, after what API keys have used since the last one."""
-        forwarding, report, peer_id = self._proxy.forwarding, self._report, sender.peer.id
-        if forwarding is None or report is None:
+        forwarding, report, peer_id = self._forwarding, self._report, sender.peer.id
+        if report is None:
             return
         beat = sender.state.next_beat(report, EVERY_S, forwarding.regions.epoch, now)
         forwarding.report_ids[peer_id] = ReportId(beat.boot, beat.seq)
@@ -283,9 +271,9 @@ class RegionLinks:
         sender.send(news + encode(beat, self._frame), now)
 
     def _on_beat(self, peer: PeerAgent, beat: Beat) -> None:
-        now, forwarding = self._clock(), self._proxy.forwarding
+        now, forwarding = self._clock(), self._forwarding
         sender = self._senders.get(peer.id)
-        if forwarding is None or sender is None:
+        if sender is None:
             return
         state = sender.state
         if state.is_restart(beat):
@@ -293,21 +281,10 @@ class RegionLinks:
         if state.receive(beat, now) and state.rtt_s is not None:
             report_id = ReportId(beat.boot, beat.seq)
             forwarding.receive_report(peer.id, beat.report, state.rtt_s, beat.every_s, now, report_id)
-            if self._proxy.queued:
-                reconsider(self._proxy)
-
+            if self._registry.queued:
+                self._registry.reconsider()
         if state.boot == beat.echo_boot:
             self._quota.acknowledged(peer.id, beat.echo)
-
-    def _credit_came(self) -> None:
-        """A peer takes another request: compare the first of the queue with it, once in this turn of the loop."""
-        if not self._credited:
-            self._credited = True
-            self._proxy.loop.call_soon(self._use_credit)
-
-    def _use_credit(self) -> None:
-        self._credited = False
-        reconsider(self._proxy, RECONSIDERED_FOR_CREDIT)
 
     # --- limits of API keys
 
@@ -318,16 +295,16 @@ class RegionLinks:
         # With one peer, a dead agent and a broken link look the same; without any, this agent may be the one that is cut off.
         confirmed = len(self._senders) > 1 and bool(reachable)
         dead = {peer for peer in silent if confirmed and self.takeovers.is_dead(peer)}
-        self._proxy.api_keys.fill(now)
+        self._account.api_keys.fill(now)
         self._quota.peers(reachable, dead, self._senders.keys())
 
     def _used_elsewhere(self, peer: PeerAgent, report: UsedReport) -> None:
-        self._proxy.api_keys.charge(self._quota.receive(peer.id, report.boot, report.used), self._clock())
+        self._account.api_keys.charge(self._quota.receive(peer.id, report.boot, report.used), self._clock())
 
     # --- requests
 
     def _requests(self, peer: PeerAgent) -> asyncio.Protocol:
-        return ClientConnection(PeerEntrance(self._proxy, peer.id))
+        return ClientConnection(PeerEntrance(self._intake, self._account, self._forwarding, peer.id))
 
 
 def _is_urgent(report: RegionReport, last: RegionReport) -> bool:

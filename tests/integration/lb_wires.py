@@ -19,13 +19,19 @@ import h11
 from lb.agent.ticker import Ticker
 from lb.config.options import Limits
 from lb.config.schema import Table, Target
+from lb.core.api_keys import ApiKeyStore
 from lb.core.targets import TargetTable
 from lb.engines.kinds import EngineKind
 from lb.http.upstream import Pools, TargetConnection
+from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
-from lb.proxy.context import Proxy
+from lb.proxy.account import Account
+from lb.proxy.dispatch import Dispatch, Engines
 from lb.proxy.downstream import ClientConnection
-from lb.proxy.sweep import Sweep, move_waiting
+from lb.proxy.intake import Intake
+from lb.proxy.registry import RequestRegistry
+from lb.proxy.runtime import Runtime
+from lb.proxy.sweep import Sweep
 
 T = TypeVar("T")
 Answer = Iterable[bytes]  # the pieces in which it comes
@@ -301,7 +307,7 @@ class Client:
 
     def __init__(self, bench: Bench, takes: bool) -> None:
         self.wire = Wire(takes=takes)
-        self.connection = ClientConnection(bench.proxy)
+        self.connection = ClientConnection(bench.intake)
         self.wire.connect(self.connection)
 
     def send(self, *pieces: bytes) -> None:
@@ -365,6 +371,7 @@ class Bench:
         targets: int = 1,
         table: Table | None = None,
         kind: EngineKind = EngineKind.UNKNOWN,
+        max_clients: int | None = None,
         **limits: Any,
     ) -> None:
         self.behave: Behaviour = behave or (lambda seen: [plainly(seen.body)])
@@ -378,16 +385,18 @@ class Bench:
         some = tuple(Target(f"t{number}", f"http://192.0.2.9:{8000 + number}") for number in range(targets))
         table = table or Table("service", "r1", some, policy="round_robin", limits=Limits(**limits))
         self.table = TargetTable(table, loop.time())
-        self.proxy = Proxy(
+        self.runtime = Runtime(loop, loop.time)
+        self.registry = RequestRegistry(self.table, None, self.runtime)
+        self.account = Account(
             self.table,
-            Pools(),
             Metrics(table.service, ""),
-            loop.time,
-            "id",
-            rng=random.Random(1),
-            kind_of=lambda key: kind,
+            Explanations(running=self.registry.explanations),
+            ApiKeyStore(table.access, loop.time()),
+            loop.time(),
         )
-        self.proxy.on_changed = lambda: move_waiting(self.proxy)
+        engines = Engines(lambda key: kind, lambda key: None, lambda: None)
+        self.dispatch = Dispatch(self.registry, Pools(), self.account, engines, self.runtime, random.Random(1))
+        self.intake = Intake(self.dispatch, self.account, "id", max_clients=max_clients)
         assert isinstance(loop, LeapLoop)
         loop.bench = self
 
@@ -412,14 +421,14 @@ class Bench:
 
     def watch(self) -> None:
         """From now on due operations happen."""
-        ticker = Ticker(self.proxy.clock, self.proxy.faults.report)
-        ticker.add("sweep", Sweep(self.proxy).check)
+        ticker = Ticker(self.runtime.clock, self.runtime.faults.report)
+        ticker.add("sweep", Sweep(self.dispatch).check)
         self._patrol = asyncio.get_running_loop().create_task(ticker.run())
 
     def check(self) -> None:
         """Nothing is left of anything."""
         assert self.table.audit() == []
         assert self.table.in_flight == 0
-        assert not self.proxy.waiting
-        assert not self.proxy.relays
-        assert not len(self.proxy.queue)
+        assert not self.registry.waiting
+        assert not self.registry.relays
+        assert not self.registry.queued

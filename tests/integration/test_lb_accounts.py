@@ -110,7 +110,7 @@ def test_what_is_charged_is_what_was_generated(ended: Ended) -> None:
         client.wire.feed(DIES)
         await settle()
         await asyncio.sleep(60)
-        (usage,) = bench.proxy.api_keys.usage(0.0)
+        (usage,) = bench.account.api_keys.usage(0.0)
         expected = 0 if ended.how == "never sent" else PROMPT_TOKENS + ended.tokens
         assert usage.tokens == expected
         assert (usage.reserved, usage.in_flight) == (0, 0)
@@ -128,7 +128,7 @@ def test_requests_in_parallel_get_the_limit_and_one_more() -> None:
         bench.table.apply(
             Table(table.service, "r2", table.targets, policy=table.policy, access=Access((key,))), 0.0
         )
-        bench.proxy.applied()
+        bench.intake.applied()
         clients = [bench.client() for _ in range(40)]
         for client in clients:
             client.send(request_of(ended))
@@ -169,7 +169,7 @@ def test_the_time_between_tokens_is_measured_by_tokens_and_not_by_reads() -> Non
         client.send(request_of(Ended("whole", 21, 7, EngineKind.VLLM)))
         await asyncio.sleep(1)
         assert [got.whole for got in client.answers(b"POST")] == [True]
-        observed = bench.proxy.metrics.of(bench.table.table.targets[0]).inter_token
+        observed = bench.account.metrics.of(bench.table.table.targets[0]).inter_token
         assert sum(observed.counts) == 1
         assert observed.sum < 0.01
         client.wire.feed(DIES)

@@ -17,11 +17,13 @@ from lb.core.api_keys import ApiKeyStore
 from lb.core.scheduler import Scheduler
 from lb.core.targets import TargetTable
 from lb.engines.kinds import EngineKind
+from lb.proxy.account import Account
 from lb.proxy.attempt import Attempt
 from lb.proxy.downstream import ClientConnection
-from lb.proxy.ending import Endings
+from lb.proxy.placing import Placing
 from lb.proxy.relay import PlainRelay
 from lb.proxy.request import ProxiedRequest
+from lb.proxy.responding import Responding
 from lb.proxy.resumable_relay import ResumableRelay
 from lb.proxy.states import TABLE, RequestEvent, State, TransitionError, move
 from lb.stream.resume_state import ResumeState
@@ -143,7 +145,7 @@ class Scenario:
             client.wire.feed(DIES)
             await settle()
         self.bench.check()
-        assert not self.bench.proxy.clients
+        assert not self.bench.runtime.clients
 
 
 replaces_methods = pytest.mark.skipif(
@@ -153,24 +155,12 @@ replaces_methods = pytest.mark.skipif(
 
 
 ENTRANCES: list[tuple[type | ModuleType, str]] = [
+    *((ProxiedRequest, name) for name in ("place", "responded_whole", "client_lost", "more_body", "end")),
     *(
-        (ProxiedRequest, name)
-        for name in (
-            "place",
-            "admitted",
-            "expired",
-            "outgoing",
-            "responded_whole",
-            "begin_relay",
-            "relayed",
-            "broke",
-            "attempt_failed",
-            "client_lost",
-            "more_body",
-            "out_of_time",
-            "end",
-        )
+        (Placing, name)
+        for name in ("place", "admitted", "expired", "outgoing", "attempt_failed", "goes_on", "out_of_time")
     ),
+    *((Responding, name) for name in ("send_whole", "begin_relay", "relayed", "broke")),
     *((Attempt, name) for name in ("start", "target_data", "target_lost", "give_back", "drop")),
     *((PlainRelay, name) for name in ("__init__", "data", "pulse")),
     *((ResumableRelay, name) for name in ("__init__", "data", "resume", "next_leg", "tokens", "halt")),
@@ -180,7 +170,7 @@ ENTRANCES: list[tuple[type | ModuleType, str]] = [
     (scheduler, "choose"),
     *((Scheduler, name) for name in ("place", "enqueue", "let_in")),
     *((ApiKeyStore, name) for name in ("admit_head", "settle")),
-    *((Endings, name) for name in ("spent", "ended")),
+    *((Account, name) for name in ("spent", "ended")),
     (RoundRobin, "choose"),
 ]
 
@@ -206,7 +196,7 @@ def test_an_exception_ends_one_request_and_nothing_else(
         await scenario.play()
         monkeypatch.setattr(owner, name, original)
         assert raised == 1, "the scenario does not come here"
-        assert scenario.bench.proxy.faults.total >= 1
+        assert scenario.bench.runtime.faults.total >= 1
         await scenario.still_serves()
 
     run(story())
@@ -226,7 +216,7 @@ def test_a_client_is_told_of_an_internal_error(monkeypatch: pytest.MonkeyPatch) 
         await settle()
         (got,) = client.answers(b"GET")
         assert (got.status, b"internal_error" in got.body) == (500, True)
-        assert scenario.bench.proxy.faults.total == 1
+        assert scenario.bench.runtime.faults.total == 1
         monkeypatch.undo()
         await scenario.still_serves()
 
@@ -270,8 +260,8 @@ def test_one_kind_of_error_is_logged_once_a_minute(caplog: pytest.LogCaptureFixt
             try:
                 raise ZeroDivisionError
             except ZeroDivisionError as error:
-                bench.proxy.faults.report("test", error)
-        assert bench.proxy.faults.total == 5
+                bench.runtime.faults.report("test", error)
+        assert bench.runtime.faults.total == 5
         assert len(caplog.records) == 1
         await asyncio.sleep(61)
 

@@ -57,8 +57,8 @@ def test_health_needs_no_key_and_is_no_demand(method: str) -> None:
             assert (got.status, got.body) == (200, b"ok\n" if method == "GET" else b"")
             assert got.values(b"content-length") == [b"3"]
         assert (await ask(bench, method, "/")).status == 401
-        assert bench.proxy.metrics.counts.requests == 1
-        assert bench.proxy.arrivals.count(bench.proxy.clock(), 60.0) == 1
+        assert bench.account.metrics.counts.requests == 1
+        assert bench.account.arrivals.count(bench.runtime.clock(), 60.0) == 1
         assert bench.seen == []
         bench.check()
 
@@ -71,7 +71,7 @@ def test_ready_is_that_a_target_would_take_a_request() -> None:
         assert [(await ask(bench, "GET", f"/-/{one}")).status for one in ("healthz", "ready")] == [200, 503]
         bench = Bench()
         assert (await ask(bench, "GET", "/-/ready")).status == 200
-        bench.proxy.draining = True
+        bench.runtime.drain(on=True)
         assert [(await ask(bench, "GET", f"/-/{one}")).status for one in ("healthz", "ready")] == [200, 503]
         bench.check()
 
@@ -85,7 +85,7 @@ def test_health_over_a_kept_connection_goes_on_until_the_agent_closes() -> None:
         client.send(head("GET", "/-/healthz") * 3)
         await settle()
         assert [got.status for got in client.answers(*[b"GET"] * 3)] == [200] * 3
-        bench.proxy.closing = True
+        bench.runtime.close()
         client.send(head("GET", "/-/ready"))
         await settle()
         (got,) = client.answers(b"GET")
@@ -195,7 +195,7 @@ def test_a_page_can_read_our_own_errors() -> None:
             400: await ask(bench, "GET", "/", origin, key, "X-SkyServe-Policy: none"),
         }
         bench.table.apply(replace(bench.table.table, targets=()), 0.0)
-        bench.proxy.applied()
+        bench.intake.applied()
         refused[503] = await ask(bench, "GET", "/", origin, key)
         assert {status: got.status for status, got in refused.items()} == {one: one for one in refused}
         assert [status for status, got in refused.items() if ALLOWED not in got.headers] == []
@@ -209,7 +209,7 @@ def test_other_rules_are_in_force_with_the_table() -> None:
         bench = Bench()
         for cors, allowed in ((Cors(("*",)), [b"*"]), (CORS, [PAGE.encode()]), (Cors(), [])):
             bench.table.apply(replace(bench.table.table, cors=cors), 0.0)
-            bench.proxy.applied()
+            bench.intake.applied()
             got = await ask(bench, "GET", "/", f"Origin: {PAGE}")
             assert got.values(b"access-control-allow-origin") == allowed
         bench.check()
@@ -242,7 +242,7 @@ def test_a_path_cannot_leave_the_base_path_of_a_target(path: str) -> None:
         assert (got.status, b"dot_segments" in got.body) == (400, True)
         assert bench.seen == []
         bench.table.apply(a_table(replace(TARGET, id="plain")), 0.0)
-        bench.proxy.applied()
+        bench.intake.applied()
         assert (await ask(bench, "GET", path)).status == 200  # it has nothing to leave
         bench.check()
 
@@ -300,7 +300,7 @@ def test_the_word_of_a_trusted_proxy_is_passed_on(networks: tuple[str, ...], tru
         client = bench.client()
         for table in (bench.table.table, replace(bench.table.table, trusted_proxies=networks)):
             bench.table.apply(table, 0.0)
-            bench.proxy.applied()  # also for connections that are there already
+            bench.intake.applied()  # also for connections that are there already
             client.send(head("GET", "/", "X-Forwarded-For: 203.0.113.7", "X-Forwarded-Proto: https"))
             await settle()
         seen = [(one.values(b"x-forwarded-for"), one.values(b"x-forwarded-proto")) for one in bench.seen]
@@ -315,7 +315,7 @@ def test_the_word_of_a_trusted_proxy_is_passed_on(networks: tuple[str, ...], tru
 
 def test_a_proxy_is_known_by_its_address_in_any_form() -> None:
     async def story() -> None:
-        gate = Bench(table=a_table(trusted_proxies=("10.0.0.0/8", "fe80::/10"))).proxy.gate
+        gate = Bench(table=a_table(trusted_proxies=("10.0.0.0/8", "fe80::/10"))).intake.gate
         peers = ["10.1.2.3", "::ffff:10.1.2.3", "fe80::1%eth0", "11.0.0.1", "::1", "unknown"]
         assert [gate.is_trusted_proxy(peer) for peer in peers] == [True, True, True, False, False, False]
 
@@ -433,7 +433,7 @@ def test_a_browser_gets_a_cookie_once_and_stays_with_its_target(others: str) -> 
 
 def targets_of(bench: Bench) -> list[str]:
     """To which target each request went, in order."""
-    stories = [one.to_json() for one in reversed(bench.proxy.explanations.latest(1000))]
+    stories = [one.to_json() for one in reversed(bench.account.explanations.latest(1000))]
     return [str(story["steps"][0]["target"]) for story in stories]
 
 
@@ -548,7 +548,7 @@ def test_streams_of_other_formats_are_counted(path: str) -> None:
         bench = Bench(lambda seen: pieces)
         got = await ask(bench, "POST", path, body=BODY)
         assert got.whole
-        counts = bench.proxy.metrics.counts
+        counts = bench.account.metrics.counts
         assert (counts.tokens_in, counts.tokens_out) == (7, 3)
         bench.check()
 

@@ -296,7 +296,7 @@ def test_a_head_that_was_accepted_is_refused_once_the_limits_are_lower() -> None
         assert [one.status for one in client.answers(b"GET")] == [200]
         table = bench.table.table
         bench.table.apply(dataclasses.replace(table, limits=Limits(max_headers=1)), 0.0)
-        bench.proxy.applied()
+        bench.intake.applied()
         client.send(GET)
         await settle()
         assert [codes(one) for one in client.answers(b"GET")] == [(431, "too_many_headers")]
@@ -472,7 +472,7 @@ def test_a_body_that_is_partly_gone_stays_with_a_target_that_leaves_the_table() 
         table = bench.table.table
         other = (Target("other", "http://192.0.2.9:9"),)
         bench.table.apply(dataclasses.replace(table, targets=other), 0.0)
-        bench.proxy.applied()
+        bench.intake.applied()
         await client.send_slowly(data[-20:])
         assert [one.body for one in client.answers(b"POST")] == [body]
         assert [seen.body for seen in bench.seen] == [body]
@@ -1271,8 +1271,7 @@ def test_a_lack_of_descriptors_is_not_the_targets_fault() -> None:
 
 def test_connections_beyond_the_limit_are_refused_and_those_before_go_on() -> None:
     async def story() -> None:
-        bench = Bench()
-        bench.proxy.max_clients = 2
+        bench = Bench(max_clients=2)
         first, second, third = bench.client(), bench.client(), bench.client()
         await settle()
         assert b"503" in third.wire.take().split(b"\r\n")[0]

@@ -1,0 +1,196 @@
+"""What a request's end uses: the one place that reports, counts and charges, and the demand that comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from lb.core.api_keys import Admission, ApiKeyStore
+from lb.core.demand_minutes import DemandMinutes, is_late, ready_targets
+from lb.core.sliding_window import WindowCounter, WindowMean
+from lb.core.target_state import TargetState
+from lb.core.targets import Booking, TargetTable
+from lb.observe.access_log import RequestRecord
+from lb.observe.counters import TargetCounts
+from lb.observe.explain import Explanations
+from lb.observe.metrics import Metrics
+from lb.proxy.ending import Arrival, Ending, Outcome, TokensSpent
+from lb.proxy.ports import Relay
+from lb.stream.token_usage import Tokens, estimated_prompt, usage_of
+
+_SERVER_ERRORS = 500
+
+
+class Ended(Protocol):
+    """A request that is over."""
+
+    @property
+    def arrival(self) -> Arrival: ...
+    @property
+    def ending(self) -> Ending: ...
+    @property
+    def relay(self) -> Relay | None: ...
+    @property
+    def status(self) -> int:
+        """What the client was sent."""
+        ...
+
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def executions(self) -> int: ...
+
+
+class Account:
+    """Reports finished requests to all that record them: tenants, metrics, explanations, the access log, traces."""
+
+    def __init__(
+        self,
+        table: TargetTable,
+        metrics: Metrics,
+        explanations: Explanations,
+        api_keys: ApiKeyStore,
+        now: float,
+        record: Callable[[RequestRecord], None] | None = None,
+        unix_offset_s: float = 0.0,
+    ) -> None:
+        """`record` gets each finished request; `unix_offset_s` is what to add to `now` for Unix time."""
+        self.metrics = metrics
+        self.explanations = explanations
+        self.api_keys = api_keys
+        self.arrivals = WindowCounter()
+        self.rejections = WindowCounter()
+        self.ongoing = WindowMean(now)  # requests in flight or queued
+        self.demand = DemandMinutes(now, unix_offset_s, lambda: ready_targets(table.table))
+        self._table = table
+        self._record = record
+        self._counts: dict[TargetState, TargetCounts] = {}  # until the table changes
+
+    def counts_of(self, booking: Booking) -> TargetCounts:
+        """Return the counters of the booking's target."""
+        counts = self._counts.get(booking.entry)
+        if counts is None:
+            counts = self._counts[booking.entry] = self.metrics.of(booking.target)
+        return counts
+
+    def applied(self, now: float) -> None:
+        """A new table is in force."""
+        self._counts.clear()
+        self.api_keys.apply(self._table.table.access, now)
+
+    # --- a request begins
+
+    def began(self, now: float) -> None:
+        """A request of a client has been let in. It is counted until `left`."""
+        self.ongoing.step(now, 1)
+        self.demand.arrived(now)
+
+    def abandoned(self, admission: Admission, now: float) -> None:
+        """Settle a request that was let in and did not end as others do, unless that has been done."""
+        if not admission.settled:
+            self.api_keys.settle(admission, 0, now)
+
+    def turned_away(self, now: float) -> None:
+        """No target had room for a request in time."""
+        self.rejections.add(now)
+        self.metrics.counts.rejected += 1
+
+    # --- a request ends
+
+    def left(self, arrival: Arrival, now: float) -> None:
+        """A request is over, however it has ended. Those of peers were counted where they entered."""
+        if arrival.hop is None:
+            self.ongoing.step(now, -1)
+
+    def spent(self, request: Ended, body: bytes | None) -> TokensSpent:
+        """Return the tokens of a request, before its target is released. `body` is that of a response sent whole.
+
+        An engine that does not count is estimated: four bytes of prompt are one token, and of the response what its
+        relay has counted. A request that reached no engine costs nothing.
+        """
+        relay = request.relay
+        tokens: Tokens | None = None
+        if body is not None:
+            tokens = usage_of(body)
+        elif relay is not None:
+            tokens = relay.tokens()
+        if tokens is not None:
+            return TokensSpent(tokens.prompt, tokens.out, True)
+        if not request.executions and relay is None:
+            return TokensSpent(0, 0, False)
+        out = relay.generated() if relay is not None else 0
+        return TokensSpent(estimated_prompt(request.arrival.view), out, False)
+
+    def charged_to_target(self, booking: Booking, spent: TokensSpent) -> None:
+        """Count the tokens of a request for its last target."""
+        target = self.counts_of(booking)
+        target.tokens_in += spent.prompt
+        target.tokens_out += spent.out
+
+    def ended(self, request: Ended, outcome: Outcome, spent: TokensSpent, now: float) -> None:
+        """Report a request that is over. Called exactly once per request, at its end."""
+        arrival, ending, status = request.arrival, request.ending, request.status
+        self.api_keys.settle(arrival.admission, spent.prompt + spent.out, now)
+        counts = self.metrics.counts
+        if outcome is Outcome.CLIENT_GONE:
+            counts.client_gone += 1
+        elif outcome in (Outcome.CUT, Outcome.ERROR_EVENT):
+            counts.cut += 1
+        if status:
+            counts.responded(status)
+        if ending.error:
+            counts.errors[ending.error] += 1
+        counts.duration.observe(now - arrival.at)
+        counts.bytes_out += ending.bytes_out
+        if arrival.hop is not None:
+            self.metrics.peers.of(arrival.hop.peer).sent_bytes += ending.bytes_out
+        counts.tokens_in += spent.prompt
+        counts.tokens_out += spent.out
+        if arrival.hop is None:
+            late = self._is_late(arrival, ending, status, outcome, spent, now)
+            self.demand.ended(now, spent.prompt, spent.out, late)
+        if arrival.admission.tenant and arrival.hop is None:
+            key = self.metrics.of_key(arrival.admission.tenant)
+            key.requests += 1
+            key.tokens_in += spent.prompt
+            key.tokens_out += spent.out
+            if outcome is Outcome.REFUSED:
+                key.refusals[ending.error] += 1
+        self.explanations.ended(arrival.explanation)
+        if self._record is not None:
+            self._record(self._record_of(request, spent, now))
+
+    def _is_late(
+        self, arrival: Arrival, ending: Ending, status: int, outcome: Outcome, spent: TokensSpent, now: float
+    ) -> bool:
+        """Return whether the service failed the SLO by this request. What the client did wrong is no failure."""
+        if outcome in (Outcome.CUT, Outcome.ERROR_EVENT) or status >= _SERVER_ERRORS:
+            return True
+        if outcome in (Outcome.REFUSED, Outcome.TUNNEL_CLOSED):
+            return False
+        return is_late(self._table.table.slo, arrival.at, ending.first_at, now, spent.out)
+
+    def _record_of(self, request: Ended, spent: TokensSpent, now: float) -> RequestRecord:
+        arrival, ending = request.arrival, request.ending
+        view, first = arrival.view, ending.first_at
+        return RequestRecord(
+            id=arrival.request_id.decode("latin-1"),
+            method=view.method,
+            path=view.path,
+            status=request.status,
+            duration_s=now - arrival.at,
+            tenant=arrival.admission.tenant,
+            model=arrival.model,
+            policy=arrival.policy or self._table.table.policy,
+            target_id=ending.last_target,
+            attempts=request.attempts,
+            continued=ending.continued,
+            queued_s=ending.queued_s,
+            ttft_s=None if first is None else first - arrival.at,
+            bytes_out=ending.bytes_out,
+            tokens_in=spent.prompt if spent.reported else None,
+            tokens_out=spent.out if spent.reported else None,
+            traceparent=arrival.head.traceparent.decode("latin-1"),
+            span=arrival.span,
+            error=ending.error,
+        )

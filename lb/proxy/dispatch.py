@@ -1,0 +1,134 @@
+"""What requests use to find a target: the table, the queue, pools, retries, and what is known of engines and peers."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+from lb.core.failures import BLAME, Failure
+from lb.core.hop import RequestHop
+from lb.core.targets import Booking, Key
+from lb.engines.kinds import EngineKind, kind_named
+from lb.http.messages import Reader
+from lb.http.upstream import Pools
+from lb.proxy.account import Account
+from lb.proxy.fast_path import FastPath
+from lb.proxy.registry import RequestRegistry, Waiting
+from lb.proxy.retries import Retries
+from lb.proxy.runtime import Runtime
+
+TROUBLE_EVERY_S = 10.0  # at most, between two warnings of one kind
+
+_log = logging.getLogger("lb.proxy")
+
+
+class Engines(NamedTuple):
+    """What is known of engines, and how to find out more. Each of the callables returns at once."""
+
+    kind_of: Callable[[Key], EngineKind]
+    wrong_model: Callable[[Key], None]  # a target has responded that it does not know a model
+    missing_model: Callable[[], None]  # a request was for a model that no target serves
+
+
+class Dispatch:
+    """Shared by all requests of one agent."""
+
+    def __init__(
+        self,
+        registry: RequestRegistry,
+        pools: Pools,
+        account: Account,
+        engines: Engines,
+        runtime: Runtime,
+        rng: random.Random,
+        fast_path: FastPath | None = None,
+    ) -> None:
+        self.registry = registry
+        self.table = registry.table
+        self.forwarding = registry.forwarding
+        self.pools = pools
+        self.runtime = runtime
+        self.fast_path = fast_path
+        self.kind_of = engines.kind_of
+        self.missing_model = engines.missing_model
+        self.retries = Retries(self.table, account.arrivals, rng, engines.wrong_model)
+        self.limits = self.table.table.limits
+        self.heads = Reader()
+        self._account = account
+        self._trouble_at = float("-inf")
+
+    # --- engines
+
+    def kind_of_id(self, target_id: str) -> EngineKind:
+        """Return the kind of engine of a target of the table, as far as it is known."""
+        key = self.table.key(target_id)
+        return EngineKind.UNKNOWN if key is None else self.kind_of(key)
+
+    def kind_of_booking(self, booking: Booking) -> EngineKind:
+        """Return the kind of engine that will have the request: of a peer, that of its replicas."""
+        forwarding = self.forwarding
+        if forwarding is not None and forwarding.owns(booking) and forwarding.engine(booking.key.id):
+            return kind_named(forwarding.engine(booking.key.id))
+        return self.kind_of(booking.key)
+
+    # --- attempts
+
+    def may_wait(self, request: Waiting, hop: RequestHop, now: float) -> bool:
+        """Return whether a request that a peer has forwarded may wait here."""
+        registry, forwarding = self.registry, self.forwarding
+        if forwarding is None:
+            return True
+        soon = forwarding.starts_soon(request.view, len(registry.queue), now, request.tried)
+        self._account.metrics.peers.of(hop.peer).refusals += not soon
+        return soon
+
+    def responded(self, booking: Booking, now: float, is_good: bool) -> None:
+        """The target has sent the first byte of a response, with a status of success if `is_good`."""
+        registry = self.registry
+        if registry.table_of(booking).responded(booking, now, is_good):
+            _log.info("readmit target=%s why=%r", booking.key.id, "it responded again")
+            registry.changed_soon()
+        elif len(registry.queue):
+            registry.let_in_soon()  # a first byte shows that its engine had room
+
+    def failed(self, booking: Booking, failure: Failure, why: str, now: float) -> None:
+        """Blame the target of a failed attempt, as far as it is to blame."""
+        counts = self._account.counts_of(booking)
+        counts.failures[failure.value] += 1
+        if self.registry.table_of(booking).failed(booking, BLAME[failure], now):
+            counts.ejections += 1
+            _log.warning("eject target=%s why=%r", booking.key.id, f"{failure.value}: {why}")
+            self.registry.changed_soon()
+
+    def release(self, booking: Booking, now: float, tokens: int | None = None) -> None:
+        """The attempt is over; a queued request may find room now."""
+        registry = self.registry
+        self._account.counts_of(booking).duration.observe(now - booking.since)
+        if len(registry.queue):
+            registry.let_in_soon()
+        registry.table_of(booking).release(booking, now, tokens)
+
+    def local_trouble(self, why: str, now: float) -> None:
+        """A connect failed for want of something of this host."""
+        self._account.metrics.counts.local_failures += 1
+        if now - self._trouble_at >= TROUBLE_EVERY_S:
+            self._trouble_at = now
+            _log.warning(
+                "cannot open connections to targets why=%r clients=%d: raise the limit of open files (ulimit -n) or "
+                "start more agents; targets are not blamed",
+                why,
+                len(self.runtime.clients),
+            )
+
+    # --- the table
+
+    def applied(self) -> None:
+        """A new table is in force. The caller has its changes acted upon, by `registry.changed`."""
+        table = self.table.table
+        self.limits = table.limits
+        self.heads = Reader()  # which remembers what was accepted under other limits
+        self.retries.applied()
+        peers = () if self.forwarding is None else self.forwarding.peer_table.table.targets
+        self.pools.retain({target.url for target in (*table.targets, *peers)})
