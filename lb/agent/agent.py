@@ -135,7 +135,7 @@ class Agent:
             0.0 if unix_time_s is None else unix_time_s() - now,
         )
         engines = Engines(self.prober.kind, self.model_poller.wrong_model, self.model_poller.missing_model)
-        dispatch = Dispatch(registry, self._pools, self.account, engines, self.runtime, rng, self._fast_path)
+        dispatch = Dispatch(registry, self._pools, self.account, engines, rng, self._fast_path)
         begin_span = tracing.begin if tracing is not None else None
         self.intake = Intake(dispatch, self.account, options.id_prefix, begin_span, options.max_clients)
         self.links: RegionLinks | None = None

@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+JOIN_BELOW_BYTES = 64 * 1024  # a body that is shorter is copied behind its head, to be one write with it
+
 
 class Sender(Protocol):
     def flush(self) -> None:

@@ -15,10 +15,21 @@ from lb.observe.counters import TargetCounts
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
 from lb.proxy.ending import Arrival, Ending, Outcome, TokensSpent
-from lb.proxy.ports import Relay
 from lb.stream.token_usage import Tokens, estimated_prompt, usage_of
 
 _SERVER_ERRORS = 500
+
+
+class EndedRelay(Protocol):
+    """A relay, as its account needs it."""
+
+    def tokens(self) -> Tokens | None:
+        """Return how long prompt and response were, if the response has it."""
+        ...
+
+    def generated(self) -> int:
+        """Return how many tokens the client has been sent, counted or estimated."""
+        ...
 
 
 class Ended(Protocol):
@@ -29,7 +40,7 @@ class Ended(Protocol):
     @property
     def ending(self) -> Ending: ...
     @property
-    def relay(self) -> Relay | None: ...
+    def relay(self) -> EndedRelay | None: ...
     @property
     def status(self) -> int:
         """What the client was sent."""

@@ -25,6 +25,7 @@ from lb.http.body_framing import (
 )
 from lb.http.messages import END, HeadError, Reader, ResponseHead, opens_websocket, request_bytes
 from lb.http.upstream import Dialling, Pools, TargetConnection
+from lb.http.write_batch import JOIN_BELOW_BYTES
 from lb.proxy.ending import Arrival
 from lb.proxy.ports import Downstream, Relay
 from lb.proxy.resumable_relay import is_resumable
@@ -34,7 +35,6 @@ from lb.stream.openai_request import for_model
 WHOLE_UP_TO_BYTES = 256 * 1024
 # A reused connection that ends without a byte so soon had gone stale: the target may be well.
 STALE_WITHIN_S = 1.0
-JOIN_BELOW_BYTES = 64 * 1024
 _MAX_INTERIM_RESPONSES = 16
 _WITH_BODY = frozenset({b"POST", b"PUT", b"PATCH"})
 

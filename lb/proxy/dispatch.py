@@ -17,7 +17,6 @@ from lb.proxy.account import Account
 from lb.proxy.fast_path import FastPath
 from lb.proxy.registry import RequestRegistry, Waiting
 from lb.proxy.retries import Retries
-from lb.proxy.runtime import Runtime
 
 TROUBLE_EVERY_S = 10.0  # at most, between two warnings of one kind
 
@@ -41,7 +40,6 @@ class Dispatch:
         pools: Pools,
         account: Account,
         engines: Engines,
-        runtime: Runtime,
         rng: random.Random,
         fast_path: FastPath | None = None,
     ) -> None:
@@ -49,7 +47,7 @@ class Dispatch:
         self.table = registry.table
         self.forwarding = registry.forwarding
         self.pools = pools
-        self.runtime = runtime
+        self.runtime = registry.runtime
         self.fast_path = fast_path
         self.kind_of = engines.kind_of
         self.missing_model = engines.missing_model

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-from lb.config.options import Limits
 from lb.core.api_keys import Admission
 from lb.core.forwarding import Forwarding
 from lb.core.hop import NAME, HopError, read_hop
 from lb.http.cors import CorsRules
 from lb.http.error_responses import raw_error, raw_json
-from lb.http.messages import Reader, RequestHead
+from lb.http.messages import RequestHead
 from lb.proxy.account import Account
 from lb.proxy.intake import Intake
 from lb.proxy.ports import ClientPort
 from lb.proxy.rejections import Rejection
 from lb.proxy.request import ProxiedRequest
-from lb.proxy.runtime import Runtime
 
 EXPLAIN = b"/-/explain/"
 CAME = "came_from"
@@ -34,9 +32,9 @@ class PeerEntrance:
         self._account = account
         self._forwarding = forwarding
         self._peer_id = peer_id
-        self.runtime: Runtime = intake.runtime
-        self.limits: Limits = intake.limits  # as they are when the connection is made
-        self.heads: Reader = intake.heads
+        self.runtime = intake.runtime
+        self.limits = intake.limits  # as they are when the connection is made
+        self.heads = intake.heads
 
     @property
     def cors(self) -> CorsRules | None:

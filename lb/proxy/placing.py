@@ -28,7 +28,6 @@ from lb.proxy.dispatch import Dispatch
 from lb.proxy.ending import Arrival, Ending
 from lb.proxy.ports import Downstream, Relay
 from lb.proxy.registry import Waiting
-from lb.proxy.resumable_relay import BY_ENGINE
 from lb.proxy.states import RequestEvent, State
 from lb.stream.resume_rules import NotResumable
 from lb.stream.resume_state import ResumeState
@@ -109,8 +108,8 @@ class PlacedRequest(Protocol):
         """End with a response that is here from its first byte to its last."""
         ...
 
-    def refuse_to_resume(self, error: NotResumable) -> None:
-        """End a stream that no target can go on with."""
+    def refuse_to_resume(self, error: NotResumable, *, elsewhere: bool) -> bool:
+        """End a stream that a target cannot go on with, unless one of those `elsewhere` may be able to. Returns whether it has ended."""
         ...
 
     def guarded(self, callback: Callable[[], None]) -> None:
@@ -414,10 +413,8 @@ class Placing:
         now = dispatch.runtime.clock()
         request.move(RequestEvent.FAILED)
         request.drop_attempt(now)
-        if dispatch.table.has_candidate(now, self.tried) and error.reason in BY_ENGINE:
+        if not request.refuse_to_resume(error, elsewhere=dispatch.table.has_candidate(now, self.tried)):
             self.place()
-        else:
-            request.refuse_to_resume(error)
 
     def goes_on(self, response: ResponseHead, body: bytes) -> bool:
         """Return whether the request looks for another target after this whole response. If so, it is on its way there."""

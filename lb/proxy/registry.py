@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Protocol, TypeVar
 
-from lb.core.failures import Failure
 from lb.core.forwarding import Forwarding
 from lb.core.queue import RequestQueue
 from lb.core.scheduler import Scheduler, Waiter
 from lb.core.targets import Booking, Outlook, TargetTable
 from lb.observe.explain import Explanation
-from lb.proxy.ports import Relay
 from lb.proxy.runtime import Runtime
 from policies.routing.base import Choice
 
@@ -83,24 +81,20 @@ class Waiting(Waiter, Registered, Protocol):
 class Running(Registered, Protocol):
     """A request whose response is under way: a relay or a tunnel."""
 
-    @property
-    def relay(self) -> Relay | None: ...
+    def check_relay(self, now: float, elapsed_s: float) -> None:
+        """Find out whether anything has come since the last check, `elapsed_s` ago, and act if nothing has for too long."""
+        ...
 
-    def broke(self, failure: Failure, why: str) -> None:
-        """The response broke off after its first byte."""
+    def check_tunnel(self, now: float) -> None:
+        """Close a tunnel that nothing has passed for too long."""
         ...
 
     def hand_over(self) -> bool:
         """Its target will be taken away soon: go on elsewhere if that is possible. Returns False if it is not."""
         ...
 
-    def close_tunnel(self, why: str) -> None: ...
-    def idle_s(self, now: float) -> float:
-        """Return for how long nothing has passed the tunnel; 0 if there is none."""
-        ...
-
-    def abort_client(self) -> None:
-        """The client has stopped reading: close its connection."""
+    def close_tunnel(self, why: str) -> None:
+        """Close both ends with a close frame of code 1001 (going away)."""
         ...
 
 
@@ -122,7 +116,7 @@ class RequestRegistry:
         self.relays: dict[Running, None] = {}  # with a response under way
         self.tunnels: dict[Running, None] = {}
         self.queueing = True  # may a request wait for a target?
-        self._runtime = runtime
+        self.runtime = runtime
         self._waiting_until = _NEVER  # none of `waiting` has to be checked before
         self._let_in_due = self._changed_due = self._credit_due = False
 
@@ -169,13 +163,13 @@ class RequestRegistry:
         """Let queued requests in once in this turn of the loop, however often it is called."""
         if not self._let_in_due:
             self._let_in_due = True
-            self._runtime.loop.call_soon(self.let_in)
+            self.runtime.loop.call_soon(self.let_in)
 
     def let_in(self) -> None:
         """Launch the queued requests that may go now; after some of them others of the loop have their turn first."""
         self._let_in_due = False
         try:
-            now = self._runtime.clock()
+            now = self.runtime.clock()
             for count, (request, choice) in enumerate(self.scheduler.let_in(now), 1):
                 try:
                     if self.forwarding is not None:
@@ -187,13 +181,13 @@ class RequestRegistry:
                     self.let_in_soon()
                     break
         except Exception as error:  # noqa: BLE001 (the barrier)
-            self._runtime.faults.report("queue", error)
+            self.runtime.faults.report("queue", error)
 
     def stop_queueing(self) -> None:
         """Turn away the requests in the queue, and those that would have to wait from now on."""
         self.queueing = False
         for ticket in self.queue.clear():
-            self.guard("queue", ticket.item, lambda one: one.expired(self._runtime.clock()))
+            self.guard("queue", ticket.item, lambda one: one.expired(self.runtime.clock()))
 
     # --- the table
 
@@ -201,7 +195,7 @@ class RequestRegistry:
         """Act on a change of the table once in this turn of the loop."""
         if not self._changed_due:
             self._changed_due = True
-            self._runtime.loop.call_soon(self.changed)
+            self.runtime.loop.call_soon(self.changed)
 
     def changed(self) -> None:
         """The table has changed: requests that wait in vain move, queued ones that can go now go."""
@@ -212,7 +206,7 @@ class RequestRegistry:
 
     def _move_waiting(self) -> None:
         """Call back attempts that wait in vain, and close tunnels whose target is gone."""
-        now = self._runtime.clock()
+        now = self.runtime.clock()
         for request in list(self.waiting):
             self.guard("changed", request, lambda one: self._move(one, now))
         for tunnel in list(self.tunnels):
@@ -236,7 +230,7 @@ class RequestRegistry:
         """A peer takes another request: compare the first of the queue with it, once in this turn of the loop."""
         if not self._credit_due and len(self.queue):
             self._credit_due = True
-            self._runtime.loop.call_soon(self._use_credit)
+            self.runtime.loop.call_soon(self._use_credit)
 
     def _use_credit(self) -> None:
         self._credit_due = False
@@ -244,7 +238,7 @@ class RequestRegistry:
 
     def reconsider(self, most: int = RECONSIDERED) -> None:
         """A peer has reported: compare the first of the queued requests with the other regions again."""
-        now = self._runtime.clock()
+        now = self.runtime.clock()
         for ticket in list(islice(self.queue.walk(), most)):
             self.guard("regions", ticket.item, lambda one: one.leaves(now))
 

@@ -226,9 +226,9 @@ class ProxiedRequest:
         """End with a response that is here from its first byte to its last."""
         self.responding.send_whole(response, body)
 
-    def refuse_to_resume(self, error: NotResumable) -> None:
-        """End a stream that no target can go on with."""
-        self.responding.refuse_to_resume(error)
+    def refuse_to_resume(self, error: NotResumable, *, elsewhere: bool) -> bool:
+        """End a stream that a target cannot go on with, unless one of those `elsewhere` may be able to. Returns whether it has ended."""
+        return self.responding.refuse_to_resume(error, elsewhere=elsewhere)
 
     def lost(self, booking: Booking, *, failed: bool) -> None:
         """The target is not to be chosen for the rest of the response; `failed` if it is to blame."""

@@ -18,15 +18,14 @@ from lb.http import error_responses
 from lb.http.body_framing import BodyDecoder
 from lb.http.messages import ResponseHead, response_bytes
 from lb.http.upstream import TargetConnection
+from lb.http.write_batch import JOIN_BELOW_BYTES
 from lb.observe.explain import Explanation
 from lb.proxy.account import Account
-from lb.proxy.attempt import JOIN_BELOW_BYTES
 from lb.proxy.dispatch import Dispatch
 from lb.proxy.ending import Arrival, Ending, Outcome
-from lb.proxy.fast_path import FastPath
 from lb.proxy.ports import Downstream, Relay
 from lb.proxy.relay import PlainRelay
-from lb.proxy.resumable_relay import ResumableRelay, is_resumable
+from lb.proxy.resumable_relay import BY_ENGINE, ResumableRelay, is_resumable
 from lb.proxy.states import RequestEvent, State
 from lb.proxy.tunnel import Tunnel
 from lb.stream.resume_rules import NotResumable, Reason
@@ -117,6 +116,7 @@ class Responding:
         "_request",
         "client",
         "continues",
+        "fast_path",
         "head",
         "relay",
         "resume_state",
@@ -139,6 +139,7 @@ class Responding:
         self.client = client
         self.head = arrival.head
         self.continues = arrival.continues
+        self.fast_path = dispatch.fast_path
         self.status = 0  # what the client was sent
         self.relay: Relay | None = None
         self.tunnel: Tunnel | None = None
@@ -154,13 +155,36 @@ class Responding:
     def explanation(self) -> Explanation:
         return self._arrival.explanation
 
-    def idle_s(self, now: float) -> float:
-        """Return for how long nothing has passed the tunnel; 0 if there is none."""
-        return 0.0 if self.tunnel is None else self.tunnel.idle_s(now)
+    def check_relay(self, now: float, elapsed_s: float) -> None:
+        """Find out whether anything has come since the last check, `elapsed_s` ago, and act if nothing has for too long."""
+        limits = self._dispatch.limits
+        relay, booking = self.relay, self._request.booking
+        if relay is None or booking is None:
+            return
+        table = self._dispatch.registry.table_of(booking)
+        if relay.pulse():
+            relay.silent_s = 0.0
+            table.received_from(booking.key, now)
+            return
+        relay.silent_s += elapsed_s
+        if relay.blocked:
+            if relay.silent_s > limits.idle_timeout_s:
+                self.client.transport.abort()  # it has stopped reading
+        elif relay.silent_s > limits.idle_timeout_s:
+            self.broke(Failure.IDLE, "no byte within the idle timeout")
+        elif relay.silent_s > limits.stall_timeout_s and relay.may_continue():
+            self.broke(Failure.STALLED, "no event within the stall timeout")
+        elif (
+            relay.silent_s > limits.suspect_after_s
+            and table.missing(booking, now)
+            and relay.may_continue(now_or_later=True)
+        ):
+            self.broke(Failure.SILENT, "no byte, and a failed probe of its target")
 
-    def abort_client(self) -> None:
-        """The client has stopped reading: close its connection."""
-        self.client.transport.abort()
+    def check_tunnel(self, now: float) -> None:
+        """Close a tunnel that nothing has passed for too long."""
+        if self.tunnel is not None and self.tunnel.idle_s(now) > self._dispatch.limits.idle_timeout_s:
+            self.close_tunnel("nothing passed within the idle timeout")
 
     def crashed(self, entrance: str, error: Exception) -> None:
         self._request.crashed(entrance, error)
@@ -265,10 +289,6 @@ class Responding:
         """The connection of the present attempt."""
         attempt = self._request.attempt
         return attempt.connection if attempt is not None else None
-
-    @property
-    def fast_path(self) -> FastPath | None:
-        return self._dispatch.fast_path
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run the callback in the next turn of the loop, behind the fault barrier."""
@@ -394,11 +414,14 @@ class Responding:
         if relay.resume(why):
             self._request.place_rest()
 
-    def refuse_to_resume(self, error: NotResumable) -> None:
-        """End a stream that no target can go on with."""
+    def refuse_to_resume(self, error: NotResumable, *, elsewhere: bool) -> bool:
+        """End a stream that a target cannot go on with, unless one of those `elsewhere` may be able to. Returns whether it has ended."""
+        if elsewhere and error.reason in BY_ENGINE:
+            return False
         relay = self.relay
         assert isinstance(relay, ResumableRelay)  # noqa: S101 (for the type checker)
         relay.refuse(error)
+        return True
 
     def client_full(self) -> None:
         """The client takes no more for now."""

@@ -7,13 +7,12 @@ and a request that goes well costs no timer at all.
 
 from __future__ import annotations
 
-from lb.core.failures import Failure
 from lb.core.targets import Booking
 from lb.proxy.dispatch import Dispatch
-from lb.proxy.registry import Running
 
 LONGEST_ROUND_S = 1.0  # between two checks of the running responses
 _ENTRANCE = "sweep"
+_DRAINED = "its target is being drained"
 
 
 class Sweep:
@@ -53,48 +52,15 @@ class Sweep:
         tunnels = {tunnel.booking: tunnel for tunnel in registry.tunnels}
         for booking in due:
             if booking in tunnels:
-                registry.guard(_ENTRANCE, tunnels[booking], _close_drained)
+                registry.guard(_ENTRANCE, tunnels[booking], lambda one: one.close_tunnel(_DRAINED))
             elif booking in relays:
                 registry.guard(_ENTRANCE, relays[booking], lambda one: one.hand_over())
 
     def _check_running(self, now: float, elapsed: float) -> None:
         registry = self._registry
         for relay in list(registry.relays):
-            registry.guard(_ENTRANCE, relay, lambda one: self._check_relay(one, now, elapsed))
+            registry.guard(_ENTRANCE, relay, lambda one: one.check_relay(now, elapsed))
         for tunnel in list(registry.tunnels):
-            registry.guard(_ENTRANCE, tunnel, lambda one: self._check_tunnel(one, now))
+            registry.guard(_ENTRANCE, tunnel, lambda one: one.check_tunnel(now))
         self._dispatch.pools.expire(now)
         self._table.drop_unused_policies(now)
-
-    def _check_relay(self, request: Running, now: float, elapsed: float) -> None:
-        limits = self._dispatch.limits
-        relay, booking = request.relay, request.booking
-        if relay is None or booking is None:
-            return
-        table = self._registry.table_of(booking)
-        if relay.pulse():
-            relay.silent_s = 0.0
-            table.received_from(booking.key, now)
-            return
-        relay.silent_s += elapsed
-        if relay.blocked:
-            if relay.silent_s > limits.idle_timeout_s:
-                request.abort_client()
-        elif relay.silent_s > limits.idle_timeout_s:
-            request.broke(Failure.IDLE, "no byte within the idle timeout")
-        elif relay.silent_s > limits.stall_timeout_s and relay.may_continue():
-            request.broke(Failure.STALLED, "no event within the stall timeout")
-        elif (
-            relay.silent_s > limits.suspect_after_s
-            and table.missing(booking, now)
-            and relay.may_continue(now_or_later=True)
-        ):
-            request.broke(Failure.SILENT, "no byte, and a failed probe of its target")
-
-    def _check_tunnel(self, request: Running, now: float) -> None:
-        if request.booking is not None and request.idle_s(now) > self._dispatch.limits.idle_timeout_s:
-            request.close_tunnel("nothing passed within the idle timeout")
-
-
-def _close_drained(tunnel: Running) -> None:
-    tunnel.close_tunnel("its target is being drained")

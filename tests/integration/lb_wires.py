@@ -395,7 +395,7 @@ class Bench:
             loop.time(),
         )
         engines = Engines(lambda key: kind, lambda key: None, lambda: None)
-        self.dispatch = Dispatch(self.registry, Pools(), self.account, engines, self.runtime, random.Random(1))
+        self.dispatch = Dispatch(self.registry, Pools(), self.account, engines, random.Random(1))
         self.intake = Intake(self.dispatch, self.account, "id", max_clients=max_clients)
         assert isinstance(loop, LeapLoop)
         loop.bench = self
