@@ -1,0 +1,338 @@
+"""What requests share: who is blamed and counted, what may be tried again, and what wakes the queue."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lb.config.options import Limits, Pushing, PushMode
+from lb.config.options import Retries as Rules
+from lb.config.regions import PeerAgent, Regions
+from lb.config.schema import Table, Target
+from lb.core.admission import EngineLoad
+from lb.core.api_keys import Admission
+from lb.core.failures import Failure
+from lb.core.forwarding import Forwarding
+from lb.core.hop import RequestHop
+from lb.core.peers import RegionReport
+from lb.core.retry import RetryHistory, RetryVerdict, Tries
+from lb.core.sliding_window import WindowCounter
+from lb.core.targets import Health, TargetTable
+from lb.engines.kinds import EngineKind, Fetched, common_kind
+from lb.proxy.account import Account
+from lb.proxy.dispatch import Dispatch
+from lb.proxy.ending import Ending, Outcome, TokensSpent
+from lb.proxy.registry import RequestRegistry, Waiting
+from lb.proxy.retries import Retries
+from lb.proxy.runtime import Runtime
+from lb.proxy.warmer import Warmer
+from policies.routing.base import RequestView
+from tests.kit.lb_parts import GET, Plane
+
+HOP = RequestHop(0.5, 7.0, 1.0, "team", frozenset(), None)._replace(peer="p")
+PEER = PeerAgent("p", "cloud/p", "https://p.test", "p")
+
+
+class Waits:
+    """A request without a first byte, as far as the registry asks it."""
+
+    def __init__(self, until: float = 0.0) -> None:
+        self.booking = None
+        self._until = until
+
+    def waits_until(self) -> float:
+        return self._until
+
+
+def with_peer(table: TargetTable) -> Forwarding:
+    return Forwarding(table, Regions("me", "here", peers=(PEER,)), 0.0)
+
+
+# --- dispatch
+
+
+def test_a_failing_target_is_ejected_and_the_queue_is_looked_at_again() -> None:
+    plane = Plane("a", "b")
+    booking = plane.fill("a")
+    plane.registry.waiting[cast(Waiting, Waits())] = None
+    plane.dispatch.failed(booking, Failure.UNREACHABLE, "refused", 0.0)
+    assert plane.table.health(booking.key, 0.0) is Health.EJECTED
+    counts = plane.account.counts_of(booking)
+    assert (counts.failures, counts.ejections) == ({"unreachable": 1}, 1)
+    assert plane.loop.turn() == 1  # what waits in vain is called back
+    assert plane.loop.turn() == 0
+
+
+def test_a_target_that_responds_again_is_readmitted() -> None:
+    plane = Plane("a", "b")
+    booking = plane.fill("a")
+    plane.dispatch.failed(booking, Failure.UNREACHABLE, "refused", 0.0)
+    plane.loop.settle()
+    plane.dispatch.responded(booking, 1.0, True)
+    assert plane.table.health(booking.key, 1.0) is Health.GOOD
+    assert plane.loop.turn() == 1
+
+
+def test_trouble_of_this_host_is_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    plane = Plane("a")
+    for now in (0.0, 5.0, 9.9, 10.0):
+        plane.dispatch.local_trouble("no ports", now)
+    assert len(caplog.records) == 2
+    assert plane.counts.local_failures == 4
+
+
+def test_the_kind_of_an_engine_is_known_by_target_and_by_booking() -> None:
+    plane = Plane("a", kind=EngineKind.VLLM, forwarding=with_peer)
+    assert plane.dispatch.kind_of_id("a") is EngineKind.VLLM
+    assert plane.dispatch.kind_of_id("none") is EngineKind.UNKNOWN
+    assert plane.dispatch.kind_of_booking(plane.fill("a")) is EngineKind.VLLM
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        ((), EngineKind.UNKNOWN),
+        (("vllm", "", "vllm"), EngineKind.VLLM),
+        (("vllm", "sglang"), EngineKind.UNKNOWN),
+        (("of tomorrow",), EngineKind.UNKNOWN),
+    ],
+)
+def test_a_kind_is_common_if_all_that_are_known_are_it(names: tuple[str, ...], kind: EngineKind) -> None:
+    assert common_kind(names) is kind
+
+
+def test_a_request_of_a_peer_waits_only_where_it_starts_soon() -> None:
+    plane = Plane("a", forwarding=with_peer, pushing=Pushing(PushMode.FIXED_CAP, 1))
+    waiter = cast(Any, SimpleNamespace(view=RequestView("x", "GET", "/"), tried=()))
+    assert plane.dispatch.may_wait(waiter, HOP, 0.0)
+    plane.table.apply(Table("service", "2"), 1.0)
+    policy_cares = plane.dispatch.may_wait(waiter, HOP, 1.0)
+    assert plane.metrics.peers.of("p").refusals == (not policy_cares)
+
+
+# --- the registry
+
+
+def test_who_waits_is_overdue_at_its_time_and_not_before() -> None:
+    plane = Plane("a")
+    registry = RequestRegistry(plane.table, None, plane.runtime)
+    first, second = cast(Waiting, Waits(5.0)), cast(Waiting, Waits(8.0))
+    registry.wait(second, 8.0)
+    registry.wait(first, 5.0)
+    assert registry.overdue(4.9) == []
+    assert registry.overdue(5.0) == [first]
+    del registry.waiting[first]
+    assert registry.overdue(7.9) == []
+    assert registry.overdue(8.0) == [second]
+    del registry.waiting[second]
+    assert registry.overdue(1e9) == []
+
+
+def test_the_queue_is_let_in_once_in_a_turn() -> None:
+    plane = Plane("a")
+    plane.registry.let_in_soon()
+    plane.registry.let_in_soon()
+    plane.registry.changed_soon()
+    plane.registry.changed_soon()
+    assert plane.loop.turn() == 2
+    plane.registry.let_in_soon()
+    assert plane.loop.turn() == 1
+
+
+def test_a_change_lets_the_queue_in() -> None:
+    plane = Plane("a", pushing=Pushing(PushMode.FIXED_CAP, 1))
+    other = plane.fill("a")
+    request = plane.request()
+    request.place()
+    assert plane.registry.queued == 1
+    plane.table.release(other, 0.0)
+    plane.stock.fill(plane.table.table.targets)
+    plane.registry.changed()
+    plane.loop.settle()
+    assert plane.registry.queued == 0
+    assert list(plane.registry.explanations()) == [request.arrival.explanation]
+
+
+def test_credit_of_a_peer_is_used_once_in_a_turn_and_only_by_a_queue() -> None:
+    plane = Plane("a", pushing=Pushing(PushMode.FIXED_CAP, 1), forwarding=with_peer)
+    plane.registry.credit_came()
+    assert plane.loop.turn() == 0
+    plane.fill("a")
+    plane.request().place()
+    plane.loop.settle()
+    plane.registry.credit_came()
+    plane.registry.credit_came()
+    assert plane.loop.turn() == 1
+
+
+def test_a_request_is_forwarded_to_a_peer_with_room_and_comes_back() -> None:
+    plane = Plane(forwarding=with_peer)
+    forwarding = plane.forwarding
+    assert forwarding is not None
+    forwarding.receive_report("p", RegionReport(1, 1, 0, 0.0, 0.0, 0.0), 0.01, 0.5, 0.0)
+    plane.stock.fill(forwarding.peer_table.table.targets)
+    request = plane.request()
+    request.place()
+    plane.loop.settle()
+    assert request.booking is not None
+    assert forwarding.owns(request.booking)
+    assert plane.registry.table_of(request.booking) is forwarding.peer_table
+    assert b"x-skyserve-hop: " in plane.stock.sent("p").lower()
+    assert plane.metrics.peers.of("p").forwards == {"arrival": 1}
+    full = b'{"error":{"code":"region_full"}}'
+    plane.answer("p", b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: %d\r\n\r\n%b" % (len(full), full))
+    assert plane.metrics.peers.of("p").returned == 1
+    assert plane.registry.queued == 1  # at its old place
+    assert request.placing.has_priority
+    assert forwarding.peer_table.in_flight == 0
+
+
+# --- the account
+
+
+def ended(plane: Plane, outcome: Outcome, *, status: int = 200, error: str = "", **more: Any) -> Account:
+    ending = Ending()
+    ending.error, ending.bytes_out = error, 5
+    request = SimpleNamespace(
+        arrival=plane.arrival(GET, **more), ending=ending, relay=None, status=status, attempts=1, executions=1
+    )
+    plane.account.ended(cast(Any, request), outcome, TokensSpent(3, 4, True), plane.loop.now)
+    return plane.account
+
+
+@pytest.mark.parametrize(
+    ("outcome", "gone", "cut"),
+    [
+        (Outcome.WHOLE, 0, 0),
+        (Outcome.REFUSED, 0, 0),
+        (Outcome.ERROR_EVENT, 0, 1),
+        (Outcome.CUT, 0, 1),
+        (Outcome.CLIENT_GONE, 1, 0),
+    ],
+)
+def test_each_end_is_counted_as_what_it_is(outcome: Outcome, gone: int, cut: int) -> None:
+    plane = Plane("a")
+    ended(plane, outcome, error="why")
+    counts = plane.counts
+    assert (counts.client_gone, counts.cut, counts.errors) == (gone, cut, {"why": 1})
+    assert (counts.tokens_in, counts.tokens_out, counts.bytes_out) == (3, 4, 5)
+    assert plane.records[0].tokens_out == 4
+
+
+def test_what_a_peer_forwarded_is_no_demand_here() -> None:
+    plane = Plane("a")
+    ended(plane, Outcome.WHOLE, hop=HOP, admission=Admission.of_peer(HOP))
+    assert plane.metrics.peers.of("p").sent_bytes == 5
+    assert plane.metrics.of_key("team").requests == 0
+
+
+def test_a_tenant_sees_why_it_was_refused() -> None:
+    plane = Plane("a")
+    admission = Admission(None, ())
+    admission.tenant = "team"
+    ended(plane, Outcome.REFUSED, status=429, error="queue_full", admission=admission)
+    key = plane.metrics.of_key("team")
+    assert (key.requests, key.refusals) == (1, {"queue_full": 1})
+
+
+def test_a_request_is_settled_once() -> None:
+    account = Plane("a").account
+    admission = Admission(None, ())
+    account.abandoned(admission, 0.0)
+    account.abandoned(admission, 0.0)
+    assert admission.settled
+
+
+@pytest.mark.parametrize(
+    ("executions", "relay", "tokens"),
+    [
+        (0, None, TokensSpent(0, 0, False)),
+        (1, None, TokensSpent(25, 0, False)),
+        (1, SimpleNamespace(tokens=lambda: None, generated=lambda: 7), TokensSpent(25, 7, False)),
+    ],
+)
+def test_what_no_engine_counted_is_estimated(executions: int, relay: Any, tokens: TokensSpent) -> None:
+    plane = Plane("a")
+    view = plane.arrival().view._replace(prompt=b"x" * 100)
+    request = SimpleNamespace(arrival=plane.arrival(view=view), relay=relay, executions=executions)
+    assert plane.account.spent(cast(Any, request), None) == tokens
+
+
+# --- retries
+
+
+class Table1:
+    """The table as retries see it."""
+
+    def __init__(self, rules: Rules, *, others: bool) -> None:
+        self.table = SimpleNamespace(retries=rules)
+        self.models = SimpleNamespace(served_elsewhere=lambda model, tried: others)
+        self.others = others
+
+    def has_candidate(self, now: float, tried: Any) -> bool:
+        return self.others
+
+
+def history(**more: Any) -> RetryHistory:
+    return RetryHistory(**{"started": 2, "on_target": 1, "reached": True, "longest_s": 0.1, **more})
+
+
+def retries(rules: Rules, *, others: bool = True) -> Retries:
+    table = cast(Any, Table1(rules, others=others))
+    return Retries(table, WindowCounter(), random.Random(1), lambda key: None)
+
+
+def test_a_body_that_is_gone_is_not_sent_again() -> None:
+    some = retries(Rules())
+    assert some.verdict(history(), (), True, 0.0) is RetryVerdict.ELSEWHERE
+    assert some.verdict(history(), (), False, 0.0) is RetryVerdict.NOT_REPEATABLE
+
+
+def test_the_budget_is_for_what_has_cost_an_engine_something() -> None:
+    some = retries(Rules(budget_ratio=0.0, budget_floor_per_s=0.0))
+    assert some.verdict(history(), (), True, 0.0) is RetryVerdict.OVER_BUDGET
+    assert some.refused == 1
+    assert some.verdict(history(reached=False), (), True, 0.0) is RetryVerdict.ELSEWHERE
+    assert some.verdict(history(started=1, died=True), (), True, 0.0) is RetryVerdict.ELSEWHERE
+
+
+def test_a_target_that_is_tried_again_is_no_longer_barred() -> None:
+    tries = Tries(True, 10.0, 10.0)
+    tries.begin(7)
+    some = retries(Rules(jitter=0.0, backoff_s=0.5))
+    assert some.delay_s(RetryVerdict.ELSEWHERE, tries, 7) == 0.0
+    assert tries.by_epoch == {7: 1}
+    tries.executions = 2
+    assert some.delay_s(RetryVerdict.SAME_TARGET, tries, 7) == 0.5
+    assert tries.by_epoch == {}
+
+
+# --- the warmer
+
+
+async def _post(target: Target, path: str, body: bytes, timeout_s: float) -> Fetched:
+    raise OSError
+
+
+def test_a_replica_that_joins_alone_is_not_warmed() -> None:
+    plane = Plane("a")
+    samples = cast(Any, SimpleNamespace(models=set, steps=lambda *_: []))
+    warmer = Warmer(plane.dispatch, samples, plane.metrics, _post, lambda: False)
+    before = plane.table.table
+    changes = plane.table.apply(Table("service", "2", (*before.targets, Target("b", "http://b.test"))), 1.0)
+    warmer.applied(before, changes)
+    assert list(plane.table.warming) == []
+    warmer.close()
+
+
+def test_the_runtime_says_whether_the_agent_is_leaving() -> None:
+    plane = Plane("a", limits=Limits())
+    assert isinstance(plane.dispatch, Dispatch)
+    runtime = Runtime(cast(Any, plane.loop), plane.loop.time, 100)
+    assert (runtime.buffers.limit, runtime.closing, runtime.draining) == (100, False, False)
+    runtime.close()
+    assert runtime.closing
+    assert EngineLoad is not None

@@ -1,0 +1,556 @@
+"""What clients' connections may do, and how a request begins: connections on wires, in virtual time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, cast
+
+import pytest
+
+from lb.config.cors import Cors
+from lb.config.options import Access, ApiKey, CookieMode, Limits, Pushing, PushMode, Session
+from lb.config.regions import Regions
+from lb.config.schema import Table, Target
+from lb.core.api_keys import Admission
+from lb.core.byte_budget import ByteBudget
+from lb.core.forwarding import Forwarding
+from lb.core.hop import RequestHop
+from lb.core.models import read_models
+from lb.http.messages import Reader
+from lb.proxy import model_list
+from lb.proxy.downstream import MAX_AHEAD_BYTES, ClientConnection
+from lb.proxy.entrance import RequestAdmission
+from lb.proxy.intake import Intake
+from lb.proxy.peer_entrance import CAME, EXPLAIN, PeerEntrance
+from lb.proxy.rejections import NO_ROOM, TOO_MANY_CONNECTIONS, Rejection
+from lb.proxy.request import ProxiedRequest
+from lb.proxy.runtime import Runtime
+from lb.proxy.states import State
+from lb.proxy.upload import TinyChunksError, Upload, refusal_of
+from lb.stream.openai_request import CHAT
+from tests.kit.lb_parts import GET, Client, Plane, Wire
+
+KEY = "sk-of-a-test"
+TWICE = b"Idempotency-Key: 1\r\n"  # it may be sent again, so that a connection of the pool will do
+
+
+def keys(**more: Any) -> Access:
+    return Access((ApiKey("team", hashlib.sha256(KEY.encode()).hexdigest(), **more),))
+
+
+class Door:
+    """An intake, and connections of clients to it."""
+
+    def __init__(self, *targets: str, max_clients: int | None = None, **more: Any) -> None:
+        self.plane = Plane(*targets, **more)
+        self.intake = Intake(self.plane.dispatch, self.plane.account, "id", None, max_clients)
+
+    @property
+    def gate(self) -> RequestAdmission:
+        return self.intake.gate
+
+    def connect(self, peer: str = "192.0.2.7") -> tuple[ClientConnection, Wire]:
+        self.plane.stock.fill(self.plane.table.table.targets)
+        connection, wire = ClientConnection(self.intake), Wire(peer)
+        connection.connection_made(cast(Any, wire))
+        return connection, wire
+
+    def send(self, data: bytes) -> tuple[ClientConnection, Wire]:
+        connection, wire = self.connect()
+        connection.data_received(data)
+        self.plane.loop.settle()
+        return connection, wire
+
+    def status(self, data: bytes) -> int:
+        _, wire = self.send(data)
+        return int(wire.sent.split()[1]) if wire.sent else 0
+
+
+def post(path: str, body: bytes, more: bytes = b"") -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%b\r\n%b" % (
+        path.encode(),
+        len(body),
+        more,
+        body,
+    )
+
+
+def whole(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+# --- connections
+
+
+def test_a_connection_serves_one_request_after_the_other() -> None:
+    door = Door("a")
+    connection, wire = door.connect()
+    for number in range(3):
+        connection.data_received(GET)
+        door.plane.loop.settle()
+        assert connection.request is not None
+        door.plane.answer("a", whole(b"%d" % number))
+        door.plane.loop.settle()
+        assert wire.take().endswith(b"\r\n\r\n%d" % number)
+        assert connection.request is None
+    assert door.plane.counts.requests == 3
+    assert door.plane.account.arrivals.count(0.0, 10.0) == 3
+    door.plane.check()
+
+
+def test_what_is_sent_ahead_waits_for_its_turn() -> None:
+    door = Door("a")
+    connection, wire = door.connect()
+    connection.data_received(GET + GET)
+    door.plane.loop.settle()
+    assert len(door.plane.stock.used["a"]) == 1
+    door.plane.answer("a", whole(b"1"))
+    door.plane.loop.settle()
+    assert connection.request is not None
+    door.plane.answer("a", whole(b"2"))
+    door.plane.loop.settle()
+    assert wire.sent.count(b"HTTP/1.1 200") == 2
+    door.plane.check()
+
+
+def test_a_client_that_sends_too_far_ahead_is_cut_off() -> None:
+    door = Door("a")
+    connection, wire = door.send(GET)
+    connection.data_received(b"x" * MAX_AHEAD_BYTES)
+    assert not wire.closed
+    connection.data_received(b"x")
+    assert wire.aborted
+
+
+def test_a_client_that_does_not_read_is_not_read_from() -> None:
+    door = Door("a")
+    connection, wire = door.connect()
+    connection.pause_writing()
+    assert not wire.reading
+    connection.resume_writing()
+    assert wire.reading
+    connection.data_received(GET)
+    door.plane.loop.settle()
+    connection.pause_writing()
+    assert not cast(Wire, door.plane.stock.last("a").transport).reading
+    connection.resume_writing()
+    assert cast(Wire, door.plane.stock.last("a").transport).reading
+
+
+def test_a_client_that_leaves_takes_its_request_along() -> None:
+    door = Door("a")
+    connection, _ = door.send(GET)
+    connection.connection_lost(None)
+    assert not door.plane.runtime.clients
+    assert door.plane.counts.client_gone == 1
+    door.plane.check()
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"\x16\x03\x01\x02", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: " + b"y" * 70_000, 431),
+        (b"GET /-/healthz HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET /-/ready HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"POST /-/ready HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", 405),
+        (b"GET /-/else HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"TRACE / HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"\r\nGET /-/healthz HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX-SkyServe-Policy: nonsense\r\n\r\n", 400),
+    ],
+)
+def test_a_head_alone_decides(data: bytes, status: int) -> None:
+    assert Door("a").status(data) == status
+
+
+def test_a_health_check_is_no_demand() -> None:
+    door = Door("a")
+    door.status(b"GET /-/healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert door.plane.counts.requests == 0
+
+
+@pytest.mark.parametrize("targets", [(), ("a",)])
+def test_readiness_is_that_of_a_target(targets: tuple[str, ...]) -> None:
+    door = Door(*targets)
+    assert door.intake.ready() == bool(targets)
+    door.plane.runtime.drain(on=True)
+    assert not door.intake.ready()
+    door.plane.runtime.drain(on=False)
+    assert door.intake.ready() == bool(targets)
+    door.plane.runtime.close()
+    assert not door.intake.ready()
+
+
+def test_connections_beyond_the_limit_are_refused() -> None:
+    door = Door("a", max_clients=2)
+    _, first = door.connect()
+    _, second = door.connect()
+    _, third = door.connect()
+    assert (first.sent, second.sent) == (b"", b"")
+    assert third.sent.startswith(b"HTTP/1.1 503 ")
+    assert third.closed
+    assert door.plane.counts.errors == {TOO_MANY_CONNECTIONS.code: 1}
+    assert door.intake.gauges()["max_client_connections"] == 2
+    assert door.intake.gauges()["client_connections"] == 3
+
+
+def test_who_sends_no_head_in_time_gets_a_408() -> None:
+    door = Door("a", limits=Limits(head_timeout_s=5))
+    connection, wire = door.connect()
+    connection.data_received(b"GET / HT")
+    door.plane.loop.sleep(4.9)
+    assert wire.sent == b""
+    door.plane.loop.sleep(0.2)
+    assert wire.sent.startswith(b"HTTP/1.1 408 ")
+
+
+def test_an_idle_connection_is_closed() -> None:
+    door = Door("a", limits=Limits(keepalive_s=10, head_timeout_s=5))
+    _, wire = door.send(GET)
+    door.plane.answer("a", whole(b"x"))
+    door.plane.loop.sleep(9)
+    assert not wire.closed
+    door.plane.loop.sleep(2)
+    assert wire.closed
+
+
+# --- closing
+
+
+def test_a_retired_agent_serves_the_last_request_of_each_client() -> None:
+    door = Door("a", limits=Limits(head_timeout_s=5, keepalive_s=100))
+    used, wire = door.send(GET)
+    door.plane.answer("a", whole(b"1"))
+    door.plane.loop.settle()
+    _, fresh = door.connect()
+    busy, busy_wire = door.send(GET)
+    door.intake.retire(2.0)
+    assert door.plane.runtime.closing
+    door.plane.loop.sleep(1)
+    door.plane.stock.fill(door.plane.table.table.targets)
+    used.data_received(GET)
+    door.plane.loop.sleep(2)
+    assert not wire.closed
+    assert not fresh.closed  # it has sent none yet, and has the time for a head
+    assert busy.request is not None
+    assert not busy_wire.closed
+    door.plane.loop.sleep(3)
+    assert fresh.closed
+
+
+def test_a_closing_agent_turns_the_queue_away() -> None:
+    door = Door("a", pushing=Pushing(PushMode.FIXED_CAP, 1))
+    door.plane.fill("a")
+    _, wire = door.send(GET)
+    assert door.plane.registry.queued == 1
+    door.intake.close(1.0)
+    assert wire.sent.startswith(b"HTTP/1.1 503 ")
+    assert door.plane.registry.queued == 0
+    assert door.status(GET) == 503
+
+
+# --- bodies
+
+
+def test_a_body_is_collected_and_its_bytes_are_counted_once() -> None:
+    door = Door("a")
+    data = post("/up", b"x" * 1000, TWICE)
+    connection, _ = door.connect()
+    connection.data_received(data[:500])
+    assert 0 < door.plane.runtime.buffers.taken < 1000
+    assert connection.request is None
+    connection.data_received(data[500:])
+    door.plane.loop.settle()
+    assert door.plane.runtime.buffers.taken == 1000
+    assert door.plane.stock.sent("a").endswith(b"x" * 1000)
+    door.plane.answer("a", whole(b"x"))
+    door.plane.check()
+
+
+def test_a_body_exactly_as_long_as_it_may_be_is_taken() -> None:
+    limits = Limits(max_body_bytes=2000, buffer_bytes=2000)
+    assert Door("a", limits=limits).status(post("/v1/embeddings", b"x" * 2000)) == 0
+    assert Door("a", limits=limits).status(post("/v1/embeddings", b"x" * 2001)) == 413
+    assert (
+        Door("a", limits=limits).status(post("/up", b"x" * 2001, TWICE)) == 0
+    )  # not parsed, and passed on as it comes
+
+
+def test_a_long_body_is_passed_on_as_the_target_takes_it() -> None:
+    door = Door("a", limits=Limits(buffer_bytes=1000))
+    data = post("/up", b"x" * 3000, TWICE)
+    connection, wire = door.connect()
+    connection.data_received(data[:1500])
+    connection.data_received(data[1500:1600])
+    door.plane.loop.settle()
+    assert door.plane.stock.sent("a").count(b"x") > 1000
+    connection.data_received(data[1600:])
+    assert not connection.body_left
+    door.plane.answer("a", whole(b"done"))
+    door.plane.loop.settle()
+    assert wire.sent.endswith(b"done")
+    door.plane.check()
+
+
+def test_a_body_for_which_there_is_no_memory_is_refused() -> None:
+    door = Door("a")
+    taken = door.plane.runtime.buffers.limit
+    assert door.plane.runtime.buffers.take(taken)
+    _, wire = door.send(post("/up", b"x"))
+    assert wire.sent.startswith(b"HTTP/1.1 %d " % NO_ROOM.status)
+    door.plane.runtime.buffers.give_back(taken)
+    door.plane.check()
+
+
+def test_a_client_that_stops_in_its_body_gets_a_408_and_is_settled() -> None:
+    door = Door("a", limits=Limits(idle_timeout_s=5), access=keys(max_concurrent=1))
+    bearer = TWICE + b"Authorization: Bearer %b\r\n" % KEY.encode()
+    data = post("/up", b"x" * 100, bearer)
+    connection, wire = door.connect()
+    connection.data_received(data[:-10])
+    assert door.status(post("/up", b"x", bearer)) == 429
+    door.plane.loop.sleep(11)
+    assert wire.sent.startswith(b"HTTP/1.1 408 ")
+    assert door.plane.runtime.buffers.taken == 0
+    assert door.status(post("/up", b"x", bearer)) == 0  # there is room for another one
+
+
+def test_an_upload_is_bounded() -> None:
+    budget = ByteBudget(10)
+    upload = Upload(20, False, budget)
+    assert upload.feed(b"12345") == (b"12345", -1)
+    assert upload.keep(b"12345")
+    assert not upload.keep(b"1234567")
+    assert upload.take() == b"12345"
+    upload.release()
+    upload.release()
+    assert budget.taken == 0
+    assert upload.feed(b"x" * 15 + b"GET") == (b"x" * 15, 15)
+
+
+def test_an_upload_in_tiny_chunks_is_refused() -> None:
+    upload = Upload(-1, True, ByteBudget(10))
+    with pytest.raises(TinyChunksError) as caught:
+        upload.feed(b"1\r\nx\r\n" * 5000)
+    assert refusal_of(caught.value).code == "tiny_chunks"
+
+
+# --- keys, cookies and what a request is
+
+
+def test_without_a_key_no_request_enters() -> None:
+    door = Door("a", access=keys())
+    assert door.status(GET) == 401
+    assert door.status(GET.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer wrong\r\n\r\n")) == 401
+    assert door.plane.counts.unauthorized == 2
+    assert door.status(GET.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer %b\r\n\r\n" % KEY.encode())) == 0
+    assert b"authorization" not in door.plane.stock.sent("a").lower()  # it was for us
+
+
+def test_the_limits_of_a_key_hold() -> None:
+    door = Door("a", access=keys(requests_per_minute=1.0))
+    data = GET.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer %b\r\n\r\n" % KEY.encode())
+    assert door.status(data) == 0
+    assert door.status(data) == 429
+    assert door.plane.counts.limited == 1
+
+
+def test_tokens_are_reserved_before_the_request() -> None:
+    door = Door("a", access=keys(tokens_per_minute=100.0))
+    body = json.dumps({"prompt": "x" * 400, "max_tokens": 50}).encode()
+    data = post("/v1/completions", body, b"Authorization: Bearer %b\r\n" % KEY.encode())
+    assert door.status(data) == 0
+    (usage,) = door.plane.account.api_keys.usage(0.0)
+    assert usage.reserved > 50
+    assert door.status(data) == 429  # the first took what there was
+
+
+def admitted(
+    door: Door, data: bytes, hop: RequestHop | None = None, *, body_left: bool = False
+) -> ProxiedRequest:
+    head, length = Reader().request(data[: data.find(b"\r\n\r\n") + 4], 100)
+    admission = Admission(None, ()) if hop is None else Admission.of_peer(hop)
+    client = Client()
+    client.body_left = body_left
+    body = data[-length:] if length > 0 else b""
+    request = door.intake.begin(client, head, body, admission)
+    assert isinstance(request, ProxiedRequest)
+    return request
+
+
+def chat(**more: Any) -> bytes:
+    asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}], **more}
+    return post(CHAT.decode(), json.dumps(asked).encode())
+
+
+HOP = RequestHop(0.5, 7.0, 1.0, "team", frozenset({"eu"}), 1)._replace(peer="p")
+
+
+def test_a_stream_can_be_resumed_unless_its_client_or_its_body_forbids() -> None:
+    door = Door("a")
+    assert admitted(door, chat()).arrival.resume_state is not None
+    assert admitted(door, chat(stream=False)).arrival.resume_state is None
+    assert admitted(door, chat(), body_left=True).arrival.resume_state is None
+    off = chat().replace(b"\r\n\r\n", b"\r\nX-SkyServe-Continue: off\r\n\r\n", 1)
+    assert admitted(door, off).arrival.resume_state is None
+    assert not admitted(door, off).arrival.continues
+
+
+def test_a_request_of_a_peer_has_the_time_that_is_left() -> None:
+    limits = Limits(time_to_first_byte_s=100, hold_s=50)
+    door = Door("a", limits=limits)
+    request = admitted(door, chat(), HOP)
+    tries = request.placing.tries
+    assert (tries.wait_left_s, tries.queue_left_s) == (7.0, 7.0)
+    assert request.arrival.zones == frozenset({"eu"})
+    assert request.arrival.resume_state is not None
+    assert request.arrival.resume_state.breaks == door.plane.table.table.continuation.max_breaks - 1
+    assert door.plane.account.ongoing.mean(1.0, 1.0) == 0.0  # it is counted where it entered
+    own = admitted(door, chat())
+    assert (own.placing.tries.wait_left_s, own.placing.tries.queue_left_s) == (100, 50)
+
+
+@pytest.mark.parametrize(
+    ("data", "repeatable"),
+    [
+        (GET, True),
+        (post("/up", b"x"), False),
+        (post("/up", b"x", b"Idempotency-Key: 1\r\n"), True),
+        (chat(), True),
+    ],
+)
+def test_what_may_run_twice_is_known_at_the_beginning(data: bytes, repeatable: bool) -> None:
+    assert admitted(Door("a"), data).placing.tries.repeatable is repeatable
+
+
+def test_a_session_cookie_is_set_once_and_not_for_peers() -> None:
+    door = Door("a", session=Session(CookieMode.AUTO))
+    request = admitted(door, GET)
+    assert request.arrival.set_cookie.startswith(b"Set-Cookie: ")
+    assert request.arrival.view.session
+    named = GET.replace(b"\r\n\r\n", b"\r\nX-SkyServe-Session: s\r\n\r\n")
+    assert (admitted(door, named).arrival.set_cookie, admitted(door, named).arrival.view.session) == (
+        b"",
+        "s",
+    )
+    assert admitted(door, GET, HOP).arrival.set_cookie == b""
+
+
+def test_a_session_may_stand_in_the_body() -> None:
+    door = Door("a", table=Table("s", "1", (Target("a", "http://a.test"),), policy="consistent_hash"))
+    assert admitted(door, chat(user="ada", stream=False)).arrival.view.session == "ada"
+
+
+def test_pages_of_other_sites_may_call_if_they_are_allowed() -> None:
+    door = Door("a", cors=Cors(origins=("https://page.test",)))
+    allowed = b"OPTIONS /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: https://page.test\r\nAccess-Control-Request-Method: GET\r\n\r\n"
+    _, wire = door.send(allowed)
+    assert wire.sent.startswith(b"HTTP/1.1 204 ")
+    assert b"https://page.test" in wire.sent
+    assert door.plane.counts.requests == 0
+
+
+def test_dots_are_refused_below_a_base_path_only() -> None:
+    dots = b"GET /a/%2e%2e/b HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert Door("a").status(dots) == 0
+    table = Table("s", "1", (Target("a", "http://a.test/base"),))
+    assert Door(table=table).status(dots) == 400
+
+
+def test_who_is_trusted_is_written_in_the_table() -> None:
+    table = Table("s", "1", trusted_proxies=("10.0.0.0/8",))
+    gate = Door(table=table).gate
+    assert [gate.is_trusted_proxy(one) for one in ("10.1.2.3", "::ffff:10.1.2.3", "11.0.0.1", "unknown")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not Door("a").gate.is_trusted_proxy("10.1.2.3")
+
+
+def test_a_new_table_is_in_force_for_all() -> None:
+    door = Door("a", limits=Limits(max_body_bytes=10))
+    _, wire = door.connect()
+    table = Table(
+        "service", "2", (Target("b", "http://b.test"),), limits=Limits(max_body_bytes=20), access=keys()
+    )
+    heads = door.intake.heads
+    door.plane.table.apply(table, 1.0)
+    door.intake.applied()
+    assert door.intake.limits.max_body_bytes == door.plane.dispatch.limits.max_body_bytes == 20
+    assert door.intake.heads is not heads
+    assert door.status(GET) == 401
+    assert wire.sent == b""
+
+
+# --- models
+
+
+def test_the_models_of_all_targets_are_listed_here() -> None:
+    door = Door("a", "b")
+    for name in ("a", "b"):
+        key = door.plane.table.key(name)
+        assert key is not None
+        door.plane.table.listed(
+            key, read_models(json.dumps({"object": "list", "data": [{"id": f"m-{name}"}]}).encode())
+        )
+    _, wire = door.send(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    listed = json.loads(wire.sent.partition(b"\r\n\r\n")[2])
+    assert sorted(one["id"] for one in listed["data"]) == ["m-a", "m-b"]
+    assert door.status(b"GET /v1/models/m-a HTTP/1.1\r\nHost: x\r\n\r\n") == 200
+    assert door.status(b"GET /v1/models/none HTTP/1.1\r\nHost: x\r\n\r\n") == 404
+    head, _ = Reader().request(GET, 100)
+    assert model_list.response(head, door.plane.table.models, b"") is None
+    asked = post("/v1/completions", b'{"model":"none","prompt":"x"}')
+    _, wire = door.send(asked)
+    assert b"model_not_found" in wire.sent
+    assert door.plane.missing == 1
+
+
+# --- peers
+
+
+def peer_door() -> tuple[Door, PeerEntrance]:
+    door = Door("a", forwarding=lambda table: Forwarding(table, Regions("me", "here"), 0.0))
+    forwarding = door.plane.forwarding
+    assert forwarding is not None
+    return door, PeerEntrance(door.intake, door.plane.account, forwarding, "p")
+
+
+def test_a_peer_forwards_requests_and_nothing_else() -> None:
+    door, entrance = peer_door()
+    refused = entrance.check(Reader().request(GET, 100)[0])
+    assert isinstance(refused, Rejection)
+    assert refused.code == "no_hop"
+    entrance.arrived()
+    assert door.plane.forwarding is not None
+    assert door.plane.forwarding.forwarded_in["p"] == 1
+    assert door.plane.metrics.peers.of("p").requests == 1
+    assert door.plane.counts.requests == 0
+    assert entrance.cors is None
+    assert entrance.is_trusted_proxy("anyone")
+    assert isinstance(entrance.runtime, Runtime)
+
+
+def test_a_peer_may_ask_what_became_of_its_requests() -> None:
+    door, entrance = peer_door()
+    head, _ = Reader().request(GET, 100)
+    request = entrance.begin(Client(), head, b"", Admission.of_peer(HOP))
+    assert isinstance(request, ProxiedRequest)
+    assert request.arrival.explanation.targets_of(CAME) == ["p"]
+    request_id = request.arrival.request_id.decode()
+    asked, _ = Reader().request(b"GET %b%b HTTP/1.1\r\nHost: x\r\n\r\n" % (EXPLAIN, request_id.encode()), 100)
+    found = entrance.check(asked)
+    assert isinstance(found, bytes)
+    assert found.startswith(b"HTTP/1.1 200 ")
+    assert door.plane.forwarding is not None
+    other = PeerEntrance(door.intake, door.plane.account, door.plane.forwarding, "q").check(asked)
+    assert isinstance(other, bytes)
+    assert other.startswith(b"HTTP/1.1 404 ")
+    entrance.refused(NO_ROOM)
+    entrance.client_gone()
+    assert (door.plane.counts.errors[NO_ROOM.code], door.plane.counts.client_gone) == (1, 1)
+    assert request.state is State.CHOOSING
