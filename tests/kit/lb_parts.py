@@ -301,7 +301,7 @@ class Plane:
         return ProxiedRequest(self.dispatch, self.account, client, arrived, tries, body, len(body))
 
     def fill(self, target_id: str) -> Booking:
-        """Give a target a request of somebody else."""
+        """Give a target a request of another client."""
         return self.table.book(RequestView("other", "GET", "/"), target_id, self.loop.now)
 
     def answer(self, target_id: str, data: bytes) -> None:
