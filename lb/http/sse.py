@@ -14,8 +14,9 @@ ABORT = "abort"  # the finish_reason of an engine that gives a request up (vLLM,
 
 _BOM = b"\xef\xbb\xbf"
 _ENDS = (b"\n\n", b"\n\r\n")
-# Within a text these bytes would be escaped: where they occur they are what they seem to be.
-_GIVES_UP = (b'data: {"error"', b'"finish_reason":"abort"')
+# An error, or a finish reason that no client asks for. Within a text these bytes would be escaped: where they occur they are what
+# they seem to be.
+GIVES_UP = (b'data: {"error"', b'"finish_reason":"abort"')
 
 
 def is_data(payload: bytes) -> bool:
@@ -62,15 +63,16 @@ class EventBuffer:
     A client that was sent half an event could not be helped: what another target sends would be appended to it. Engines
     write whole events, so the gate nearly never holds anything.
 
-    An event in which the engine gives up (`data: {"error": ...`, or the finish reason `abort`, which no client asks
-    for) does not pass, nor what follows it: it is kept in `error`, to be sent if the stream cannot be continued. An event longer than `limit_bytes` is let through in pieces, like
+    An event in which the engine gives up (with one of the signs in `gives_up`) does not pass, nor what follows it: it is kept
+    in `error`, to be sent if the stream cannot be continued. An event longer than `limit_bytes` is let through in pieces, like
     all that follows; the stream is then `torn`, and must not be continued.
     """
 
-    __slots__ = ("_limit", "_tail", "error", "torn")
+    __slots__ = ("_gives_up", "_limit", "_tail", "error", "torn")
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, gives_up: tuple[bytes, ...] = GIVES_UP) -> None:
         self._limit = limit_bytes
+        self._gives_up = gives_up
         self._tail = b""
         self.error = b""
         self.torn = False
@@ -84,8 +86,9 @@ class EventBuffer:
         """Return what may be sent of the stream now that `payload`, without chunk framing, has come; possibly nothing."""
         if self._tail or self.error or self.torn or not payload.endswith(_ENDS):
             payload = self._cut(payload)
-        if _GIVES_UP[0] in payload or _GIVES_UP[1] in payload:
-            payload = self._before_error(payload)
+        for sign in self._gives_up:
+            if sign in payload:
+                return self._before_error(payload)
         return payload
 
     def rest(self) -> bytes:
@@ -110,7 +113,7 @@ class EventBuffer:
         return data[:cut]
 
     def _before_error(self, payload: bytes) -> bytes:
-        at = min(place for sign in _GIVES_UP if (place := payload.find(sign)) >= 0)
+        at = min(place for sign in self._gives_up if (place := payload.find(sign)) >= 0)
         begin = payload.rfind(b"\n", 0, at) + 1
         self.error, self._tail = payload[begin:] + self._tail, b""
         return payload[:begin]

@@ -25,6 +25,7 @@ from lb.proxy.ending import Arrival
 from lb.proxy.ports import Downstream
 from lb.proxy.rejections import Rejection
 from lb.stream import openai_request
+from lb.stream.dialects import DIALECTS
 from lb.stream.model_name import model_of, names_a_model
 from lb.stream.openai_request import NOT_PARSED, ParsedRequest
 from lb.stream.resume_state import ResumeState
@@ -259,7 +260,7 @@ class RequestAdmission:
     ) -> ResumeState | None:
         """Return the state from which this stream can resume on another target; None if streams of this kind do not resume."""
         options = self._table.table.continuation
-        if options.mode is Continue.OFF or path not in (openai_request.CHAT, openai_request.COMPLETIONS):
+        if options.mode is Continue.OFF or path not in DIALECTS:
             return None
         state = ResumeState(path, parsed, body, options)
         if hop is not None and hop.breaks_left is not None:

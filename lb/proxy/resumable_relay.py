@@ -29,17 +29,18 @@ from lb.http.body_framing import (
     one_chunk,
 )
 from lb.http.messages import ResponseHead
-from lb.http.sse import DONE, EventBuffer, ends_with_done, error_event, is_data, is_readable
+from lb.http.sse import EventBuffer, is_data, is_readable
 from lb.proxy.fast_path import ForwardingMode
 from lb.proxy.forwarded_relay import TAIL_BYTES, ForwardedRelay
 from lb.proxy.ports import RelayHost
 from lb.proxy.relay import begin_response
+from lb.stream.dialect import Merger
 from lb.stream.first_request import Strip
 from lb.stream.resume_rules import NotResumable, Reason
 from lb.stream.resume_state import ResumeState
-from lb.stream.stream_merge import StreamMerger, stripper
+from lb.stream.stream_merge import stripper
 from lb.stream.token_usage import Tokens, usage_of
-from lb.stream.transcript import StreamProgress, Transcript, has_finished
+from lb.stream.transcript import StreamProgress, Transcript
 
 BY_ENGINE = frozenset({Reason.ENGINE, Reason.PROMPT_IDS, Reason.LAST_MESSAGE})  # another may be able to
 
@@ -47,7 +48,6 @@ _FORWARDING_BYTES = 256 * 1024  # kept by a forwarding before it comes back
 _MAX_HELD_BYTES = 256 * 1024  # of an event that is not complete; a longer one is passed in pieces
 
 _EVENT_END = b"\n\n\r\n"  # of an event that is a chunk
-_GOES_ON = b'"finish_reason":null'  # an event with this neither ends a stream nor gives it up
 _MODES = {
     Strip.NOTHING: ForwardingMode.EVENTS,
     Strip.IDS: ForwardingMode.WITHOUT_IDS,
@@ -61,6 +61,7 @@ class ResumableRelay(ForwardedRelay):
 
     __slots__ = (
         "_decoder",
+        "_dialect",
         "_gate",
         "_last",
         "_may_pass_whole",
@@ -78,14 +79,15 @@ class ResumableRelay(ForwardedRelay):
     ) -> None:
         super().__init__(request, _MODES[resume_state.strip], _FORWARDING_BYTES)
         self._resume_state = resume_state
+        self._dialect = dialect = resume_state.dialect
         self._decoder = decoder
         self._last = b""  # the last events, as the engine wrote them
         limit = resume_state.options.buffer_bytes
         chunked = isinstance(decoder, ChunkedDecoder)
-        self._transcript = Transcript(chunked, limit)
-        self._gate = EventBuffer(min(limit, _MAX_HELD_BYTES))
+        self._transcript = Transcript(chunked, limit, dialect.tally)
+        self._gate = EventBuffer(min(limit, _MAX_HELD_BYTES), dialect.gives_up)
         self._strip = stripper(resume_state.strip)
-        self._merger: StreamMerger | None = None
+        self._merger: Merger | None = None
         self._verdict: tuple[object, bool] | None = None  # of `may_continue`, and for what
         begin_response(request, response, decoder)
         self._unchunked = request.head.http_1_0
@@ -103,7 +105,7 @@ class ResumableRelay(ForwardedRelay):
             self._may_pass_whole
             and self._strip is None
             and data[-4:] == _EVENT_END
-            and _GOES_ON in data
+            and self._dialect.may_pass(data)
             and one_chunk(data)
         ):
             self._has_received = True
@@ -118,7 +120,7 @@ class ResumableRelay(ForwardedRelay):
             self._expect_forwarding()
 
     def _may_forward(self) -> bool:
-        return self._may_pass_whole
+        return self._may_pass_whole and self._dialect.is_forwarded
 
     def _forwarded(self, passed: bytes) -> None:
         self._transcript.add(passed)
@@ -195,20 +197,20 @@ class ResumableRelay(ForwardedRelay):
 
     def _missing(self) -> bytes | None:
         """Return what the client lacks of a stream whose target has closed it; None if that is more than its end mark and usage."""
-        merger = self._merger
-        if merger.over if merger is not None else ends_with_done(self._last):
+        merger, dialect = self._merger, self._dialect
+        if merger.over if merger is not None else dialect.is_over(self._last):
             return b""
-        if merger is None and ends_with_done(self._last + self._gate.rest()):
-            return DONE  # it lacked only its empty line
+        if merger is None and dialect.is_over(self._last + self._gate.rest()):
+            return dialect.end_mark  # it lacked only its empty line
         progress = self._progress()
         missing = self._resume_state.closing(progress)
         if missing is not None:
             return missing
-        if not (progress.strange or progress.lost or (merger is None and has_finished(self._last))):
+        if not (progress.strange or progress.lost or (merger is None and dialect.has_finished(self._last))):
             return None
         # A dialect that is not known here, or more than the transcript keeps: its last event decides, or else its framing.
-        if merger is None and has_finished(self._last):
-            return DONE
+        if merger is None and dialect.has_finished(self._last):
+            return dialect.end_mark
         return None if progress.lost or isinstance(self._decoder, CloseDelimitedDecoder) else b""
 
     def _finish(self) -> None:
@@ -217,12 +219,7 @@ class ResumableRelay(ForwardedRelay):
 
     def tokens(self) -> Tokens | None:
         self._absorb()
-        if self._merger is None:
-            return usage_of(self._last)
-        usage = self._merger.usage
-        if usage is None:
-            return None
-        return Tokens(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+        return usage_of(self._last) if self._merger is None else self._merger.usage
 
     def generated(self) -> int:
         if self._merger is not None:
@@ -291,7 +288,7 @@ class ResumableRelay(ForwardedRelay):
 
     def fail(self, code: str, message: str) -> None:
         own = self._gate.error if self._merger is None else self._merger.error
-        self._send(own or error_event(code, message))
+        self._send(own or self._dialect.error_event(code, message, self._resume_state.progress))
         self._finish()
         self._request.ended_in_error(code)
 

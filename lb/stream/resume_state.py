@@ -7,11 +7,12 @@ from typing import Any
 
 from lb.config.options import Continuation
 from lb.engines.kinds import EngineKind
-from lb.stream.first_request import Preparation, Strip, prepare, with_fields
+from lb.stream.dialect import Dialect, Merger
+from lb.stream.dialects import DIALECTS
+from lb.stream.first_request import Preparation, Strip, with_fields
 from lb.stream.openai_request import ParsedRequest, read
-from lb.stream.resume_request import ResumeRequest, resume
+from lb.stream.resume_request import ResumeRequest
 from lb.stream.resume_rules import NotResumable
-from lb.stream.stream_merge import StreamMerger, closing
 from lb.stream.transcript import StreamProgress
 
 
@@ -25,8 +26,8 @@ class ResumeState:
     __slots__ = (
         "_body",
         "_parsed",
-        "_path",
         "breaks",
+        "dialect",
         "kind",
         "options",
         "preparation",
@@ -35,7 +36,7 @@ class ResumeState:
     )
 
     def __init__(self, path: bytes, ask: ParsedRequest, body: bytes, options: Continuation) -> None:
-        self._path = path
+        self.dialect: Dialect = DIALECTS[path]
         self._parsed: Mapping[str, Any] | None = ask.json  # until the first target has it
         self._body = body
         self.options = options
@@ -57,10 +58,10 @@ class ResumeState:
         """
         self.kind = kind
         if self.progress is not None:
-            self.resumption = resume(self._path, self._request(), self.progress, kind, self.options.mode)
+            self.resumption = self.dialect.resume(self._request(), self.progress, kind, self.options.mode)
             return self.resumption.path, self.resumption.body
         request, self._parsed = self._request(), None
-        ready = prepare(self._path, request, kind, self.options.mode)
+        ready = self.dialect.prepare(request, kind, self.options.mode)
         try:
             body = with_fields(self._body, request, ready.fields)
         except NotResumable as error:
@@ -80,21 +81,19 @@ class ResumeState:
     def can_go_on(self, progress: StreamProgress, kind: EngineKind) -> bool:
         """Return whether an engine of this kind can continue from there, however often the stream has been resumed."""
         try:
-            resume(self._path, self._request(), progress, kind, self.options.mode)
+            self.dialect.resume(self._request(), progress, kind, self.options.mode)
         except NotResumable:
             return False
         return True
 
     def closing(self, progress: StreamProgress) -> bytes | None:
         """Return the missing part of a stream whose response was complete; None if the response was not."""
-        return closing(self._path, self._request(), progress, self.kind)
+        return self.dialect.closing(self._request(), progress, self.kind)
 
-    def merger(self) -> StreamMerger:
+    def merger(self) -> Merger:
         assert self.progress is not None  # noqa: S101 (for the type checker)
         assert self.resumption is not None  # noqa: S101 (for the type checker)
-        return StreamMerger(
-            self._path, self._request(), self.progress, self.resumption, self.options.buffer_bytes
-        )
+        return self.dialect.merger(self._request(), self.progress, self.resumption, self.options.buffer_bytes)
 
     def _request(self) -> Mapping[str, Any]:
         return self._parsed if self._parsed is not None else read(self._body).json or {}

@@ -22,6 +22,7 @@ from lb.stream.first_request import Strip
 from lb.stream.openai_request import CHAT
 from lb.stream.resume_request import ResumeMethod, ResumeRequest, left
 from lb.stream.resume_rules import NEVER, refusal
+from lb.stream.token_usage import Tokens
 from lb.stream.transcript import ProgressTally, StreamProgress
 
 Change = Callable[[dict[str, Any]], bool]  # of a parsed chunk, in place; False: leave it out
@@ -165,9 +166,12 @@ class StreamMerger:
         return self._tally.tokens
 
     @property
-    def usage(self) -> Mapping[str, Any] | None:
+    def usage(self) -> Tokens | None:
         """The last that an engine has reported, over all legs."""
-        return self._tally.usage
+        usage = self._tally.usage
+        if usage is None:
+            return None
+        return Tokens(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
 
     def progress(self) -> StreamProgress:
         """Return how far the stream has come, with all of its legs."""

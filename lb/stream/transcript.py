@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,15 +242,18 @@ def has_finished(events: bytes) -> bool:
 class Transcript:
     """The first leg of one stream."""
 
-    __slots__ = ("_bytes", "_chunked", "_half", "_parts", "_reading", "lost")
+    __slots__ = ("_bytes", "_chunked", "_half", "_parts", "_reading", "_tally", "lost")
 
-    def __init__(self, chunked: bool, limit_bytes: int) -> None:
+    def __init__(
+        self, chunked: bool, limit_bytes: int, tally: Callable[[], ProgressTally] = ProgressTally
+    ) -> None:
         """`chunked`: the added bytes are the body with its HTTP chunk framing, from its first byte on.
 
-        About `limit_bytes` are kept; a longer stream is `lost`.
+        About `limit_bytes` are kept; a longer stream is `lost`. `tally` makes what reads the events (`Dialect.tally`).
         """
         self.lost = False
         self._chunked = chunked
+        self._tally = tally
         self._half = limit_bytes // 2
         self._parts: list[bytes] = []
         self._bytes = 0
@@ -274,7 +277,7 @@ class Transcript:
 
     def _read_oldest(self, leave_bytes: int) -> _Reading:
         """Read the oldest bytes until no more than `leave_bytes` are left unread."""
-        reading = self._reading = self._reading or _Reading(self._chunked)
+        reading = self._reading = self._reading or _Reading(self._chunked, self._tally())
         count = 0
         while self._bytes > leave_bytes and count < len(self._parts) and not self.lost:
             part = self._parts[count]
@@ -295,11 +298,11 @@ class _Reading:
 
     __slots__ = ("_decoder", "_payloads", "_reader", "tally")
 
-    def __init__(self, chunked: bool) -> None:
+    def __init__(self, chunked: bool, tally: ProgressTally) -> None:
         self._payloads: list[bytes] = []
         self._decoder = ChunkedDecoder(self._payloads) if chunked else None
         self._reader = EventReader()
-        self.tally = ProgressTally()
+        self.tally = tally
 
     @property
     def size_bytes(self) -> int:

@@ -1,0 +1,14 @@
+"""The APIs whose streams can be continued, by path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lb.stream.chat_completions import ChatCompletions
+from lb.stream.dialect import Dialect
+from lb.stream.openai_request import CHAT, COMPLETIONS
+
+DIALECTS: Mapping[bytes, Dialect] = {
+    CHAT: ChatCompletions(CHAT),
+    COMPLETIONS: ChatCompletions(COMPLETIONS),
+}
