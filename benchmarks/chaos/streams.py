@@ -13,7 +13,7 @@ most of them is killed at a random moment and started again on its port. Claims:
 Reported: how much longer than usual the client waited for the next token where its engine was killed (the seam: from the
 last event before it to the next one, less the stream's median gap).
 
-    python -m benchmarks.chaos.streams [--streams 200] [--kills 10] [--kinds skyserve,vllm] [--modes auto,text] [--vanish]
+    python -m benchmarks.chaos.streams [--streams 200] [--kills 10] [--kinds skyserve,vllm] [--modes auto,exact] [--vanish]
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ async def run(plan: Plan) -> Report:
         problems = record.problems(
             undisturbed[record.path, record.number],
             one_creation=plan.kind != LLAMA,
-            usage_is_last=plan.kind in _COUNT_LAST or plan.mode == "text",  # which requests no counts
+            usage_is_last=plan.kind in _COUNT_LAST,
         )
         report.broken += [f"{record.id} {record.path}: {why}" for why in problems]
     if not report.continued:
@@ -353,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--modes", default="auto,text")
+    parser.add_argument("--modes", default="auto,exact")
     parser.add_argument("--tokens", type=int, default=60, help=f"of a stream ({LLAMA}: 10 times as many)")
     parser.add_argument("--pace", type=float, default=0.1, help="seconds between two tokens")
     parser.add_argument("--seed", type=int, default=1)

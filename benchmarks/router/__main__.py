@@ -96,7 +96,6 @@ def _own(plain: str, native: bool) -> list[System]:
     ours = partial(known.ours, native=native)
     return [
         ours("skyserve", plain=plain),
-        ours("skyserve-text", arguments=("--continue", "text"), plain=plain, cells=STREAM_CELLS),
         ours("skyserve-off", arguments=("--continue", "off"), plain=plain, cells=STREAM_CELLS),
         ours("skyserve-nameless", plain=plain, cells=STREAM_CELLS | {"unary"}, nameless=True),
         ours("skyserve-keyed", plain=plain, cells=frozenset({"unary", "light", "streams250"}), keyed=True),

@@ -150,16 +150,20 @@ class Pushing(_Options):
 
 
 class Continue(str, Enum):
-    AUTO = "auto"  # by tokens where the engine reports them, else by text
-    TEXT = "text"  # by text only: requests reach the engine as the client sent them
+    EXACT = "exact"  # only if the rest is what an undisturbed engine would have made
+    AUTO = "auto"  # or if it has the same distribution
     OFF = "off"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Continue | None:
+        return cls.AUTO if value == "text" else None  # of tables and service files before `exact`
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation(_Options):
     """What becomes of a stream whose target fails.
 
-    At most `max_breaks` times per stream; what has been sent of it is kept up to `buffer_bytes`. A planned drain hands its
+    At most `max_breaks` times in a row without a token in between; what has been sent of it is kept up to `buffer_bytes`. A planned drain hands its
     streams over `handover_s` before its deadline.
     """
 

@@ -1,6 +1,6 @@
 """Server-sent events as engines write them, read from bytes that may be cut anywhere. Pure.
 
-Line ends are LF or CR LF; `data:` may lack its space, be spread over several lines, and mix with comments.
+Line ends are LF, CR LF or CR; `data:` may lack its space, be spread over several lines, and mix with comments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ DONE = b"data: [DONE]\n\n"
 ABORT = "abort"  # the finish_reason of an engine that gives a request up (vLLM, SGLang)
 
 _BOM = b"\xef\xbb\xbf"
-_ENDS = (b"\n\n", b"\n\r\n")
+_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
 # An error, or a finish reason that no client asks for. Within a text these bytes would be escaped: where they occur they are what
 # they seem to be.
 GIVES_UP = (b'data: {"error"', b'"finish_reason":"abort"')
@@ -24,7 +24,7 @@ def is_data(payload: bytes) -> bool:
 
     Comments, which keep a connection open, are no sign that the engine still works.
     """
-    return payload.startswith(b"data") or b"\ndata" in payload
+    return payload.startswith(b"data") or b"\ndata" in payload or b"\rdata" in payload
 
 
 def ends_with_done(events: bytes) -> bool:
@@ -32,7 +32,7 @@ def ends_with_done(events: bytes) -> bool:
 
     Text that contains `[DONE]` is part of a longer line, so only whole lines are compared.
     """
-    for line in reversed(events.split(b"\n")):
+    for line in reversed(events.splitlines()):
         if line.startswith(b"data:"):
             return line[5:].strip() == b"[DONE]"
     return False
@@ -148,11 +148,13 @@ class EventReader:
             self._edge = window[-3:]
             self.held_bytes += len(payload)
             return []
-        payload = b"".join(self._parts) + payload
+        payload, half = b"".join(self._parts) + payload, b""
         if b"\r" in payload:
-            payload = payload.replace(b"\r\n", b"\n")
+            if payload[-1:] == b"\r" and payload[-2:-1] != b"\r":
+                payload, half = payload[:-1], b"\r"  # half of a CR LF, perhaps
+            payload = payload.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *blocks, tail = payload.split(b"\n\n")
-        self._keep(tail)
+        self._keep(tail + half)
         found = []
         for block in blocks:
             if block.startswith(b"data: ") and b"\n" not in block:

@@ -17,7 +17,8 @@ class RequestRecord(NamedTuple):
     `path` is without query. `status` is what the client was sent, 0 if it left before it was sent any. `target_id`
     is the last target it was on. `queued_s` is how long it waited for targets in all, `ttft_s` when the first byte
     of the response's body was sent, None if none was. `continued` counts the times its stream went on on another
-    target. Tokens are None if no engine reported them. `error` names in a word what went wrong, empty if nothing did
+    target, `inexact` is how the last of these may differ from an undisturbed stream ("seed", "retokenized"), empty if none does.
+    Tokens are None if no engine reported them. `error` names in a word what went wrong, empty if nothing did
     ("client_gone", "no_target_ready", "cut" ...).
 
     `traceparent` is the client's (W3C Trace Context), `span` what `lb.observe.tracing.Tracing.begin` made of it; empty if
@@ -35,6 +36,7 @@ class RequestRecord(NamedTuple):
     target_id: str = ""
     attempts: int = 0
     continued: int = 0
+    inexact: str = ""
     queued_s: float = 0.0
     ttft_s: float | None = None
     bytes_out: int = 0
@@ -66,6 +68,7 @@ class AccessLog:
                 "target": facts.target_id or None,
                 "attempts": facts.attempts,
                 "continued": facts.continued,
+                "inexact": facts.inexact or None,
                 "ms": _ms(facts.duration_s),
                 "queued_ms": _ms(facts.queued_s),
                 "ttft_ms": None if facts.ttft_s is None else _ms(facts.ttft_s),

@@ -86,6 +86,7 @@ class Counts:
     moves: int = 0
     queued_total: int = 0
     continued: int = 0
+    continued_inexactly: defaultdict[str, int] = field(default_factory=_by_kind)
     continue_refused: defaultdict[str, int] = field(default_factory=_by_kind)
     handed_over: int = 0
     warmups: defaultdict[str, int] = field(default_factory=_by_kind)  # by why they ended

@@ -55,6 +55,12 @@ OF_AGENT = (
     Family("moves", "moves", "Waiting attempts called back because their target was lost or silent."),
     Family("queued_total", "holds", "Times a request had to wait for a target."),
     Family("continued", "continuations", "Broken streams that went on on another target."),
+    Family(
+        "continued_inexactly",
+        "inexact_continuations",
+        "Of those, the ones whose tokens need not be those of an undisturbed stream.",
+        "reason",
+    ),
     Family("continue_refused", "continuation_refusals", "Broken streams that could not go on.", "reason"),
     Family("handed_over", "handovers", "Streams handed to another target before theirs was taken away."),
     Family("warmups", "warmups", "New targets whose cache was filled, by why that ended.", "why"),

@@ -135,6 +135,7 @@ def _attributes(facts: RequestRecord, path: str) -> dict[str, AttributeValue]:
         "skyserve.tenant": facts.tenant or None,
         "skyserve.attempts": facts.attempts,
         "skyserve.continuations": facts.continued,
+        "skyserve.inexact": facts.inexact or None,
     }
     return {name: _clean(value) for name, value in attributes.items() if value is not None}
 

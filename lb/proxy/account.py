@@ -196,6 +196,7 @@ class Account:
             target_id=ending.last_target,
             attempts=request.attempts,
             continued=ending.continued,
+            inexact=ending.inexact,
             queued_s=ending.queued_s,
             ttft_s=None if first is None else first - arrival.at,
             bytes_out=ending.bytes_out,

@@ -48,13 +48,14 @@ class Arrival(NamedTuple):
 class Ending:
     """What a request collects for its report."""
 
-    __slots__ = ("bytes_out", "continued", "error", "first_at", "last_target", "queued_s")
+    __slots__ = ("bytes_out", "continued", "error", "first_at", "inexact", "last_target", "queued_s")
 
     def __init__(self) -> None:
         self.bytes_out = 0
         self.continued = 0
         self.error = ""
         self.first_at: float | None = None
+        self.inexact = ""
         self.last_target = ""
         self.queued_s = 0.0
 

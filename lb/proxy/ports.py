@@ -119,6 +119,10 @@ class RelayHost(Protocol):
         """Count a stream that cannot be resumed."""
         ...
 
+    def resumed_inexactly(self, reason: Reason) -> None:
+        """Count a stream that goes on with tokens that an undisturbed engine need not have made."""
+        ...
+
     def crashed(self, entrance: str, error: Exception) -> None:
         """The code behind an entrance raised: end this request, and nothing else."""
         ...

@@ -320,6 +320,12 @@ class Responding:
         """Count a stream that cannot be resumed."""
         self._account.metrics.counts.continue_refused[reason.value] += 1
 
+    def resumed_inexactly(self, reason: Reason) -> None:
+        """Report a stream that goes on with tokens that an undisturbed engine need not have made."""
+        self._account.metrics.counts.continued_inexactly[reason.value] += 1
+        self._request.ending.inexact = reason.value
+        self._arrival.explanation.note(self._dispatch.runtime.clock(), "inexact", why=reason.value)
+
     def relayed(self, rest: bool, reusable: bool = True) -> None:
         """The relay has passed the whole response; `rest` if more came on the connection than that."""
         request, relay = self._request, self.relay

@@ -67,6 +67,7 @@ class ResumableRelay(ForwardedRelay):
         "_may_pass_whole",
         "_merger",
         "_payloads",
+        "_reported",
         "_resume_state",
         "_strip",
         "_transcript",
@@ -88,6 +89,7 @@ class ResumableRelay(ForwardedRelay):
         self._gate = EventBuffer(min(limit, _MAX_HELD_BYTES), dialect.gives_up)
         self._strip = stripper(resume_state.strip)
         self._merger: Merger | None = None
+        self._reported = False  # how the present leg differs
         self._verdict: tuple[object, bool] | None = None  # of `may_continue`, and for what
         begin_response(request, response, decoder)
         self._unchunked = request.head.http_1_0
@@ -146,6 +148,8 @@ class ResumableRelay(ForwardedRelay):
             self._has_received = True
         if self._merger is not None:
             self._send(self._merger.feed(payload))
+            if self._is_refused(self._merger):
+                return
             gave_up = bool(self._merger.error)
         else:
             self._transcript.add(body)
@@ -168,6 +172,16 @@ class ResumableRelay(ForwardedRelay):
             self._request.broke(Failure.GAVE_UP, "the engine has given the request up")
         elif end >= 0:
             self._over(rest=end < len(data), reusable=True)
+
+    def _is_refused(self, merger: Merger) -> bool:
+        """Report how the leg differs from an undisturbed one; True if it is no continuation, which ends the stream."""
+        if merger.inexact is not None and not self._reported:
+            self._reported = True
+            self._request.resumed_inexactly(merger.inexact)
+        if merger.refused is None:
+            return False
+        self._refused(merger.refused, "the rest does not continue the stream")
+        return True
 
     def _send(self, events: bytes) -> None:
         if events:
@@ -251,17 +265,20 @@ class ResumableRelay(ForwardedRelay):
         self.halt()  # an old target that runs (a drain, a stall) goes on speaking until its connection is closed
         self._may_pass_whole = False  # nor is a forwarding opened on the next one
         progress = self._progress()
+        if self._merger is not None and self._is_refused(self._merger):
+            return False
         rest = resume_state.closing(progress)
         if rest is not None:
             self._send(rest)
             self._finish()
             self._request.ended_early()
             return False
-        if not self._request.continues or resume_state.breaks >= resume_state.options.max_breaks:
+        if not self._request.continues:
             self._refused(Reason.OFF, why)
             return False
-        resume_state.breaks += 1
-        resume_state.progress = progress
+        if not resume_state.broken(progress):
+            self._refused(Reason.TOO_OFTEN, why)
+            return False
         self._merger = None
         return True
 
@@ -273,6 +290,7 @@ class ResumableRelay(ForwardedRelay):
             decoder.payloads = self._payloads
         self._may_pass_whole = False
         self._merger = self._resume_state.merger()
+        self._reported = False
         self._has_received = True
         self.silent_s = 0.0
 

@@ -73,4 +73,4 @@ class ChatCompletions:
         return has_finished(events)
 
     def may_pass(self, data: bytes) -> bool:
-        return _GOES_ON in data
+        return _GOES_ON in data and GIVES_UP[0] not in data and GIVES_UP[1] not in data

@@ -27,6 +27,10 @@ class Merger(Protocol):
     """
 
     error: bytes
+    refused: Reason | None  # why the leg is no continuation: the stream must end as an error
+    inexact: (
+        Reason | None
+    )  # how the rest may differ from what an undisturbed engine would send; None: not at all
 
     @property
     def over(self) -> bool:

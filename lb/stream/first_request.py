@@ -47,13 +47,9 @@ _WITH_IDS: Mapping[EngineKind, frozenset[bytes]] = {
 }
 TAKES_FLAGS = frozenset({EngineKind.VLLM, EngineKind.SGLANG, EngineKind.SKYSERVE})
 _COUNTS = TAKES_FLAGS  # the tokens of each chunk, if requested
-# Ids and text of one event end at the same place, also while a stop string may be coming.
-_IDS_KEEP_STEP = frozenset({EngineKind.SKYSERVE})
 ASK_IDS: Mapping[str, Any] = {"return_token_ids": True}
 _COUNTING: Mapping[str, Any] = {"include_usage": True, "continuous_usage_stats": True}
 _NONE: Mapping[str, Any] = {}
-
-_STOPS = ("stop", "stop_regex")
 
 
 def prepare(
@@ -61,9 +57,9 @@ def prepare(
 ) -> Preparation:
     """Return what to request from an engine of this kind: its token ids, or else their number."""
     refused = Reason.OFF if mode is Continue.OFF else refusal(path, request)
-    if refused is not None or mode is Continue.TEXT or kind not in _COUNTS:
+    if refused is not None or kind not in _COUNTS:
         return Preparation(_NONE, refused=refused)
-    if ids_are_of_use(path, request, kind):
+    if reports_ids(path, kind):
         is_set = request.get("return_token_ids") is True
         return Preparation(_NONE) if is_set else Preparation(ASK_IDS, Strip.IDS)
     options = request.get("stream_options") or {}
@@ -96,11 +92,17 @@ def written(body: Mapping[str, Any]) -> bytes:
         raise NotResumable(Reason.STRANGE) from error
 
 
-def ids_are_of_use(path: bytes, request: Mapping[str, Any], kind: EngineKind) -> bool:
+def reports_ids(path: bytes, kind: EngineKind) -> bool:
+    """Return whether an engine of this kind reports the ids of prompt and response if it is asked for them.
+
+    They are worth it also where the text has to be given back: they show whether it was read into the same tokens.
+    """
+    return path in _WITH_IDS.get(kind, ())
+
+
+def continues_by_ids(path: bytes, request: Mapping[str, Any], kind: EngineKind) -> bool:
     """Return whether an engine of this kind would continue the request by tokens if their ids were known."""
-    if path not in _WITH_IDS.get(kind, ()):
-        return False
-    if kind not in _IDS_KEEP_STEP and any(request.get(name) for name in _STOPS):
+    if not reports_ids(path, kind):
         return False
     if path == COMPLETIONS:
         return True

@@ -25,19 +25,37 @@ only way, the request makes vLLM, SGLang and our engine count along (continuous_
 as one token, so the response may get longer than its limit by what came together in one event.
 
 TOKENS is not taken, though ids are known, where the text of a response is more than its tokens: for a chat with tools
-(their parser reads chats only), with images or audio (their content is not in the ids), and, but for our engine,
-with stop strings: engines hold back text that may become one, so the ids run ahead of what the client has seen. From
-the text the response goes on just behind what was seen, be it within a word, and what was held back is made again. A stop
-string that begins in front of such a seam and ends behind it is not found: no engine sees both of its parts.
+(their parser reads chats only), and with images or audio (their content is not in the ids).
 
-Not preserved over a seam: the position of a seeded generator (an engine whose next token depends on the seed and the
-context alone, as ours does, is not affected), and penalties for tokens that are now part of the prompt.
+*Where TOKENS goes on.* Not always behind the last id. Engines read the prompt into a detokenizer, and a prompt that ends within
+a character breaks it (vLLM then sends the whole prompt as text), so the position must be one where a character is
+whole. And with stop strings ids run ahead of the text: vLLM holds back B = max(len(stop)) - 1 characters (0 with
+include_stop_str_in_output), so after an event the tokens so far end B characters behind the visible text. Let the client have
+seen V characters, and the first engine have looked for stop strings up to V + B. A stop string that this engine has not found
+ends behind V + B, so it begins at V + B - (max(len(stop)) - 1) or later. From a position whose tokens end there or before, the
+next engine sees every one of them whole, and finds it with its own finish reason: the response is the undisturbed one.
+The characters between position and V come again; the merger takes them off and compares them. A greedy request may repeat tokens. One
+that samples would draw others, so it goes on from where exactly the text ends that was seen, and tokens of which nothing was seen
+are drawn again, which changes no distribution. With stop strings there is no such place on vLLM: those go by TEXT. Our own engine
+sends ids and text of one event to the same place, and begins no event within a stop string.
+
+TEXT withholds the white space at the end: templates trim it, and tokens are rarely cut behind it. The next leg must begin with it.
+
+What an engine counts over its output would start again at zero. min_tokens is lowered. A frequency penalty is, on
+vLLM, a bias of -penalty * count on each token of the response (both are added to the logit before the temperature; a
+repetition penalty, which multiplies in between, rules that out). A repetition penalty itself counts the prompt as well
+(vLLM). A presence penalty has no such form: a token that returns would be charged twice.
+
+An *inexact* continuation differs in its tokens, not in its distribution: a seeded sampler starts again (but that of our engine,
+whose next token depends on the seed and the context alone), or the text is not surely read into the same tokens. If the engine
+reports ids, those of its prompt prove that they are the same (`proof`).
 
 Refusals are decided by `lb.stream.resume_rules` (by the request) and by `resume` (by the stream, and by the engine).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -45,11 +63,19 @@ from typing import Any
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
-from lb.stream.first_request import ASK_IDS, TAKES_FLAGS, Strip, ids_are_of_use, prepare, written
+from lb.stream.first_request import (
+    ASK_IDS,
+    TAKES_FLAGS,
+    Strip,
+    continues_by_ids,
+    prepare,
+    reports_ids,
+    written,
+)
 from lb.stream.openai_request import CHAT, COMPLETIONS
 from lb.stream.resume_rules import NEVER, Reason, prompts_of, refusal, whole
 from lb.stream.resume_rules import NotResumable as NotResumable
-from lb.stream.transcript import StreamProgress
+from lb.stream.transcript import START, Position, StreamProgress, last_positions
 
 
 class ResumeMethod(str, Enum):
@@ -62,17 +88,31 @@ class ResumeMethod(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """The request that continues a stream: POST `body` to `path`; `lb.stream.stream_merge.Stitcher` joins the response."""
+    """The request that continues a stream: POST `body` to `path`; `lb.stream.stream_merge.StreamMerger` joins the response.
+
+    The leg goes on from `kept`, so it begins with `repeated`, which the client has; it makes at most `most_tokens` (None: no
+    limit is known). `given_ids` are the ids of its prompt, if it was given as such. `is_whole` is false if the prompt may end
+    within a character. `inexact` is how the rest may differ from that of an undisturbed engine; with `proof` it does not if the
+    engine reports that it has read its prompt into the ids known, and with `must_prove` it has to.
+    """
 
     way: ResumeMethod
     path: bytes
     body: bytes
     strip: Strip = Strip.NOTHING
+    kept: Position = START
+    repeated: str = ""
+    most_tokens: int | None = None
+    given_ids: Sequence[int] | None = None
+    is_whole: bool = True
+    inexact: Reason | None = None
+    proof: bool = False
+    must_prove: bool = False
 
     @property
     def exact(self) -> bool:
-        """Whether the engine goes on from the very tokens of the response."""
-        return self.way is not ResumeMethod.TEXT
+        """Whether the rest is known to be that of an undisturbed engine, before the engine has responded."""
+        return self.inexact is None
 
 
 # How long a completion gets that sets no limit; others have none, or one that the operator sets.
@@ -118,6 +158,17 @@ _NOT_WITH_IDS = frozenset(
 )
 
 
+_MAX_BIAS = 100.0  # vLLM clamps larger ones
+_LOOK_BACK_TOKENS = 64  # to a position that is surely whole; farther back costs more than it is worth
+_KNOWN_BY = 16  # characters by which text is recognized behind a prompt (see `StreamMerger`)
+_GREEDY_BELOW = 1e-5  # vLLM's
+# Engines with one event for each token; of others without a report the number of tokens is unknown.
+_TOKEN_PER_EVENT = frozenset({EngineKind.LLAMACPP, EngineKind.TGI})
+_OWN_SAMPLER = frozenset({EngineKind.SKYSERVE})  # the next token depends on the seed and the context alone
+_HOLDS_TEXT = frozenset({EngineKind.VLLM})  # while it may become a stop string, though its ids are sent
+_TAKES_BIAS = frozenset({EngineKind.VLLM, EngineKind.SKYSERVE})  # and counts prompts in a repetition penalty
+
+
 def resume(
     path: bytes,
     request: Mapping[str, Any],
@@ -130,66 +181,270 @@ def resume(
     if refused is Reason.OFF or refused in NEVER:
         raise NotResumable(refused)
     _check(sofar)
-    if sofar.silent and not (request.get("return_token_ids") and sofar.output_ids):
-        ready = prepare(path, request, kind, mode)
-        return ResumeRequest(ResumeMethod.RESTART, path, written({**request, **ready.fields}), ready.strip)
+    has_sent_ids = bool(request.get("return_token_ids")) and max(sofar.sent_tokens, sofar.tokens) > 0
+    if sofar.silent and (not has_sent_ids or _may_repeat(request, kind)):
+        return _again(path, request, sofar, kind, mode)
     if refused is not None:
         raise NotResumable(refused)
     if sofar.tool_call:
         raise NotResumable(Reason.TOOL_CALL)
     if sofar.reasoning and not sofar.text:
         raise NotResumable(Reason.REASONING)
-    if left(path, request, sofar, kind) == 0:
-        raise NotResumable(Reason.ENDED)
-    if mode is Continue.AUTO and ids_are_of_use(path, request, kind) and sofar.output_ids:
+    if not is_counted(sofar, kind) and _has_limit(path, request, sofar, kind):
+        raise NotResumable(Reason.UNCOUNTED)
+    if continues_by_ids(path, request, kind) and sofar.output_ids is not None:
         context = sofar.context_ids or _ids_of(request.get("prompt"))
-        if context:
-            return _by_tokens(path, request, sofar, context, kind)
+        kept = _position(request, sofar, kind) if context else None
+        if context and kept is not None:
+            return _by_tokens(path, request, sofar, context, kept, kind, mode)
     if sofar.reasoning or not sofar.text:
         raise NotResumable(Reason.REASONING if sofar.reasoning else Reason.STRANGE)
     return _by_text(path, request, sofar, kind, mode)
 
 
-def left(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> int | None:
-    """Return how many tokens the response may still get; None if nothing limits it that is known here."""
-    limits = [limit for name in _OUTPUT_LIMITS if (limit := whole(request.get(name))) is not None]
-    if limits:
-        return max(0, limits[0] - sofar.tokens)
+def left(
+    path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind, kept: int | None = None
+) -> int | None:
+    """Return how many tokens the response may still get behind its first `kept` (all it has); None if no limit is known here."""
+    used = sofar.tokens if kept is None else kept
+    limit = _limit(request)
+    if limit is not None:
+        return max(0, limit - used)
     # A completion with an explicit null may use what the context has left.
     default = _DEFAULT_TOKENS.get(kind) if path == COMPLETIONS and "max_tokens" not in request else None
     if default is None or sofar.tokens > default:  # longer than the default: the operator has set another
         return None
-    return default - sofar.tokens
+    return default - used
+
+
+def is_counted(sofar: StreamProgress, kind: EngineKind) -> bool:
+    """Return whether the number of tokens is known, of a response that an engine of this kind has made."""
+    return sofar.counted or kind in _TOKEN_PER_EVENT
+
+
+def _limit(request: Mapping[str, Any]) -> int | None:
+    """Return the client's own limit."""
+    limits = (limit for name in _OUTPUT_LIMITS if (limit := whole(request.get(name))) is not None)
+    return next(limits, None)
+
+
+def stop_length(request: Mapping[str, Any]) -> int:
+    """Return the length of the longest stop string; 0 if there is none."""
+    stop = request.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    return max((len(one) for one in stops if isinstance(one, str)), default=0)
+
+
+def holds_text(request: Mapping[str, Any], kind: EngineKind) -> bool:
+    """Return whether an engine of this kind has made text that it does not send before it is sure that no stop string comes."""
+    if request.get("include_stop_str_in_output") is True:
+        return False
+    return kind not in _OWN_SAMPLER and (stop_length(request) > 1 or bool(request.get("stop_regex")))
+
+
+def is_greedy(request: Mapping[str, Any]) -> bool:
+    """Return whether the next token is always the likeliest; without a temperature it is the engine's to decide."""
+    temperature = request.get("temperature")
+    if isinstance(temperature, (int, float)) and not isinstance(temperature, bool):
+        return 0 <= temperature < _GREEDY_BELOW or request.get("top_k") == 1
+    return request.get("top_k") == 1
+
+
+def _again(
+    path: bytes,
+    request: Mapping[str, Any],
+    sofar: StreamProgress,
+    kind: EngineKind,
+    mode: Continue,
+) -> ResumeRequest:
+    """Return the first request once more; the leg has to begin with the text that the client has."""
+    ready = prepare(path, request, kind, mode)
+    return ResumeRequest(
+        ResumeMethod.RESTART,
+        path,
+        written({**request, **ready.fields}),
+        ready.strip,
+        repeated=sofar.text,
+        most_tokens=_limit(request),
+    )
+
+
+def _may_repeat(request: Mapping[str, Any], kind: EngineKind) -> bool:
+    """Return whether an engine that makes tokens once more makes the same ones."""
+    return is_greedy(request) or kind in _OWN_SAMPLER
+
+
+def _position(request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> Position | None:
+    """Return from which position the tokens go on; None if there is none.
+
+    Its `chars` are where the text of its tokens ends, visible or not.
+    """
+    visible, longest = len(sofar.text), stop_length(request)
+    may_repeat = _may_repeat(request, kind)
+    if not visible:  # only ids that the client has asked for: others would come
+        return None
+    if sofar.positions is None:  # of a journal that keeps none
+        return Position(sofar.base.tokens + len(sofar.output_ids or ()), visible, True)
+    held = 0
+    end = visible  # the position must not be behind it
+    if longest and kind not in _OWN_SAMPLER:
+        if kind not in _HOLDS_TEXT or sofar.reasoning or not may_repeat:
+            return None
+        held = 0 if request.get("include_stop_str_in_output") is True else longest - 1
+        end = visible + held - (longest - 1)
+    if request.get("stop_regex"):
+        return None
+    fallback: Position | None = None
+    for one in last_positions(sofar):
+        chars = one.chars + held
+        if chars > end or one.chars == 0:
+            continue
+        if one.tokens < sofar.base.tokens:
+            break
+        if not may_repeat and chars < visible:
+            break
+        if fallback is not None and fallback.tokens - one.tokens > _LOOK_BACK_TOKENS:
+            break
+        if one.whole:
+            return Position(one.tokens, chars, True)
+        fallback = fallback or Position(one.tokens, chars, False)
+    if fallback is None or fallback.chars < _KNOWN_BY:
+        return sofar.base if may_repeat else None  # all of it once more
+    return fallback
 
 
 def _by_tokens(
-    path: bytes, request: Mapping[str, Any], sofar: StreamProgress, context: Sequence[int], kind: EngineKind
+    path: bytes,
+    request: Mapping[str, Any],
+    sofar: StreamProgress,
+    context: Sequence[int],
+    kept: Position,
+    kind: EngineKind,
+    mode: Continue,
 ) -> ResumeRequest:
+    ids = (sofar.output_ids or ())[: kept.tokens - sofar.base.tokens]
+    rest = left(path, request, sofar, kind, kept.tokens)
+    if rest == 0:
+        raise NotResumable(Reason.ENDED)
+    inexact = _seed(request, kind)
+    if inexact is not None and mode is Continue.EXACT:
+        raise NotResumable(inexact)
     body = {name: value for name, value in request.items() if name not in _NOT_WITH_IDS}
-    body.update(_lowered(path, request, sofar, kind))
-    rest = left(path, request, sofar, kind)
+    body.update(_lowered(path, request, sofar, kind, kept.tokens))
+    if sofar.base.tokens and _penalizes(request, "frequency_penalty"):
+        raise NotResumable(Reason.PENALTIES)  # the tokens of an earlier leg are not known
+    body.update(_bias(request, ids, kind))
     body.pop("max_completion_tokens", None)
     # A chat without a limit may use what the context has left. To a completion, only an explicit null means that.
     if rest is not None or path == CHAT:
         body["max_tokens"] = rest
     body.update(ASK_IDS)
-    body["prompt"] = [*context, *(sofar.output_ids or ())]
-    return ResumeRequest(ResumeMethod.TOKENS, COMPLETIONS, written(body), prepare(path, request, kind).strip)
+    given = [*context, *ids]
+    body["prompt"] = given
+    return ResumeRequest(
+        ResumeMethod.TOKENS,
+        COMPLETIONS,
+        written(body),
+        prepare(path, request, kind).strip,
+        kept=kept,
+        repeated=sofar.text[kept.chars :],
+        most_tokens=rest,
+        given_ids=given,
+        is_whole=kept.whole,
+        inexact=inexact,
+    )
 
 
 def _by_text(
     path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind, mode: Continue
 ) -> ResumeRequest:
+    if request.get("truncate_prompt_tokens") is not None:
+        raise NotResumable(Reason.TRUNCATED_PROMPT)
+    text = sofar.text.rstrip() if path == CHAT or is_greedy(request) else sofar.text
+    if not text:
+        return _again(path, request, sofar, kind, mode)
+    if _penalizes(request, "frequency_penalty", "presence_penalty"):
+        raise NotResumable(Reason.PENALTIES)
+    _bias(request, (), kind)  # for a repetition penalty
+    kept = _behind(text, sofar)
+    rest = left(path, request, sofar, kind, kept.tokens)
+    if rest == 0:
+        raise NotResumable(Reason.ENDED)
     ready = prepare(path, request, kind, mode)
-    body = {**request, **_lowered(path, request, sofar, kind), **ready.fields}
+    proof = sofar.output_ids is not None and sofar.context_ids is not None and reports_ids(path, kind)
+    seed = _seed(request, kind)
+    if mode is Continue.EXACT and (seed is not None or not proof):
+        raise NotResumable(seed or Reason.RETOKENIZED)
+    body = {**request, **_lowered(path, request, sofar, kind, kept.tokens), **ready.fields}
     if path == CHAT:
-        body.update(_reopened(request, sofar.text, kind))
+        body.update(_reopened(request, text, kind))
     else:
         (prompt,) = prompts_of(request.get("prompt"))
         if not isinstance(prompt, str):
             raise NotResumable(Reason.PROMPT_IDS)
-        body["prompt"] = prompt + sofar.text
-    return ResumeRequest(ResumeMethod.TEXT, path, written(body), ready.strip)
+        body["prompt"] = prompt + text
+    return ResumeRequest(
+        ResumeMethod.TEXT,
+        path,
+        written(body),
+        ready.strip,
+        kept=kept,
+        repeated=sofar.text[len(text) :],
+        most_tokens=rest,
+        inexact=seed or Reason.RETOKENIZED,
+        proof=proof and seed is None,
+        must_prove=mode is Continue.EXACT,
+    )
+
+
+def _behind(text: str, sofar: StreamProgress) -> Position:
+    """Return the position at the end of the text that is given back, as well as it is known."""
+    tokens = sofar.tokens
+    if len(text) < len(sofar.text):
+        found = (one.tokens for one in last_positions(sofar) if one.chars <= len(text))
+        tokens = next(found, sofar.tokens)
+    return Position(tokens, len(text), True)
+
+
+def _seed(request: Mapping[str, Any], kind: EngineKind) -> Reason | None:
+    is_seeded = request.get("seed") is not None and not is_greedy(request) and kind not in _OWN_SAMPLER
+    return Reason.SEED if is_seeded else None
+
+
+def _penalizes(request: Mapping[str, Any], *names: str) -> bool:
+    return any(request.get(name) for name in names)
+
+
+def _bias(request: Mapping[str, Any], ids: Sequence[int], kind: EngineKind) -> dict[str, Any]:
+    """Return the logit bias that stands for the penalties on these tokens, which are part of the prompt now."""
+    repetition, frequency = request.get("repetition_penalty"), request.get("frequency_penalty")
+    multiplies = repetition is not None and repetition != 1
+    if multiplies and kind not in _TAKES_BIAS:
+        raise NotResumable(Reason.PENALTIES)
+    if not frequency and not _penalizes(request, "presence_penalty"):
+        return {}
+    given = request.get("logit_bias") or {}
+    if (
+        multiplies
+        or kind not in _TAKES_BIAS
+        or _penalizes(request, "presence_penalty")
+        or not isinstance(frequency, (int, float))
+        or not isinstance(given, Mapping)
+    ):
+        raise NotResumable(Reason.PENALTIES)
+    try:
+        bias = {int(token): min(_MAX_BIAS, max(-_MAX_BIAS, float(value))) for token, value in given.items()}
+    except (TypeError, ValueError) as error:
+        raise NotResumable(Reason.STRANGE) from error
+    for token, count in Counter(ids).items():
+        bias[token] = bias.get(token, 0.0) - frequency * count
+        if abs(bias[token]) > _MAX_BIAS:
+            raise NotResumable(Reason.PENALTIES)
+    return {"logit_bias": {str(token): value for token, value in bias.items()}}
+
+
+def _has_limit(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> bool:
+    return left(path, request, sofar, kind) is not None or bool(whole(request.get("min_tokens")))
 
 
 def _reopened(request: Mapping[str, Any], text: str, kind: EngineKind) -> dict[str, Any]:
@@ -227,21 +482,21 @@ def _longer(message: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def _lowered(
-    path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind
+    path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind, kept: int
 ) -> dict[str, Any]:
-    """Return the limits of the response, less what it has."""
+    """Return the limits of the response, less the tokens that are kept."""
     lowered: dict[str, Any] = {}
     for name in _OUTPUT_LIMITS:
         limit = whole(request.get(name))
         if limit is not None:
-            lowered[name] = max(1, limit - sofar.tokens)
+            lowered[name] = max(1, limit - kept)
     if not lowered and path == COMPLETIONS:
-        rest = left(path, request, sofar, kind)
+        rest = left(path, request, sofar, kind, kept)
         if rest is not None:
             lowered["max_tokens"] = rest
     least = whole(request.get("min_tokens"))
     if least:
-        lowered["min_tokens"] = max(0, least - sofar.tokens)
+        lowered["min_tokens"] = max(0, least - kept)
     return lowered
 
 

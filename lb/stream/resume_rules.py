@@ -1,7 +1,8 @@
 """Which streams may be continued on another target if theirs is lost: the table of rules. Pure.
 
-Allowed are streams of `/v1/chat/completions` and `/v1/completions` with one choice of plain text, with any sampling,
-stop strings, penalties, seeds, and tools on offer. `Reason` lists what is not allowed, and why.
+Allowed are streams of `/v1/chat/completions` and `/v1/completions` with one choice of plain text and tools on offer, as far
+as the rest is what an undisturbed engine would have made, or at least of the same distribution. `Reason` lists what is not
+allowed, and why.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from lb.stream.openai_request import CHAT, COMPLETIONS
 
 
 class Reason(str, Enum):
-    """Why a stream is not continued."""
+    """Why a stream is not continued, or not exactly."""
 
     OFF = "off"  # by the service's options or by the request's own header
+    TOO_OFTEN = "broken_too_often"  # without a token in between
+    # What an inexact continuation differs by: the distribution is the same, the tokens need not be.
+    SEED = "seed"  # a seeded generator starts again
+    RETOKENIZED = "retokenized"  # the engine reads the text back, not surely into the tokens that made it
     # By the request.
     NOT_A_STREAM = "not_a_stream"
     SEVERAL_CHOICES = "several_choices"  # n, best_of, beam search: choices cannot be distinguished
@@ -25,6 +30,9 @@ class Reason(str, Enum):
     SUFFIX = "suffix"  # the text must meet its end
     LOGPROBS = "logprobs"  # those of tokens that have become prompt are not available
     GRAMMAR = "grammar"  # the state of the grammar is lost
+    PENALTIES = "penalties"  # of tokens that have become prompt, which the next engine would not count
+    SAMPLER = "sampler_state"  # of other rules over the whole output: bad words, detection of repetitions
+    TRUNCATED_PROMPT = "truncated_prompt"  # the engine would cut the longer prompt once more
     FORCED_TOOL = "forced_tool"  # as with a grammar
     PROMPT_EMBEDS = "prompt_embeds"  # a prompt that is no tokens cannot be appended to
     MODALITIES = "modalities"  # a response that is not text
@@ -34,6 +42,8 @@ class Reason(str, Enum):
     LOST = "buffer_limit"  # more than the journal keeps
     FAILED = "engine_error"  # the engine's own error has reached the client
     STRANGE = "unreadable"
+    UNCOUNTED = "tokens_unknown"  # there is a limit, and the engine has not reported how much of it is used
+    MISMATCH = "mismatch"  # the rest does not begin with what the client has, or does not add up
     TOOL_CALL = "tool_call"  # in progress
     REASONING = "reasoning"  # in progress, or only its text is known: no engine takes it back
     # By the engine that would continue it.
@@ -61,11 +71,24 @@ _RULES_OUT: tuple[tuple[Reason, tuple[str, ...]], ...] = (
     (Reason.ECHO, ("echo",)),
     (Reason.SUFFIX, ("suffix",)),
     (Reason.LOGPROBS, ("logprobs", "top_logprobs", "prompt_logprobs", "n_probs", "return_hidden_states")),
-    (Reason.GRAMMAR, ("structured_outputs", "grammar", "regex", "ebnf", "json_schema", "structural_tag")),
+    (
+        Reason.SAMPLER,
+        (
+            "bad_words",
+            "repetition_detection",
+            "logits_processors",
+            "custom_logit_processor",
+            "mirostat",
+            "dry_multiplier",
+        ),
+    ),
     (Reason.PROMPT_EMBEDS, ("prompt_embeds",)),
     (Reason.MODALITIES, ("audio",)),
     (Reason.KV_TRANSFER, ("kv_transfer_params", "disaggregated_params", "bootstrap_room", "bootstrap_host")),
 )
+# Any value but these three is a grammar: `{}` is that of any JSON.
+_GRAMMARS = ("structured_outputs", "grammar", "regex", "ebnf", "json_schema", "structural_tag")
+_NO_GRAMMAR = (None, False, "")
 _ZERO_ASKS = frozenset({"logprobs", "prompt_logprobs"})  # of a completion: those of the chosen tokens
 
 
@@ -83,8 +106,9 @@ def refusal(path: bytes, request: Mapping[str, Any]) -> Reason | None:
     shape = request.get("response_format")
     if shape and not (isinstance(shape, Mapping) and shape.get("type") == "text"):
         return Reason.GRAMMAR
-    if any(value and name.startswith("guided_") for name, value in request.items()):
-        return Reason.GRAMMAR
+    for name, value in request.items():
+        if (name in _GRAMMARS or name.startswith("guided_")) and value not in _NO_GRAMMAR:
+            return Reason.GRAMMAR
     if request.get("tool_choice") not in (None, "none", "auto"):
         return Reason.FORCED_TOOL
     if request.get("function_call") not in (None, "none", "auto"):

@@ -19,6 +19,8 @@ from lb.stream.transcript import StreamProgress
 class ResumeState:
     """`progress` is None until the first break, `kind` that of the present target.
 
+    `breaks` are those in a row after which the stream had not come farther: a stream that advances between two may break often.
+
     Only the bytes of the request are kept: they are parsed again when a stream has to be resumed, which few have to, and
     objects take more room than their text for as long as the stream runs.
     """
@@ -71,7 +73,18 @@ class ResumeState:
 
     def could_resume(self, progress: StreamProgress, kind: EngineKind) -> bool:
         """Return whether a stream that has come so far could go on with an engine of this kind."""
-        return self.breaks < self.options.max_breaks and self.can_go_on(progress, kind)
+        return self._breaks_after(progress) <= self.options.max_breaks and self.can_go_on(progress, kind)
+
+    def broken(self, progress: StreamProgress) -> bool:
+        """Take note of a break; False if there have been too many in a row without a token in between."""
+        self.breaks = self._breaks_after(progress)
+        self.progress = progress
+        return self.breaks <= self.options.max_breaks
+
+    def _breaks_after(self, progress: StreamProgress) -> int:
+        before = self.progress
+        has_advanced = before is not None and len(progress.text) > len(before.text)
+        return 1 if has_advanced and self.options.max_breaks else self.breaks + 1
 
     @property
     def breaks_left(self) -> int:

@@ -6,6 +6,10 @@
 
 What the client sees has one `id`, `created`, `model` and `system_fingerprint`, the role once, one `finish_reason`, one
 `[DONE]`, and a `usage` as if one engine had done it all: the prompt of the first request, the tokens of all legs.
+
+The invariant of a seam: **the client reads a prefix of what one engine would have said.** So the prompt ids that the engine reports
+are those it was given, the leg begins with the text that it has to repeat, no leg makes more tokens than were left, and the
+text that was sent is the text of the journal. A leg that breaks it is `refused`, and the stream ends as an error.
 """
 
 from __future__ import annotations
@@ -20,10 +24,17 @@ from lb.engines.kinds import EngineKind
 from lb.http.sse import ABORT, DONE, EventReader, error_event, event
 from lb.stream.first_request import Strip
 from lb.stream.openai_request import CHAT
-from lb.stream.resume_request import ResumeMethod, ResumeRequest, left
-from lb.stream.resume_rules import NEVER, refusal
+from lb.stream.resume_request import (
+    ResumeMethod,
+    ResumeRequest,
+    holds_text,
+    is_counted,
+    left,
+    stop_length,
+)
+from lb.stream.resume_rules import NEVER, Reason, refusal, whole
 from lb.stream.token_usage import Tokens
-from lb.stream.transcript import ProgressTally, StreamProgress
+from lb.stream.transcript import CALLS, SPEECH, ProgressTally, StreamProgress
 
 Change = Callable[[dict[str, Any]], bool]  # of a parsed chunk, in place; False: leave it out
 
@@ -115,7 +126,7 @@ class StreamMerger:
     `feed` takes the bytes of the new response, without chunk framing, and gives whole events for the client. If this
     leg breaks as well, `sofar` has how far the stream has come by then, over all legs, for the next `resume`.
     An event in which the engine gives up is not passed on but kept in `error`: the leg is broken. So it is if one event
-    is longer than the limit.
+    is longer than the limit. `refused` is why the leg is no continuation, `inexact` how the rest may differ.
     """
 
     def __init__(
@@ -132,26 +143,44 @@ class StreamMerger:
         """
         way = resumption.way
         self.error = b""
+        self.refused: Reason | None = None
+        self.inexact = None if resumption.proof else resumption.inexact
+        self._request = request
         self._before = before
+        self._resumption = resumption
         self._limit = limit_bytes
         self._is_chat = path == CHAT
+        self._path = path
         self._reshapes = self._is_chat and resumption.path != CHAT
         self._asked_ids = request.get("return_token_ids") is True
         self._keeps_prompt_ids = (
             self._asked_ids and way is ResumeMethod.RESTART and before.context_ids is None
         )
-        self._tokens_before = 0 if way is ResumeMethod.RESTART else before.tokens
+        self._tokens_before = resumption.kept.tokens
         self._drop = _DROPS.get(resumption.strip)
         self._goes_on = way is not ResumeMethod.RESTART
         self._reader = EventReader()
-        self._tally = ProgressTally(
-            before, from_start=way is ResumeMethod.RESTART, from_text=way is ResumeMethod.TEXT
-        )
+        self._tally = ProgressTally(before, resumption.kept, from_text=way is ResumeMethod.TEXT)
+        self._expected = resumption.repeated  # what is left of it
+        self._is_first = True  # no text has come yet
+        self._checks_ids = resumption.given_ids is not None or resumption.proof
+        # Ids behind the position that the client was sent already.
+        sent = max(before.sent_tokens, before.tokens)
+        behind = sent - resumption.kept.tokens if way is not ResumeMethod.TEXT else 0
+        self._ids_sent = max(0, behind) if self._asked_ids else 0
+        self._sent_chars = 0
+        # A stop string across the seam of a leg that goes on from text: no engine sees both of its parts.
+        seen = stop_length(request) - 1
+        self._edge = before.text[-seen:] if way is ResumeMethod.TEXT and seen > 0 else ""
+        self._edge_text = ""  # of this leg, as long as a stop string may begin before it
+        self._met_stop = False
+        most = resumption.most_tokens
+        self._most = None if most is None else resumption.kept.tokens + most  # over all legs
 
     @property
     def over(self) -> bool:
         """The stream is complete, or broken: nothing more will be passed on."""
-        return self._tally.done or bool(self.error)
+        return self._tally.done or bool(self.error) or self.refused is not None
 
     def feed(self, payload: bytes) -> bytes:
         """Return the events for the client that these bytes complete; possibly none."""
@@ -177,7 +206,10 @@ class StreamMerger:
         """Return how far the stream has come, with all of its legs."""
         if self._tally.size_bytes > self._limit:
             self._tally.lost = True
-        return self._tally.progress()
+        sofar = self._tally.progress()
+        if len(sofar.text) != len(self._before.text) + self._sent_chars:
+            self.refused = Reason.MISMATCH
+        return sofar
 
     def _passed(self, data: bytes) -> bytes:
         if self.over:
@@ -197,30 +229,148 @@ class StreamMerger:
         if gives_up:
             self.error = b"data: " + data + b"\n\n"
             return b""
-        return event(chunk) if has_content else b""
+        if self.refused is not None:
+            return b""
+        passed = event(chunk) if has_content else b""
+        return passed + self._ended_early() if self._met_stop else passed
 
     def _rewrite(self, chunk: dict[str, Any]) -> bool:
-        """Make it a chunk of the first stream and take note of it; False if nothing is left of it."""
+        """Make it a chunk of the first stream and take note of it; False if nothing is left of it, or the leg is refused."""
         self._sign(chunk)
+        repeated = 0
+        self._check_prompt(chunk)
         for choice in chunk.get("choices") or ():
             if self._reshapes:
                 choice["delta"] = {"content": choice.pop("text", "")}
+            repeated = self._take_repeated(choice)
             if self._is_chat:
                 self._settle_role(choice.get("delta"))
         if isinstance(usage := chunk.get("usage"), dict):
             chunk["usage"] = self._usage(usage)
-        self._tally.chunk(chunk)
+        if self.refused is not None:
+            return False
+        self._tally.chunk(chunk, repeated)
+        if self._most is not None and self._tally.counted and self._tally.tokens > self._most:
+            self.refused = Reason.MISMATCH
+            return False
         if self._drop is not None and not self._drop(chunk):
             return False
         has_content = bool(chunk.get("usage"))
         for part in (chunk, *(chunk.get("choices") or ())):
             if not self._keeps_prompt_ids:
                 part.pop("prompt_token_ids", None)
+                part.pop("prompt_text", None)
             if not self._asked_ids:
                 part.pop("token_ids", None)
+            elif self._ids_sent and (ids := part.get("token_ids")):
+                part["token_ids"] = ids[self._ids_sent :]
+                self._ids_sent = max(0, self._ids_sent - len(ids))
             delta = part.get("delta") or {"text": part.get("text")}
             has_content |= bool(any(delta.values()) or any(part.get(key) for key in _TELLING))
         return has_content
+
+    def _check_prompt(self, chunk: Mapping[str, Any]) -> None:
+        """Compare the ids of the prompt that the engine reports with those that it should have."""
+        if not self._checks_ids:
+            return
+        choices: list[Any] = chunk.get("choices") or []
+        ids = chunk.get("prompt_token_ids") or (choices[0].get("prompt_token_ids") if choices else None)
+        if not ids:
+            return
+        self._checks_ids = False
+        given, before = self._resumption.given_ids, self._before
+        if given is not None:
+            if list(given) != ids:
+                self.refused = Reason.MISMATCH
+            return
+        context, output = before.context_ids or (), before.output_ids or ()
+        kept = len(ids) - len(context)
+        if kept >= 0 and ids == [*context, *output[:kept]]:
+            self._tally.proved(before, kept)
+            self._tokens_before = before.base.tokens + kept
+        else:
+            self._not_proved()
+
+    def _not_proved(self) -> None:
+        """The engine has not read the text into the tokens that made it, or does not report it."""
+        self._checks_ids = False
+        self.inexact = self._resumption.inexact
+        if self._resumption.must_prove:
+            self.refused = Reason.RETOKENIZED
+
+    def _take_repeated(self, choice: dict[str, Any]) -> int:
+        """Take off what the client has of the text of a choice. Returns how many characters that were."""
+        fields = choice.get("delta") if self._is_chat else choice
+        name = "content" if self._is_chat else "text"
+        text = fields.get(name) if isinstance(fields, dict) else None
+        if not text or not isinstance(text, str) or fields is None:
+            if self._expected and (choice.get("finish_reason") or _says_more(fields)):
+                self.refused = (
+                    Reason.MISMATCH
+                )  # it ends, or says something else, before it has come to what is new
+            return 0
+        if self._is_first:
+            self._is_first = False
+            text = self._without_prompt(text)
+            if self._checks_ids and self._resumption.proof:
+                self._not_proved()
+        count = min(len(text), len(self._expected))
+        if text[:count] != self._expected[:count]:
+            self.refused = Reason.MISMATCH
+            return 0
+        self._expected = self._expected[count:]
+        if self._expected and choice.get("finish_reason"):
+            self.refused = Reason.MISMATCH
+            return 0
+        text = text[count:]
+        if self._edge:
+            text = self._cut_at_stop(text, choice)
+        fields[name] = text
+        self._sent_chars += len(text)
+        return count
+
+    def _without_prompt(self, text: str) -> str:
+        """Return the first text of a leg without the prompt, which vLLM sends with it if the prompt ends within a character."""
+        if self._resumption.is_whole:
+            return text
+        known, expected = self._before.text[: self._resumption.kept.chars], self._expected
+        at = text.find(known)
+        while at >= 0:
+            rest = text[at + len(known) :]
+            if rest.startswith(expected) or expected.startswith(rest):
+                return rest
+            at = text.find(known, at + 1)
+        return text
+
+    def _cut_at_stop(self, text: str, choice: dict[str, Any]) -> str:
+        """Return the text up to a stop string that begins before the seam, with which the response ends."""
+        seam = len(self._edge)
+        window = self._edge + self._edge_text + text
+        least = whole(self._request.get("min_tokens")) or 0
+        stop = self._request.get("stop")
+        stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+        found = [
+            (at + len(one), one)
+            for one in stops
+            if isinstance(one, str) and one and 0 <= (at := window.find(one)) < seam < at + len(one)
+        ]
+        if found and self._tally.tokens >= least:
+            end, one = min(found)
+            self._met_stop = True
+            choice["finish_reason"] = "stop"
+            choice["stop_reason"] = one
+            keeps = self._request.get("include_stop_str_in_output") is True
+            return text[: max(0, end - seam - len(self._edge_text))] if keeps else ""
+        self._edge_text += text
+        if len(self._edge_text) >= seam:
+            self._edge = ""
+        return text
+
+    def _ended_early(self) -> bytes:
+        """Return the end of a response that has met a stop string across the seam."""
+        end = closing(self._path, self._request, self._tally.progress(), EngineKind.UNKNOWN)
+        self._tally.done = True
+        return end or DONE
 
     def _sign(self, chunk: dict[str, Any]) -> None:
         before = self._before
@@ -267,6 +417,11 @@ class StreamMerger:
         return stitched
 
 
+def _says_more(delta: Mapping[str, Any] | None) -> bool:
+    """Return whether a delta has content besides text."""
+    return delta is not None and any(delta.get(name) for name in (*SPEECH, *CALLS))
+
+
 def closing(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> bytes | None:
     """Return the end of a broken stream whose response is complete.
 
@@ -284,6 +439,8 @@ def closing(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind
     if sofar.finish_reason is None:
         if sofar.silent or refused is not None or left(path, request, sofar, kind) != 0:
             return None
+        if holds_text(request, kind) or not is_counted(sofar, kind):
+            return None  # text of the last tokens may not have been sent, or there may be more of them
         content: dict[str, Any] = {"delta": {}} if path == CHAT else {"text": ""}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": "length"}
         events.append(event({**_envelope(path, sofar), "choices": [choice]}))

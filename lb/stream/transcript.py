@@ -13,21 +13,37 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from lb.http.body_framing import ChunkedDecoder, FramingError
 from lb.http.sse import ABORT, EventReader
 
-_BYTES_PER_ID = 8
+_BYTES_PER_NUMBER = 8
+_KEPT_NUMBERS = 3 * 256  # of the positions at the ends of the last events
 # Within a text the quotation marks would be escaped.
 _FINISH = re.compile(rb'"finish_reason":\s*"(?!abort")')
-_SPEECH = ("reasoning_content", "reasoning")
-_CALLS = ("tool_calls", "function_call")
-_KNOWN = frozenset({"role", "content", "refusal", *_SPEECH, *_CALLS})
+SPEECH = ("reasoning_content", "reasoning")
+CALLS = ("tool_calls", "function_call")
+_KNOWN = frozenset({"role", "content", "refusal", *SPEECH, *CALLS})
+
+
+class Position(NamedTuple):
+    """A place in a response: when `tokens` of it had been made, its visible text had `chars` characters.
+
+    `whole`: no character is known to be half made there. Tokens of byte level end within characters, and an event shows no
+    text for the beginning of one: only an event of one token whose text has grown surely ends with a whole character.
+    """
+
+    tokens: int
+    chars: int
+    whole: bool
+
+
+START = Position(0, 0, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +51,12 @@ class StreamProgress:
     """How far a stream has come.
 
     `context_ids` are the tokens the engine was given, `output_ids` those it made after them; None where it did not
-    show. `tokens` of the response have been made: as many as there are ids, or as the engine counts, or else at least
-    one for each event with content. `prompt_tokens` and `cached_tokens` are those of the client's own prompt.
-    `usage_reported` is the count that closes a stream, `usage` the last one there was.
+    show. They begin at `base`, which is the start of the response, or that of a leg that went on from text; so
+    `len(output_ids) == tokens - base.tokens`. `tokens` of the response have been made: as many as there are ids, or as the engine counts, or else at least
+    one for each event with content; only the last is a guess, and then the stream is not `counted`. Of `sent_tokens` the client
+    may have been sent the ids: more than `tokens` while some are made again. `positions` are those at
+    the ends of its last events, three numbers each (see `last_positions`). `prompt_tokens` and `cached_tokens` are those of the
+    client's own prompt. `usage_reported` is the count that closes a stream, `usage` the last one there was.
 
     A stream is `strange` if it has events that cannot be read or are not known here, `failed` if the engine itself has
     reported an error, `lost` if it has outgrown its journal.
@@ -57,10 +76,14 @@ class StreamProgress:
     done: bool = False
     events: int = 0
     tokens: int = 0
+    sent_tokens: int = 0
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     context_ids: Sequence[int] | None = None
     output_ids: Sequence[int] | None = ()
+    counted: bool = True
+    base: Position = START
+    positions: Sequence[int] | None = None
     strange: bool = False
     failed: bool = False
     lost: bool = False
@@ -71,18 +94,25 @@ class StreamProgress:
         return not (self.text or self.reasoning or self.tool_call or self.finish_reason or self.strange)
 
 
+def last_positions(sofar: StreamProgress) -> Iterator[Position]:
+    """Yield the positions of a stream from the last one to the first."""
+    numbers = sofar.positions or ()
+    for at in range(len(numbers) - 3, -1, -3):
+        yield Position(numbers[at], numbers[at + 1], bool(numbers[at + 2]))
+
+
 class ProgressTally:
     """A `StreamProgress` in the making: takes note of one chunk after the other, over all the targets of a stream."""
 
     def __init__(
-        self, before: StreamProgress | None = None, *, from_start: bool = False, from_text: bool = False
+        self, before: StreamProgress | None = None, kept: Position | None = None, *, from_text: bool = False
     ) -> None:
-        """Goes on where `before` stopped.
+        """Goes on where `before` stopped, or from its position `kept`: what was made behind it is made again.
 
-        `from_start`: the response is started again, its tokens count from zero; `from_text`: the next engine reads the text
-        into tokens of its own, so the ids known do not go on.
+        `from_text`: the next engine reads the text into tokens of its own, so the ids known do not go on (see `proved`).
         """
         before = before or StreamProgress()
+        kept = kept or Position(before.tokens, len(before.text), True)
         self.id = before.id
         self.created = before.created
         self.model = before.model
@@ -103,23 +133,49 @@ class ProgressTally:
         self.lost = before.lost
         self._text = [before.text]
         self._text_bytes = len(before.text)
-        known = () if from_start or from_text else before.output_ids
-        self._ids = None if known is None else array("q", known)
-        self._ids_before = len(known or ())
-        self._tokens_before = 0 if from_start else before.tokens
+        self._base = kept if from_text or not kept.tokens else before.base
+        ids = () if from_text else before.output_ids
+        self._ids = None if ids is None else array("q", ids[: kept.tokens - self._base.tokens])
+        self._positions = array("q")
+        for position in last_positions(before):
+            if position.tokens <= kept.tokens and position.chars <= kept.chars:
+                numbers = before.positions or ()
+                self._positions = array("q", numbers[: _count_up_to(numbers, position)])
+                break
+        self._chars = kept.chars  # of the visible text, up to where this leg has come
+        self._tokens_before = kept.tokens
+        self._sent_before = max(before.sent_tokens, before.tokens)
+        self._counted_before = before.counted or not kept.tokens
+        self._listed: int | None = 0  # ids of this leg; None once an event with content had none
         self._text_events = 0  # events of this leg with content
+        self._usage_is_fresh = True  # no event with content has come since the last usage
 
     @property
     def size_bytes(self) -> int:
         """About what it keeps."""
-        return self._text_bytes + _BYTES_PER_ID * (len(self._ids or ()) + len(self.context_ids or ()))
+        return self._text_bytes + _BYTES_PER_NUMBER * (len(self._ids or ()) + len(self.context_ids or ()))
 
     @property
     def tokens(self) -> int:
-        if self._ids is not None:
-            return self._tokens_before + len(self._ids) - self._ids_before
+        if self._listed is not None:
+            return self._tokens_before + self._listed
         counted = self.usage.get("completion_tokens") if self.usage else None
         return counted if isinstance(counted, int) else self._tokens_before + self._text_events
+
+    @property
+    def counted(self) -> bool:
+        """Whether `tokens` is a count and not a guess."""
+        if self._listed is not None:
+            return self._counted_before
+        counted = self.usage.get("completion_tokens") if self.usage else None
+        return self._counted_before and self._usage_is_fresh and isinstance(counted, int)
+
+    def proved(self, before: StreamProgress, kept: int) -> None:
+        """The next engine has read the text into the context and the first `kept` ids of `before`. Called before its first chunk."""
+        self.context_ids = before.context_ids
+        self._base = before.base
+        self._ids = array("q", (before.output_ids or ())[:kept])
+        self._tokens_before = before.base.tokens + kept
 
     def event(self, data: bytes) -> None:
         """Take note of the data of one event."""
@@ -135,15 +191,19 @@ class ProgressTally:
         else:
             self.strange = True
 
-    def chunk(self, chunk: Mapping[str, Any]) -> None:
-        """Take note of one parsed chunk, of chat or completions."""
+    def chunk(self, chunk: Mapping[str, Any], repeated: int = 0) -> None:
+        """Take note of one parsed chunk, of chat or completions.
+
+        `repeated` characters of its text, which the client has already, have been taken off.
+        """
         self.events += 1
+        self._chars += repeated
         try:
-            self._read(chunk)
+            self._read(chunk, repeated)
         except (AttributeError, KeyError, TypeError, OverflowError):  # an object where a list should be
             self.strange = True
 
-    def _read(self, chunk: Mapping[str, Any]) -> None:
+    def _read(self, chunk: Mapping[str, Any], repeated: int) -> None:
         if "error" in chunk:
             self.failed = True
             return
@@ -152,7 +212,7 @@ class ProgressTally:
         choices: list[Any] = chunk.get("choices") or []
         ids = chunk.get("prompt_token_ids")
         if len(choices) == 1 and choices[0].get("index", 0) == 0:
-            self._choice(choices[0])
+            self._choice(choices[0], repeated)
             ids = ids or choices[0].get("prompt_token_ids")
         elif choices:
             self.strange = True
@@ -162,6 +222,17 @@ class ProgressTally:
                 self.prompt_tokens = len(ids)
         if isinstance(usage := chunk.get("usage"), dict):
             self._count(usage, final=not choices)
+        if choices and not self.strange:
+            self._mark(choices[0], repeated)
+
+    def _mark(self, choice: Mapping[str, Any], repeated: int) -> None:
+        """Remember the position at the end of an event with text."""
+        if _text_of(choice) or repeated:
+            ids = choice.get("token_ids")
+            whole = ids is None or len(ids) == 1
+            self._positions.extend((self.tokens, self._chars, whole))
+            if len(self._positions) > 2 * _KEPT_NUMBERS:
+                del self._positions[:-_KEPT_NUMBERS]
 
     def progress(self) -> StreamProgress:
         """Return all of it, as a value."""
@@ -180,10 +251,14 @@ class ProgressTally:
             done=self.done,
             events=self.events,
             tokens=self.tokens,
+            sent_tokens=max(self._sent_before, self.tokens),
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             context_ids=self.context_ids,
             output_ids=self._ids,
+            counted=self.counted,
+            base=self._base,
+            positions=self._positions,
             strange=self.strange,
             failed=self.failed,
             lost=self.lost,
@@ -197,34 +272,40 @@ class ProgressTally:
         fingerprint = chunk.get("system_fingerprint")
         self.system_fingerprint = fingerprint if isinstance(fingerprint, str) else None
 
-    def _choice(self, choice: Mapping[str, Any]) -> None:
+    def _choice(self, choice: Mapping[str, Any], repeated: int) -> None:
         delta = choice.get("delta") or {}
-        text = delta.get("content") or choice.get("text") or ""
+        text = _text_of(choice)
         if not isinstance(text, str):
             self.strange = True
             return
         self._text.append(text)
         self._text_bytes += len(text)
+        self._chars += len(text)
         self.role_sent = self.role_sent or bool(delta.get("role"))
-        reasoned = any(delta.get(name) for name in _SPEECH)
-        called = any(delta.get(name) for name in _CALLS)
+        reasoned = any(delta.get(name) for name in SPEECH)
+        called = any(delta.get(name) for name in CALLS)
         self.reasoning = self.reasoning or reasoned
         self.tool_call = self.tool_call or called
         self.strange = self.strange or any(value and name not in _KNOWN for name, value in delta.items())
         finish = choice.get("finish_reason")
         self.failed = self.failed or finish == ABORT
         self.finish_reason = finish or self.finish_reason
-        if text or reasoned or called:
+        has_content = bool(text or repeated or reasoned or called)
+        if has_content:
             self._text_events += 1
+            self._usage_is_fresh = False
         ids = choice.get("token_ids")
         if ids:
             if self._ids is not None:
                 self._ids.extend(ids)
-        elif text or reasoned or called:
-            self._ids = None  # from here on they cannot be known
+            if self._listed is not None:
+                self._listed += len(ids)
+        elif has_content:
+            self._ids = self._listed = None  # from here on they cannot be known
 
     def _count(self, usage: Mapping[str, Any], *, final: bool) -> None:
         self.usage = usage
+        self._usage_is_fresh = True
         self.usage_reported = self.usage_reported or final
         if self.prompt_tokens is None and isinstance(prompt := usage.get("prompt_tokens"), int):
             self.prompt_tokens = prompt
@@ -234,9 +315,21 @@ class ProgressTally:
             self.cached_tokens = cached if isinstance(cached, int) else None
 
 
+def _text_of(choice: Mapping[str, Any]) -> Any:
+    return (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+
+
+def _count_up_to(numbers: Sequence[int], position: Position) -> int:
+    """Return how many of the numbers belong to positions up to this one."""
+    at = len(numbers)
+    while at > 0 and (numbers[at - 3], numbers[at - 2]) != (position.tokens, position.chars):
+        at -= 3
+    return at
+
+
 def has_finished(events: bytes) -> bool:
     """Return whether one of these events has a finish reason. The bytes may begin within an event, and be chunk-framed."""
-    return any(_FINISH.search(line) for line in events.split(b"\n") if line.startswith(b"data:"))
+    return any(_FINISH.search(line) for line in events.splitlines() if line.startswith(b"data:"))
 
 
 class Transcript:

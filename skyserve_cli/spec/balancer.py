@@ -50,8 +50,10 @@ def _within(options: type, name: str, unit: float = 1) -> Any:
 
 
 def _continuation(value: object) -> str:
-    """``off`` without quotes is YAML's word for false."""
-    return Continue.OFF.value if value is False else one_of(*_CONTINUATION)(value)
+    """``off`` without quotes is YAML's word for false; service files before ``exact`` had ``text``, a part of ``auto``."""
+    if value is False:
+        return Continue.OFF.value
+    return Continue.AUTO.value if value == "text" else one_of(*_CONTINUATION)(value)
 
 
 def _no_warming(value: object) -> object:
@@ -191,7 +193,7 @@ class LoadBalancerSection(Section):
     circuit_breaker: CircuitBreakerSection = CircuitBreakerSection()
     """When a replica that fails is left out."""
     continuation: ContinuationWord = Continue.AUTO.value
-    """Whether a stream goes on when its replica fails: auto, text or off."""
+    """Whether a stream goes on when its replica fails: exact, auto or off."""
     api_keys: list[ApiKeySection] | None = None
     """Who may call. Default: everybody."""
     allow_policy_override: bool = True

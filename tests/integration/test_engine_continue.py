@@ -151,7 +151,6 @@ def said(events: bytes) -> dict[str, Any]:
         pytest.param(
             {"max_tokens": 60, "min_tokens": 40}, Continue.AUTO, ResumeMethod.TOKENS, id="by tokens"
         ),
-        pytest.param({"max_tokens": None}, Continue.TEXT, ResumeMethod.TEXT, id="by text"),
         pytest.param(
             {"max_tokens": 60, "ignore_eos": True}, Continue.AUTO, ResumeMethod.TOKENS, id="to the last token"
         ),

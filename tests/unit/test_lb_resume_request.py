@@ -159,13 +159,13 @@ COUNTING = {"include_usage": True, "continuous_usage_stats": True}
         pytest.param(TRTLLM, COMPLETIONS, {}, Strip.NOTHING, id="trt-llm refuses what it does not know"),
         pytest.param(UNKNOWN, CHAT, {}, Strip.NOTHING, id="unknown"),
         pytest.param(VLLM, CHAT, {"n": 2}, Strip.NOTHING, id="a stream that will not be continued"),
-        pytest.param(VLLM, CHAT, {"tools": TOOLS}, Strip.USAGE, id="tools: their parser reads chats only"),
+        pytest.param(VLLM, CHAT, {"tools": TOOLS}, Strip.IDS, id="tools: ids prove what is read back"),
         pytest.param(
             VLLM, CHAT, {"tools": TOOLS, "tool_choice": "none"}, Strip.IDS, id="tools not to be used"
         ),
-        pytest.param(VLLM, CHAT, {"messages": [USER, IMAGE]}, Strip.USAGE, id="an image is not in the ids"),
+        pytest.param(VLLM, CHAT, {"messages": [USER, IMAGE]}, Strip.IDS, id="an image: as with tools"),
         pytest.param(VLLM, CHAT, {"messages": [TEXT_PART]}, Strip.IDS, id="text parts"),
-        pytest.param(VLLM, CHAT, {"stop": "a"}, Strip.USAGE, id="vllm's ids run ahead of its stop strings"),
+        pytest.param(VLLM, CHAT, {"stop": "a"}, Strip.IDS, id="stop strings"),
         pytest.param(SKYSERVE, CHAT, {"stop": "a"}, Strip.IDS, id="ours keep step"),
         pytest.param(
             SGLANG,
@@ -187,7 +187,7 @@ def test_prepare(kind: EngineKind, path: bytes, more: dict[str, Any], strip: Str
     }
     ready = prepare(path, asked(path, more), kind)
     assert (ready.strip, dict(ready.fields)) == (strip, fields[strip])
-    assert prepare(path, asked(path, more), kind, Continue.TEXT).fields == {}
+    assert prepare(path, asked(path, more), kind, Continue.EXACT) == ready
     assert prepare(path, asked(path, more), kind, Continue.OFF).refused is Reason.OFF
 
 
@@ -492,9 +492,10 @@ def test_a_restart_asks_for_ids_again() -> None:
 
 
 def test_ids_that_were_told_are_not_begun_anew() -> None:
-    request = HELLO | {"return_token_ids": True}
+    request = HELLO | {"return_token_ids": True, "temperature": 0}
     sofar = StreamProgress(events=2, role_sent=True, tokens=1, context_ids=(8,), output_ids=(1,))
-    assert resume(CHAT, request, sofar, VLLM).way is ResumeMethod.TOKENS
+    assert resume(CHAT, request, sofar, VLLM).way is ResumeMethod.RESTART
+    assert reason_of(CHAT, request | {"temperature": 1}, sofar, VLLM) is Reason.STRANGE, "others would come"
 
 
 @pytest.mark.parametrize(

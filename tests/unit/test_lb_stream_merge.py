@@ -191,8 +191,8 @@ def counts_exactly(kind: EngineKind, more: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "path"), EVERYBODY, ids=IDS)
-@pytest.mark.parametrize("mode", [Continue.AUTO, Continue.TEXT], ids=["auto", "by text"])
-def test_cut_around_every_event(kind: EngineKind, path: bytes, mode: Continue) -> None:
+def test_cut_around_every_event(kind: EngineKind, path: bytes) -> None:
+    mode = Continue.AUTO
     request = a_request(path, max_tokens=6, min_tokens=6)
     events = stream(kind, path, request, 0)
     ready = prepare(path, request, kind, mode)
@@ -228,9 +228,8 @@ def test_stop_strings_that_fall_within_tokens(
         assert got == expected
 
 
-def test_with_stop_strings_vllm_goes_on_from_what_the_client_has_seen() -> None:
+def test_with_stop_strings_a_stream_that_samples_goes_on_from_what_the_client_has_seen() -> None:
     request = a_request(CHAT, max_tokens=30, min_tokens=20, stop="zzzz")
-    assert "return_token_ids" not in prepare(CHAT, request, VLLM).fields
     sofar = broken(VLLM, CHAT, request, 9)
     resumption = resume(CHAT, request, sofar, VLLM)
     assert resumption.way is ResumeMethod.TEXT
@@ -245,7 +244,6 @@ def test_with_stop_strings_vllm_goes_on_from_what_the_client_has_seen() -> None:
         pytest.param(
             OURS, CHAT, {"stop": "zzz"}, Continue.AUTO, ResumeMethod.TOKENS, id="ours with stop strings"
         ),
-        pytest.param(OURS, CHAT, {}, Continue.TEXT, ResumeMethod.TEXT, id="ours if told so"),
         pytest.param(VLLM, CHAT, {}, Continue.AUTO, ResumeMethod.TOKENS, id="vllm chat"),
         pytest.param(
             VLLM,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lb.engines.kinds import EngineKind
 from lb.http.body_framing import LAST_CHUNK, chunk
 from lb.stream.openai_request import CHAT, COMPLETIONS
-from lb.stream.transcript import ProgressTally, StreamProgress, Transcript
+from lb.stream.transcript import START, ProgressTally, StreamProgress, Transcript
 from tests.unit.stream_engines import MODEL, stream
 
 LIMIT = 1 << 20
@@ -230,6 +230,6 @@ def test_a_second_leg_from_text_has_ids_of_its_own() -> None:
 
 
 def test_an_answer_begun_anew_counts_from_zero() -> None:
-    tally = ProgressTally(told(delta(role="assistant", token_ids=[1, 2])), from_start=True)
+    tally = ProgressTally(told(delta(role="assistant", token_ids=[1, 2])), START)
     tally.chunk(delta(content="b", token_ids=[2]))
     assert (tally.tokens, tally.progress().role_sent) == (1, True)

@@ -127,7 +127,11 @@ SAID = {
         LoadBalancerSpec(continuation=Continuation(Continue.OFF)),
     ),
     "off in quotes": ("continuation: 'off'", LoadBalancerSpec(continuation=Continuation(Continue.OFF))),
-    "text": ("continuation: text", LoadBalancerSpec(continuation=Continuation(Continue.TEXT))),
+    "exact": ("continuation: exact", LoadBalancerSpec(continuation=Continuation(Continue.EXACT))),
+    "text, as it was spelled": (
+        "continuation: text",
+        LoadBalancerSpec(continuation=Continuation(Continue.AUTO)),
+    ),
     "small bodies": ("max_body_mb: 1", LoadBalancerSpec(Limits(max_body_bytes=1024 * 1024))),
     "no overrides": (
         "allow_policy_override: no",
