@@ -78,6 +78,9 @@ class Host:
     def not_resumed(self, reason: Reason) -> None:
         self.events.append(reason)
 
+    def resumed_inexactly(self, reason: Reason) -> None:
+        self.events.append(("inexact", reason))
+
 
 def response(content_type: bytes = b"text/event-stream") -> ResponseHead:
     head = ResponseHead()
@@ -445,3 +448,46 @@ def test_what_was_read_for_a_forwarding_that_is_given_up_is_not_taken_for_the_ne
     ]
     helper.turn()
     assert (second.events, second.sink.sent, second.source.reads) == ([], b"", False)
+
+
+def test_an_error_in_one_chunk_with_a_token_is_the_failure_of_the_engine() -> None:
+    host = Host(EngineKind.VLLM)
+    relay = resumable(host, kind=EngineKind.UNKNOWN)
+    relay.data(chunk(HELLO + b'data: {"error":{"message":"died"}}\n\n'))
+    assert host.events == [Failure.GAVE_UP]
+    assert body_of(host) == HELLO
+
+
+def test_a_stream_that_advances_may_break_often_and_one_that_does_not_ends() -> None:
+    host = Host(EngineKind.VLLM)
+    relay = resumable(host)
+    relay.data(chunk(event("Hello", ids=[1], prompt_token_ids=[9])))
+    state = relay._resume_state
+    for leg in range(10):
+        assert relay.resume("it broke")
+        state.outgoing(EngineKind.VLLM)
+        relay.next_leg(ChunkedDecoder())
+        choice = {"index": 0, "text": " more", "finish_reason": None, "token_ids": [2 + leg]}
+        relay.data(chunk(b"data: " + json.dumps({"id": "y", "choices": [choice]}).encode() + b"\n\n"))
+    for _ in range(state.options.max_breaks):
+        assert relay.resume("it broke")
+        state.outgoing(EngineKind.VLLM)
+        relay.next_leg(ChunkedDecoder())
+    assert host.events == []
+    assert not relay.resume("it broke")
+    assert host.events == [Reason.TOO_OFTEN, "stream_interrupted"]
+    assert b"(broken_too_often)" in host.sent
+
+
+def test_a_leg_that_does_not_continue_the_stream_ends_it_with_an_error() -> None:
+    host = Host(EngineKind.VLLM)
+    relay = resumable(host, seed=3)
+    relay.data(chunk(event("Hello", ids=[1], prompt_token_ids=[9])))
+    assert relay.resume("it broke")
+    relay._resume_state.outgoing(EngineKind.VLLM)
+    relay.next_leg(ChunkedDecoder())
+    choice = {"index": 0, "text": "Good evening", "finish_reason": None, "prompt_token_ids": [9]}
+    relay.data(chunk(b"data: " + json.dumps({"id": "y", "choices": [choice]}).encode() + b"\n\n"))
+    assert host.events == [("inexact", Reason.SEED), Reason.MISMATCH, "stream_interrupted"]
+    assert b"Good evening" not in host.sent
+    assert b"(mismatch)" in host.sent

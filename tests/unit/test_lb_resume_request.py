@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -539,3 +540,169 @@ def test_an_open_message_whose_content_is_no_text_cannot_be_resumed(content: Any
     with pytest.raises(NotResumable) as raised:
         resume(CHAT, request | {"add_generation_prompt": False}, BY_TEXT, VLLM)
     assert raised.value.reason is Reason.LAST_MESSAGE
+
+
+# What makes a continuation exact, inexact or impossible
+
+GREEDY = {"temperature": 0}
+# Five tokens, one event each: "sun", ", ", a half character, its other half, " lake".
+PLACES = StreamProgress(
+    id="x",
+    role_sent=True,
+    text="sun, é lake",
+    tokens=5,
+    events=6,
+    context_ids=(8, 9),
+    output_ids=(1, 2, 3, 4, 1),
+    positions=(1, 3, 1, 2, 5, 1, 4, 6, 1, 5, 11, 1),
+)
+HALF_SEEN = replace(PLACES, output_ids=(1, 2, 3, 4, 1, 3), tokens=6)  # a half character behind the last event
+MERGED = replace(PLACES, positions=(1, 3, 1, 5, 11, 0))
+ALL_MERGED = replace(PLACES, positions=(5, 11, 0))
+LONG_MERGED = replace(PLACES, text="sun, é lake and more", positions=(5, 20, 0))
+UNCOUNTED = replace(BY_TEXT, counted=False)
+
+
+@pytest.mark.parametrize(
+    ("more", "sofar", "kind", "kept", "repeated"),
+    [
+        pytest.param({}, PLACES, VLLM, 5, "", id="behind the last token"),
+        pytest.param({}, HALF_SEEN, VLLM, 5, "", id="not within a character"),
+        pytest.param(GREEDY, MERGED, VLLM, 1, ", é lake", id="from an event of one token"),
+        pytest.param({}, LONG_MERGED, VLLM, 5, "", id="sampled, with the prompt taken off if it comes"),
+        pytest.param(GREEDY, ALL_MERGED, VLLM, 0, "sun, é lake", id="all of it once more"),
+        pytest.param(GREEDY | {"stop": "z"}, PLACES, VLLM, 5, "", id="a stop string of one character"),
+        pytest.param(
+            GREEDY | {"stop": "zzzzzz"}, PLACES, VLLM, 4, "", id="the held text ends where seen text does"
+        ),
+        pytest.param(GREEDY | {"stop": ["z", "zzz"]}, PLACES, VLLM, 4, "ake", id="the longest of several"),
+        pytest.param(GREEDY | {"stop": "z" * 12}, PLACES, VLLM, 0, "sun, é lake", id="a long one"),
+        pytest.param(
+            GREEDY | {"stop": "zzzzzz", "include_stop_str_in_output": True},
+            PLACES,
+            VLLM,
+            4,
+            " lake",
+            id="nothing is held, but it may begin before",
+        ),
+        pytest.param({"stop": "zzz", "seed": 3}, PLACES, SKYSERVE, 5, "", id="our engine's ids keep step"),
+    ],
+)
+def test_from_which_position_tokens_go_on(
+    more: dict[str, Any], sofar: StreamProgress, kind: EngineKind, kept: int, repeated: str
+) -> None:
+    resumption = resume(CHAT, HELLO | {"max_tokens": 20, "min_tokens": 10} | more, sofar, kind)
+    body = body_of(resumption)
+    assert (resumption.way, resumption.kept.tokens, resumption.repeated) == (
+        ResumeMethod.TOKENS,
+        kept,
+        repeated,
+    )
+    assert body["prompt"] == [8, 9, *(sofar.output_ids or ())[:kept]] == resumption.given_ids
+    assert (body["max_tokens"], body["min_tokens"]) == (20 - kept, 10 - kept)
+    assert resumption.exact
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "sofar", "kind", "inexact"),
+    [
+        pytest.param(CHAT, {"seed": 1}, PLACES, VLLM, Reason.SEED, id="a seed"),
+        pytest.param(CHAT, {"seed": 1} | GREEDY, PLACES, VLLM, None, id="a seed that is not used"),
+        pytest.param(CHAT, {"seed": 1}, PLACES, SKYSERVE, None, id="our engine's seed"),
+        pytest.param(CHAT, {"stop": "zz"}, PLACES, VLLM, Reason.RETOKENIZED, id="stop strings, sampled"),
+        pytest.param(CHAT, {}, BY_TEXT, LLAMACPP, Reason.RETOKENIZED, id="text"),
+        pytest.param(
+            COMPLETIONS, {"max_tokens": None}, BY_TEXT, TGI, Reason.RETOKENIZED, id="a completion's text"
+        ),
+        pytest.param(
+            CHAT, {"repetition_penalty": 1.1}, PLACES, VLLM, None, id="repetition counts the prompt"
+        ),
+    ],
+)
+def test_what_is_inexact_is_named_and_not_done_in_the_mode_exact(
+    path: bytes, more: dict[str, Any], sofar: StreamProgress, kind: EngineKind, inexact: Reason | None
+) -> None:
+    assert resume(path, asked(path, more), sofar, kind).inexact is inexact
+    try:
+        resume(path, asked(path, more), sofar, kind, Continue.EXACT)
+        refused = None
+    except NotResumable as error:
+        refused = error.reason
+    # Whether text is read back into the same tokens shows only when the engine reports them.
+    assert refused is (None if inexact is Reason.RETOKENIZED and sofar is PLACES else inexact)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "sofar", "kind", "reason"),
+    [
+        pytest.param(CHAT, {"presence_penalty": 0.1}, PLACES, VLLM, Reason.PENALTIES, id="presence"),
+        pytest.param(CHAT, {"presence_penalty": 0}, PLACES, VLLM, None, id="no presence"),
+        pytest.param(
+            CHAT,
+            {"frequency_penalty": 0.1, "repetition_penalty": 1.1},
+            PLACES,
+            VLLM,
+            Reason.PENALTIES,
+            id="a factor between bias and penalty",
+        ),
+        pytest.param(
+            CHAT,
+            {"frequency_penalty": 0.1},
+            BY_TEXT,
+            VLLM,
+            Reason.PENALTIES,
+            id="frequency of unknown tokens",
+        ),
+        pytest.param(
+            CHAT,
+            {"frequency_penalty": 2, "logit_bias": {"1": -99}},
+            PLACES,
+            VLLM,
+            Reason.PENALTIES,
+            id="clamped",
+        ),
+        pytest.param(
+            CHAT, {"repetition_penalty": 1.1}, BY_TEXT, SGLANG, Reason.PENALTIES, id="sglang's repetition"
+        ),
+        pytest.param(CHAT, {"bad_words": ["a b"]}, PLACES, VLLM, Reason.SAMPLER, id="bad words"),
+        pytest.param(CHAT, {"guided_json": {}}, PLACES, VLLM, Reason.GRAMMAR, id="a grammar of any JSON"),
+        pytest.param(
+            CHAT, {"truncate_prompt_tokens": 5}, BY_TEXT, VLLM, Reason.TRUNCATED_PROMPT, id="cut once more"
+        ),
+        pytest.param(CHAT, {"truncate_prompt_tokens": 5}, PLACES, VLLM, None, id="the ids are cut already"),
+        pytest.param(CHAT, {"max_tokens": 9}, UNCOUNTED, VLLM, Reason.UNCOUNTED, id="a limit, and a guess"),
+        pytest.param(CHAT, {"min_tokens": 9}, UNCOUNTED, VLLM, Reason.UNCOUNTED, id="a least, and a guess"),
+        pytest.param(CHAT, {}, UNCOUNTED, VLLM, None, id="a guess without a limit"),
+        pytest.param(CHAT, {"max_tokens": 9}, UNCOUNTED, LLAMACPP, None, id="one token per event"),
+    ],
+)
+def test_what_would_be_another_stream_is_refused(
+    path: bytes, more: dict[str, Any], sofar: StreamProgress, kind: EngineKind, reason: Reason | None
+) -> None:
+    assert reason_of(path, asked(path, more), sofar, kind) is reason
+
+
+def test_a_frequency_penalty_becomes_a_bias_on_the_tokens_so_far() -> None:
+    asked_bias = {"1": 2.0, "7": 150}
+    request = HELLO | GREEDY | {"frequency_penalty": 0.5, "logit_bias": asked_bias}
+    body = body_of(resume(CHAT, request, PLACES, VLLM))
+    assert body["logit_bias"] == {"1": 1.0, "2": -0.5, "3": -0.5, "4": -0.5, "7": 100.0}
+    assert body["frequency_penalty"] == 0.5, "for the tokens to come"
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "repeated"),
+    [
+        pytest.param("def f(x):\n    ", "def f(x):", "\n    ", id="white space at the end"),
+        pytest.param("word", "word", "", id="none"),
+    ],
+)
+def test_text_is_given_back_without_the_white_space_at_its_end(text: str, given: str, repeated: str) -> None:
+    resumption = resume(CHAT, HELLO, replace(BY_TEXT, text=text), LLAMACPP)
+    assert body_of(resumption)["messages"][-1]["content"] == given
+    assert resumption.repeated == repeated
+
+
+def test_white_space_alone_is_made_again() -> None:
+    resumption = resume(CHAT, HELLO, replace(BY_TEXT, text="\n "), LLAMACPP)
+    assert (resumption.way, resumption.repeated) == (ResumeMethod.RESTART, "\n ")

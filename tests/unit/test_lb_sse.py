@@ -176,3 +176,15 @@ def test_a_long_event_is_held_in_parts_and_joined_once() -> None:
     assert reader.held_bytes == 6 + 999_000
     (data,) = reader.feed(b"\n") + reader.feed(b"\ndata")
     assert (len(data), reader.held_bytes) == (999_000, 4)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CR LF", "CR"])
+def test_all_line_ends_that_the_standard_allows(end: bytes, size: int) -> None:
+    events = end.join([b": hi", b"", b"data: a", b"data: b", b"", b"data: [DONE]", b"", b""])
+    reader, gate = EventReader(), EventBuffer(1 << 20)
+    pieces = [events[at : at + size] for at in range(0, len(events), size)]
+    assert [data for piece in pieces for data in reader.feed(piece)] == [b"a\nb", b"[DONE]"]
+    assert b"".join(map(gate.feed, pieces)) == events
+    assert ends_with_done(events)
+    assert is_data(events)

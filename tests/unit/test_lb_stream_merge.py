@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -17,6 +18,7 @@ from lb.http.sse import EventBuffer
 from lb.stream.first_request import Strip, prepare
 from lb.stream.openai_request import CHAT, COMPLETIONS
 from lb.stream.resume_request import ResumeMethod, resume
+from lb.stream.resume_rules import Reason
 from lb.stream.stream_merge import StreamMerger, closing, stripper
 from lb.stream.transcript import StreamProgress, Transcript
 from tests.unit.stream_engines import MODEL, stream
@@ -468,3 +470,104 @@ def test_an_event_that_never_ends_breaks_the_leg() -> None:
     assert merger.feed(b"x" * 200) == b""
     assert merger.over
     assert b"event_too_long" in merger.error
+
+
+# The invariant of a seam
+
+
+def a_leg(sofar: StreamProgress, **more: Any) -> StreamMerger:
+    request = a_request(CHAT, temperature=0, max_tokens=20, **more)
+    return StreamMerger(CHAT, request, sofar, resume(CHAT, request, sofar, VLLM), LIMIT)
+
+
+def said(text: str, ids: list[int] | None = None, finish: str | None = None, **more: Any) -> bytes:
+    choice = {"index": 0, "text": text, "finish_reason": finish, "token_ids": ids}
+    return b"data: " + orjson.dumps({"id": "y", "choices": [choice | more]}) + b"\n\n"
+
+
+# "ab", " ", "cd". With a stop string of three characters two more have been made; it goes on behind the second token.
+SEEN = StreamProgress(
+    id="x",
+    role_sent=True,
+    text="ab cd",
+    tokens=3,
+    events=4,
+    context_ids=(8,),
+    output_ids=(1, 2, 3),
+    positions=(1, 2, 1, 2, 3, 1, 3, 5, 1),
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "events", "text", "refused"),
+    [
+        pytest.param({}, [said("ef", [4], prompt_token_ids=[8, 1, 2, 3])], "ef", None, id="the rest"),
+        pytest.param(
+            {}, [said("ef", [4], prompt_token_ids=[8, 1, 2])], "", Reason.MISMATCH, id="another prompt"
+        ),
+        pytest.param({}, [said("e", list(range(18)))], "", Reason.MISMATCH, id="more tokens than were left"),
+        pytest.param({"stop": "zzz"}, [said("ef", [3])], "ef", None, id="nothing to repeat"),
+        pytest.param(
+            {"stop": "zz"}, [said("d", [3]), said("ef", [4])], "ef", None, id="what it repeats is taken off"
+        ),
+        pytest.param({"stop": "zz"}, [said("def", [3, 4])], "ef", None, id="part of an event"),
+        pytest.param({"stop": "zz"}, [said("x", [3])], "", Reason.MISMATCH, id="another text"),
+        pytest.param({"stop": "zz"}, [said("", [3], "stop")], "", Reason.MISMATCH, id="an early end"),
+    ],
+)
+def test_a_leg_that_is_no_continuation_is_refused(
+    more: dict[str, Any], events: list[bytes], text: str, refused: Reason | None
+) -> None:
+    merger = a_leg(SEEN, **more)
+    got = b"".join(map(merger.feed, events))
+    assert text_of(got) == text
+    assert merger.refused is refused
+    assert merger.over is (refused is not None)
+
+
+@pytest.mark.parametrize(
+    ("prompt_ids", "inexact"),
+    [
+        pytest.param([8, 1, 2, 3], None, id="the very tokens"),
+        pytest.param([8, 1, 2], None, id="the last one is made again"),
+        pytest.param([8, 5, 3], Reason.RETOKENIZED, id="others"),
+        pytest.param([7, 1, 2, 3], Reason.RETOKENIZED, id="another prompt"),
+        pytest.param(None, Reason.RETOKENIZED, id="not reported"),
+    ],
+)
+@pytest.mark.parametrize("mode", [Continue.AUTO, Continue.EXACT])
+def test_ids_prove_that_text_was_read_into_the_same_tokens(
+    prompt_ids: list[int] | None, inexact: Reason | None, mode: Continue
+) -> None:
+    request = a_request(CHAT, temperature=0, tools=[{"type": "function"}])
+    resumption = resume(CHAT, request, SEEN, VLLM, mode)
+    assert resumption.way is ResumeMethod.TEXT
+    merger = StreamMerger(CHAT, request, SEEN, resumption, LIMIT)
+    delta = {"index": 0, "delta": {"content": "ef"}, "finish_reason": None, "token_ids": [4]}
+    event = {"id": "y", "choices": [delta], "prompt_token_ids": prompt_ids}
+    got = merger.feed(b"data: " + orjson.dumps(event) + b"\n\n")
+    assert merger.inexact is inexact
+    assert merger.refused is (inexact if mode is Continue.EXACT else None)
+    assert text_of(got) == ("" if merger.refused else "ef")
+    if inexact is None:
+        assert list(merger.progress().output_ids or ()) == [*(prompt_ids or ())[1:], 4]
+
+
+def test_a_stop_string_across_a_seam_of_text_ends_the_response() -> None:
+    request = a_request(CHAT, stop=["d ef"])
+    resumption = resume(CHAT, request, SEEN, EngineKind.SGLANG)
+    merger = StreamMerger(CHAT, request, SEEN, resumption, LIMIT)
+    deltas = [{"index": 0, "delta": {"content": text}, "finish_reason": None} for text in (" e", "fg", "h")]
+    told = [merger.feed(b"data: " + orjson.dumps({"choices": [one]}) + b"\n\n") for one in deltas]
+    assert [text_of(one) for one in told] == [" e", "", ""]
+    assert [one["finish_reason"] for one in chunks(told[1])[0]["choices"]] == ["stop"]
+    assert chunks(told[1])[0]["choices"][0]["stop_reason"] == "d ef"
+    assert told[1].endswith(b"data: [DONE]\n\n")
+    assert merger.over
+
+
+def test_the_prompt_that_vllm_sends_as_text_is_taken_off() -> None:
+    text = "a text that is long enough to be known"
+    sofar = replace(SEEN, text=text, positions=(3, len(text), 0))
+    merger = a_leg(sofar)
+    assert text_of(merger.feed(said("user says: a text, please" + text + "é and", [4]))) == "é and"

@@ -184,7 +184,7 @@ WRONG = {
         "circuit_breaker.max_timeout_seconds",
         "must be >= timeout_seconds (got 30 < 60)",
     ),
-    "on": ("continuation: on", "continuation", "must be one of auto, text, off (got true)"),
+    "on": ("continuation: on", "continuation", "must be one of exact, auto, off (got true)"),
     "a body of 5 GiB": ("max_body_mb: 5000", "max_body_mb", "at most 4096"),
     "no patience at all": ("stall_timeout_seconds: 0", "stall_timeout_seconds", "at least 0.001"),
     "an origin with a path": ("cors: {origins: ['https://a.example/']}", "cors.origins[0]", "https://example.com"),
