@@ -143,8 +143,8 @@ class Engine:
 
         if is_chat:
             delta = {"role": "assistant", "content": ""}
-            told = {"prompt_token_ids": prompt, "prompt_text": None} if asked else {}
-            yield chunk([{"index": 0, "delta": delta, "finish_reason": None}], **told)
+            shown = {"prompt_token_ids": prompt, "prompt_text": None} if asked else {}
+            yield chunk([{"index": 0, "delta": delta, "finish_reason": None}], **shown)
         for text, ids, finish, reason in self._said(prompt, body):
             own = {"delta": {"content": text}} if is_chat else {"text": text}
             choice = {"index": 0, **own, "logprobs": None, "finish_reason": finish, "stop_reason": reason}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lb.config.options import Continue
@@ -116,13 +117,18 @@ OPTIONS = st.fixed_dictionaries(
 CUTS = st.lists(st.integers(0, 6000), min_size=1, max_size=4)
 
 
+PATHS = pytest.mark.parametrize("path", [CHAT, COMPLETIONS], ids=["chat", "completions"])
+MODES = pytest.mark.parametrize("mode", [Continue.AUTO, Continue.EXACT], ids=["auto", "exact"])
+
+
+@PATHS
+@MODES
+@settings(max_examples=150)
 @given(
     engine=ENGINES,
-    path=st.sampled_from([CHAT, COMPLETIONS]),
     more=OPTIONS,
     cuts=CUTS,
     pieces=st.sampled_from([7, 64, 1 << 20]),
-    mode=st.sampled_from([Continue.AUTO, Continue.EXACT]),
     first=st.sampled_from([VLLM, VLLM, VLLM, UNKNOWN]),
 )
 def test_a_client_reads_what_the_undisturbed_engine_says_or_an_error(
@@ -156,12 +162,9 @@ def test_a_client_reads_what_the_undisturbed_engine_says_or_an_error(
 ALLOWED = {Reason.RETOKENIZED, Reason.UNCOUNTED, Reason.PENALTIES, Reason.MISMATCH}
 
 
-@given(
-    engine=ENGINES,
-    path=st.sampled_from([CHAT, COMPLETIONS]),
-    more=OPTIONS,
-    cuts=CUTS,
-)
+@PATHS
+@settings(max_examples=200)
+@given(engine=ENGINES, more=OPTIONS, cuts=CUTS)
 def test_a_greedy_stream_whose_ids_are_known_is_always_whole(
     engine: Engine, path: bytes, more: dict[str, Any], cuts: list[int]
 ) -> None:
