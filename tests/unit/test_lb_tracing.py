@@ -189,6 +189,7 @@ def test_the_access_log_is_one_line_of_json_per_request() -> None:
         "target": "7",
         "attempts": 2,
         "continued": 1,
+        "inexact": None,
         "ms": 1500.0,
         "queued_ms": 250.0,
         "ttft_ms": 500.0,
