@@ -294,9 +294,10 @@ class StreamMerger:
     def _not_proved(self) -> None:
         """The engine has not read the text into the tokens that made it, or does not report it."""
         self._checks_ids = False
-        self.inexact = self._resumption.inexact
         if self._resumption.must_prove:
             self.refused = Reason.RETOKENIZED
+        else:
+            self.inexact = self._resumption.inexact
 
     def _take_repeated(self, choice: dict[str, Any]) -> int:
         """Take off what the client has of the text of a choice. Returns how many characters that were."""
