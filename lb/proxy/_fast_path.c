@@ -202,7 +202,9 @@ static const char *payload_of(const char *at, const char *end, const char **payl
 static int is_regular(const char *payload, const char *end) {
     size_t size = (size_t)(end - payload);
     return size >= 2 && end[-1] == '\n' && end[-2] == '\n' && !FIND(payload, size, "data: [DONE]") &&
-           !FIND(payload, size, "data: {\"error\"") && !FIND(payload, size, "\"finish_reason\":\"abort\"");
+           !FIND(payload, size, "data: {\"error\"") && !FIND(payload, size, "\"finish_reason\":\"abort\"") &&
+           !(STARTS(payload, end, "event: ") &&
+             (FIND(payload, size, "event: error\n") || FIND(payload, size, "event: response.failed\n")));
 }
 
 /* What may be sent of a read, and its size: `data` itself, or what was written to `changed_data`. NULL if any of it is

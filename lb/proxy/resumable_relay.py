@@ -306,7 +306,7 @@ class ResumableRelay(ForwardedRelay):
 
     def fail(self, code: str, message: str) -> None:
         own = self._gate.error if self._merger is None else self._merger.error
-        self._send(own or self._dialect.error_event(code, message, self._resume_state.progress))
+        self._send(own or self._dialect.error_event(code, message, self._progress()))
         self._finish()
         self._request.ended_in_error(code)
 

@@ -16,7 +16,7 @@ from lb.stream.first_request import Preparation
 from lb.stream.resume_request import ResumeRequest
 from lb.stream.resume_rules import Reason
 from lb.stream.token_usage import Tokens
-from lb.stream.transcript import ProgressTally, StreamProgress
+from lb.stream.transcript import StreamProgress, Tally
 
 
 class Merger(Protocol):
@@ -85,7 +85,7 @@ class Dialect(Protocol):
         """Return what the first request asks of its engine, and what of the response the client must not see."""
         ...
 
-    def tally(self) -> ProgressTally:
+    def tally(self) -> Tally:
         """Return an empty tally, which reads the data of one event after the other into a StreamProgress."""
         ...
 

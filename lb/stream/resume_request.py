@@ -4,6 +4,7 @@ A stream of `/v1/chat/completions` or `/v1/completions` breaks after k tokens. A
 on where the first stopped if it is given the same context: the prompt and those k tokens. Three ways, best first:
 
     RESTART   nothing of the response has been sent yet: the same request again
+    REPLAY    the same request again, whose response does not depend on chance: see `lb.stream.typed_stream`
     TOKENS    the engine has sent its token ids: `/v1/completions` with prompt ids + output ids (a chat is turned
               back into chat chunks by `lb.stream.stream_merge`). No seam: what follows depends on the same tokens as before
     TEXT      the text so far is given back: appended to the prompt, or as the assistant's unfinished message with
@@ -82,6 +83,7 @@ class ResumeMethod(str, Enum):
     """How a stream goes on; see above."""
 
     RESTART = "restart"
+    REPLAY = "replay"
     TOKENS = "tokens"
     TEXT = "text"
 

@@ -37,6 +37,9 @@ class Reason(str, Enum):
     PROMPT_EMBEDS = "prompt_embeds"  # a prompt that is no tokens cannot be appended to
     MODALITIES = "modalities"  # a response that is not text
     KV_TRANSFER = "kv_transfer"  # tied to one other engine
+    ENGINE_STATE = "engine_state"  # an earlier response, or this one, is stored on the engine
+    ENGINE_TOOLS = "engine_tools"  # the engine itself runs tools, which must not run twice
+    SAMPLED = "sampled"  # the same request gets another response, and the engine takes no text back
     # By the content of the stream.
     ENDED = "ended"  # nothing is left to be made: see `lb.stream.stream_merge.closing`
     LOST = "buffer_limit"  # more than the journal keeps
@@ -44,6 +47,7 @@ class Reason(str, Enum):
     STRANGE = "unreadable"
     UNCOUNTED = "tokens_unknown"  # there is a limit, and the engine has not reported how much of it is used
     MISMATCH = "mismatch"  # the rest does not begin with what the client has, or does not add up
+    DIVERGED = "diverged"  # the same request, sent again, has got another response
     TOOL_CALL = "tool_call"  # in progress
     REASONING = "reasoning"  # in progress, or only its text is known: no engine takes it back
     # By the engine that would continue it.

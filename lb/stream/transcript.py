@@ -15,7 +15,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
@@ -44,6 +44,17 @@ class Position(NamedTuple):
 
 
 START = Position(0, 0, True)
+
+
+class Step(NamedTuple):
+    """One typed event, or several deltas of the same text in a row: `event` is the first of them, `text` all they add.
+
+    Steps of two streams with equal keys do the same, under other ids. See `lb.stream.typed_stream`.
+    """
+
+    key: tuple[object, ...]
+    event: Mapping[str, Any]
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,10 @@ class StreamProgress:
     strange: bool = False
     failed: bool = False
     lost: bool = False
+    steps: Sequence[Step] = ()
+    sequence: int = 0
+    size_bytes: int = 0
+    diverged: bool = False
 
     @property
     def silent(self) -> bool:
@@ -99,6 +114,25 @@ def last_positions(sofar: StreamProgress) -> Iterator[Position]:
     numbers = sofar.positions or ()
     for at in range(len(numbers) - 3, -1, -3):
         yield Position(numbers[at], numbers[at + 1], bool(numbers[at + 2]))
+
+
+class Tally(Protocol):
+    """A `StreamProgress` in the making."""
+
+    strange: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it keeps."""
+        ...
+
+    def event(self, data: bytes) -> None:
+        """Take note of the data of one event."""
+        ...
+
+    def progress(self) -> StreamProgress:
+        """Return all of it, as a value."""
+        ...
 
 
 class ProgressTally:
@@ -337,9 +371,7 @@ class Transcript:
 
     __slots__ = ("_bytes", "_chunked", "_half", "_parts", "_reading", "_tally", "lost")
 
-    def __init__(
-        self, chunked: bool, limit_bytes: int, tally: Callable[[], ProgressTally] = ProgressTally
-    ) -> None:
+    def __init__(self, chunked: bool, limit_bytes: int, tally: Callable[[], Tally] = ProgressTally) -> None:
         """`chunked`: the added bytes are the body with its HTTP chunk framing, from its first byte on.
 
         About `limit_bytes` are kept; a longer stream is `lost`. `tally` makes what reads the events (`Dialect.tally`).
@@ -391,7 +423,7 @@ class _Reading:
 
     __slots__ = ("_decoder", "_payloads", "_reader", "tally")
 
-    def __init__(self, chunked: bool, tally: ProgressTally) -> None:
+    def __init__(self, chunked: bool, tally: Tally) -> None:
         self._payloads: list[bytes] = []
         self._decoder = ChunkedDecoder(self._payloads) if chunked else None
         self._reader = EventReader()

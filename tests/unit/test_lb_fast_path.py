@@ -97,6 +97,10 @@ def test_regular_chunks_pass(
         pytest.param(
             chunk(b'data: {"choices":[{"finish_reason":"abort"}]}\n\n'), id="an engine that gives up"
         ),
+        pytest.param(chunk(b'event: error\ndata: {"type":"error"}\n\n'), id="a typed error"),
+        pytest.param(
+            chunk(b'event: response.failed\ndata: {"type":"response.failed"}\n\n'), id="a failed response"
+        ),
         pytest.param(b"8;x=y\r\ndata: \n\n\r\n", id="an extension"),
         pytest.param(b"+8\r\ndata: \n\n\r\n", id="a sign"),
         pytest.param(b" 8\r\ndata: \n\n\r\n", id="a blank"),
