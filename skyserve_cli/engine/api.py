@@ -1,4 +1,4 @@
-"""Request bodies of OpenAI's API as values: one frozen `Generation`, or a BadRequest that names the field.
+"""Request bodies of OpenAI's and Anthropic's APIs as values: one frozen `Generation`, or a BadRequest that names the field.
 
 Sampling parameters that change which words a real model says (temperature, top_p, penalties, user, metadata, ...)
 are accepted and have no effect: this engine's words are a function of context and seed. What a client would have
@@ -30,9 +30,21 @@ class Kind(str, Enum):
     CHAT = "chat"
     COMPLETION = "completion"
     RESPONSE = "response"
+    MESSAGE = "message"
 
 
-_PROMPT_FIELD = {Kind.CHAT: "messages", Kind.COMPLETION: "prompt", Kind.RESPONSE: "input"}
+_PROMPT_FIELD = {
+    Kind.CHAT: "messages",
+    Kind.COMPLETION: "prompt",
+    Kind.RESPONSE: "input",
+    Kind.MESSAGE: "messages",
+}
+_LIMITS = {
+    Kind.CHAT: ("max_completion_tokens", "max_tokens"),
+    Kind.COMPLETION: ("max_completion_tokens", "max_tokens"),
+    Kind.RESPONSE: ("max_output_tokens",),
+    Kind.MESSAGE: ("max_tokens",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +108,14 @@ def parse_generation(
     if kind is Kind.RESPONSE:
         _refuse_what_is_not_stored(body)
     prompts = _PROMPTS[kind](body)
-    # The Responses API has neither `n` nor the two names of the limit: there, they are unknown fields.
-    n = 1 if kind is Kind.RESPONSE else fields.integer("n", default=1, least=1, most=MAX_CHOICES)
+    # The other two APIs have no `n`: there, it is an unknown field.
+    is_openai = kind in (Kind.CHAT, Kind.COMPLETION)
+    n = fields.integer("n", default=1, least=1, most=MAX_CHOICES) if is_openai else 1
     if n * len(prompts) > MAX_CHOICES:
         raise BadRequest(f"n times the number of prompts must be at most {MAX_CHOICES}", param="n")
-    limits = ("max_output_tokens",) if kind is Kind.RESPONSE else ("max_completion_tokens", "max_tokens")
-    asked = next((limit for name in limits if (limit := fields.integer(name, least=1))), 0)
+    asked = next((limit for name in _LIMITS[kind] if (limit := fields.integer(name, least=1))), 0)
+    if kind is Kind.MESSAGE and not asked:
+        raise BadRequest("max_tokens must be given", param="max_tokens")
     # As with vLLM, a completion that says null means it: as much as the context has room for.
     unlimited = kind is not Kind.COMPLETION or "max_tokens" in body
     default = max_model_len if unlimited else _COMPLETION_DEFAULT_TOKENS
@@ -126,7 +140,7 @@ def parse_generation(
         min_tokens=min_tokens,
         ignore_eos=fields.boolean("ignore_eos"),
         seed=fields.integer("seed", default=0),
-        stop=_stop_strings(body.get("stop")),
+        stop=_stop_strings(body.get("stop_sequences" if kind is Kind.MESSAGE else "stop")),
         stop_token_ids=frozenset(_token_ids(body.get("stop_token_ids") or [], "stop_token_ids")),
         include_stop=fields.boolean("include_stop_str_in_output"),
         echo=fields.boolean("echo"),
@@ -173,6 +187,14 @@ def response_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     return (chat.response_tokens(items, instructions, tools=_tools(body)),)
 
 
+def message_prompts(body: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """Return the one prompt of a Messages API body."""
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        raise BadRequest("messages must be a list", param="messages")
+    return (chat.message_tokens(messages, body.get("system"), tools=_tools(body)),)
+
+
 def parse_tokenize(body: Mapping[str, Any], served_model: str) -> tuple[int, ...]:
     """Return the tokens of a /tokenize body: of its `prompt`, or of its `messages` through the template."""
     check_model(body, served_model)
@@ -212,6 +234,7 @@ _PROMPTS = {
     Kind.CHAT: chat_prompts,
     Kind.COMPLETION: _completion_prompts,
     Kind.RESPONSE: response_prompts,
+    Kind.MESSAGE: message_prompts,
 }
 
 
@@ -261,7 +284,10 @@ def _refuse_what_cannot_be_seen(body: Mapping[str, Any]) -> None:
     response_format = body.get("response_format")
     if response_format is not None and response_format != {"type": "text"}:
         raise BadRequest("this engine writes plain text only", param="response_format")
-    if body.get("tool_choice") not in (None, "none", "auto"):
+    choice = body.get("tool_choice")
+    if isinstance(choice, Mapping) and choice.get("type") in ("auto", "none"):  # as Anthropic's API writes it
+        choice = choice["type"]
+    if choice not in (None, "none", "auto"):
         raise BadRequest("this engine never calls tools: leave tool_choice to auto", param="tool_choice")
     if body.get("best_of") not in (None, 1):
         raise BadRequest("best_of must be 1", param="best_of")

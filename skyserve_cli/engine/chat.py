@@ -62,7 +62,8 @@ def response_tokens(
 ) -> tuple[int, ...]:
     """Return the prompt tokens of a Responses API call: those of a chat whose first message, of the system, has the instructions.
 
-    Raises BadRequest naming the item that is wrong.
+    As with vLLM, a last message whose status is `in_progress` or `incomplete` stays open. Raises BadRequest naming the item
+    that is wrong.
     """
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
@@ -71,7 +72,25 @@ def response_tokens(
         if kind != "message":
             where = f"input[{index}].type"
             raise BadRequest(f"{where}: this engine reads messages only (got {shown(kind)})", param=where)
-    return tokens(items, tools=tools, instructions=instructions, where="input")
+    last = items[-1] if items else None
+    is_open = isinstance(last, Mapping) and last.get("status") in ("in_progress", "incomplete")
+    return tokens(
+        items,
+        tools=tools,
+        instructions=instructions,
+        where="input",
+        continue_final_message=is_open,
+        add_generation_prompt=not is_open,
+    )
+
+
+def message_tokens(messages: Sequence[Any], system: Any, *, tools: Sequence[Any] = ()) -> tuple[int, ...]:
+    """Return the prompt tokens of a Messages API call: those of a chat whose first message has what `system` says.
+
+    Raises BadRequest naming the message that is wrong.
+    """
+    instructions = None if system is None else _content(system, "system")
+    return tokens(messages, tools=tools, instructions=instructions)
 
 
 def _turn(message: Any, where: str) -> tuple[str, str]:

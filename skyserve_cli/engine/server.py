@@ -1,6 +1,6 @@
-"""The engine behind a port: OpenAI's API over HTTP/1.1, with vLLM's metrics and helpers.
+"""The engine behind a port: OpenAI's API and Anthropic's over HTTP/1.1, with vLLM's metrics and helpers.
 
-    POST /v1/chat/completions  /v1/completions  /v1/responses  /tokenize  /detokenize
+    POST /v1/chat/completions  /v1/completions  /v1/responses  /v1/messages  /tokenize  /detokenize
     GET  /v1/models  /v1/models/NAME  /health  /ping  /version  /metrics
 
 A client that leaves cancels its handler (also while its request is still pending or is not streamed), and the
@@ -28,6 +28,7 @@ from skyserve_cli.engine import api
 from skyserve_cli.engine.api import Generation, Kind
 from skyserve_cli.engine.cors import allow, cors_for
 from skyserve_cli.engine.errors import ApiError, BadRequest, ModelNotFound, error_body
+from skyserve_cli.engine.messages import MessageReply
 from skyserve_cli.engine.metrics import Telemetry
 from skyserve_cli.engine.model import EngineModel, RequestRefused, TokenOutput
 from skyserve_cli.engine.profiles import Profile, profile_named
@@ -40,7 +41,7 @@ MAX_BODY_BYTES = 32 * 2**20
 _MAX_REQUEST_ID = 256
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-AnyReply = Reply | ResponseReply
+AnyReply = Reply | ResponseReply | MessageReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ class _Server:
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completions),
                 web.post("/v1/responses", self._responses),
+                web.post("/v1/messages", self._messages),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{name:.+}", self._one_model),
                 web.post("/tokenize", self._tokenize),
@@ -181,6 +183,9 @@ class _Server:
     async def _responses(self, http: web.Request) -> web.StreamResponse:
         return await self._generate(http, Kind.RESPONSE)
 
+    async def _messages(self, http: web.Request) -> web.StreamResponse:
+        return await self._generate(http, Kind.MESSAGE)
+
     async def _generate(self, http: web.Request, kind: Kind) -> web.StreamResponse:
         body = api.parse_json(await http.read())
         asked = api.parse_generation(body, kind, self._settings.model, self._model.max_model_len)
@@ -204,6 +209,8 @@ class _Server:
         created = int(self._settings.unix_time_s())
         if asked.kind is Kind.RESPONSE:
             return ResponseReply(id_suffix, created, asked, body)
+        if asked.kind is Kind.MESSAGE:
+            return MessageReply(id_suffix, asked)
         return Reply(
             id=f"{'chatcmpl' if asked.kind is Kind.CHAT else 'cmpl'}-{id_suffix}",
             created=created,
