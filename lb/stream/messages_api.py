@@ -9,8 +9,8 @@
 
 `ping` events may occur anywhere, and `error` ends a stream that fails. Events have no numbers; blocks have an `index`.
 
-A stream goes on by the same request (`lb.stream.typed_stream`) if its response does not depend on chance. Engines continue no
-message under way here: vLLM takes a last message of the assistant for a turn that is over, whatever its template is given.
+A stream goes on by the same request (`lb.stream.typed_stream`) if its response does not depend on chance. Otherwise a text
+that is under way goes on, if it is the first block, as the chat that vLLM makes of the request (`lb.stream.messages_chat`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from typing import Any
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
+from lb.stream.dialect import Merger
 from lb.stream.first_request import Preparation
 from lb.stream.first_request import written as written_body
+from lb.stream.messages_chat import TextBlockMerger, chat_request, open_text
+from lb.stream.openai_request import CHAT
 from lb.stream.resume_request import ResumeMethod, ResumeRequest
 from lb.stream.resume_rules import NotResumable, Reason, whole
 from lb.stream.token_usage import Tokens
@@ -47,6 +50,7 @@ _DELTAS = {
 }  # a signature is another each time
 _STATE = ("container", "mcp_servers")
 _CLIENT_TOOLS = ("custom", "bash_", "text_editor_", "computer_", "memory_")  # the rest run on the server
+_ANSWERS_BY_CHATS = frozenset({EngineKind.VLLM, EngineKind.SKYSERVE})
 _NOTHING: Mapping[str, Any] = {}
 _STOP = written({"type": "message_stop"})
 
@@ -129,15 +133,21 @@ class Messages:
         check(sofar, _refusal(request), mode)
         if all(EVENTS.is_opening(step.event) for step in sofar.steps):
             return ResumeRequest(ResumeMethod.RESTART, MESSAGES, written_body(request))
-        if sofar.diverged:
-            raise NotResumable(Reason.DIVERGED)
-        if not is_the_same_again(request, kind):
-            raise NotResumable(_under_way(sofar))
-        return ResumeRequest(ResumeMethod.REPLAY, MESSAGES, written_body(request))
+        if is_the_same_again(request, kind) and not sofar.diverged:
+            return ResumeRequest(ResumeMethod.REPLAY, MESSAGES, written_body(request))
+        text = open_text(sofar)
+        if text is None:
+            raise NotResumable(Reason.DIVERGED if sofar.diverged else _under_way(sofar))
+        if kind not in _ANSWERS_BY_CHATS:
+            raise NotResumable(Reason.ENGINE)
+        body = chat_request(request, sofar, text)
+        return ResumeRequest(ResumeMethod.TEXT, CHAT, written_body(body))
 
     def merger(
         self, request: Mapping[str, Any], before: StreamProgress, resumption: ResumeRequest, limit_bytes: int
-    ) -> ReplayMerger:
+    ) -> Merger:
+        if resumption.way is ResumeMethod.TEXT:
+            return TextBlockMerger(EVENTS, before, failure, limit_bytes)
         return ReplayMerger(EVENTS, before, failure, limit_bytes)
 
     def closing(self, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> bytes | None:

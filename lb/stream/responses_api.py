@@ -205,7 +205,7 @@ def _continued(request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKi
     """
     text = open_text(sofar)
     if text is None:
-        raise NotResumable(_under_way(sofar))
+        raise NotResumable(Reason.DIVERGED if sofar.diverged else _under_way(sofar))
     if kind not in _CONTINUES_MESSAGES:
         raise NotResumable(Reason.ENGINE)
     shape = (request.get("text") or _NOTHING).get("format")

@@ -144,7 +144,7 @@ async def test_openais_client_reads_that_a_response_failed(w: World) -> None:
 async def test_anthropics_client_raises_that_a_message_failed(w: World) -> None:
     agent, seen = await cut_agent(w, "messages plain", 0.5)
     _, client = clients(agent)
-    with pytest.raises(anthropic.APIStatusError, match="sampled"):
+    with pytest.raises(anthropic.APIStatusError, match="engine"):
         async with client, client.messages.stream(**request("messages plain", temperature=0.7)) as stream:
             await stream.get_final_message()
     assert len(seen) == 1

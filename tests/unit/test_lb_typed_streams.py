@@ -369,7 +369,9 @@ GREEDY, CHANCE, SEED = {"temperature": 0}, {"temperature": 0.5}, {"temperature":
         ("responses reasoning", "output_text.delta", GREEDY, VLLM, ResumeMethod.REPLAY),
         ("messages plain", "message_start", CHANCE, VLLM, ResumeMethod.RESTART),
         ("messages plain", "block_delta", GREEDY, VLLM, ResumeMethod.REPLAY),
-        ("messages plain", "block_delta", CHANCE, VLLM, Reason.SAMPLED),
+        ("messages plain", "block_delta", {**CHANCE, "max_tokens": 99}, VLLM, ResumeMethod.TEXT),
+        ("messages plain", "block_delta", CHANCE, EngineKind.LLAMACPP, Reason.ENGINE),
+        ("messages plain", "block_stop", CHANCE, VLLM, Reason.SAMPLED),
         ("messages tools", "block_delta", CHANCE, VLLM, Reason.TOOL_CALL),
         ("messages thinking", "block_delta", CHANCE, VLLM, Reason.REASONING),
     ],
@@ -480,3 +482,157 @@ def test_an_engine_that_gives_up_is_not_passed_on(path: bytes, event: str) -> No
     assert merger.feed(event.encode()) == b""
     assert merger.error
     assert merger.over
+
+
+# --- a message that goes on as a chat
+
+MESSAGE = RECORDED["messages plain"]
+BY_CHANCE = {**MESSAGE["request"], "temperature": 0.7}
+
+
+def chat_leg(*choices: dict[str, Any], usage: int = 0, end: bool = True) -> str:
+    """What a chat responds: deltas, or a finish reason."""
+    chunks = [
+        {"choices": [{"index": 0, "delta": one, "finish_reason": one.pop("finish_reason", None)}]}
+        for one in choices
+    ]
+    if usage:
+        chunks.append({"choices": [], "usage": {"prompt_tokens": 30, "completion_tokens": usage}})
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ("data: [DONE]\n\n" if end else "")
+
+
+def test_a_message_goes_on_as_a_chat() -> None:
+    dialect, whole = DIALECTS[MESSAGES], MESSAGE["stream"]
+    deltas = [event["delta"]["text"] for event in data_of(whole) if event["type"] == "content_block_delta"]
+    for count in range(1, len(deltas)):
+        before = "".join(events_of(whole)[: 2 + count])
+        resumption, merger = leg(dialect, BY_CHANCE, progress(dialect, before))
+        assert (resumption.way, resumption.path) == (ResumeMethod.TEXT, b"/v1/chat/completions")
+        body = json.loads(resumption.body)
+        text = "".join(deltas[:count])
+        assert body["messages"] == [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi there"},
+            {"role": "assistant", "content": text.rstrip()},
+        ]
+        assert body["max_tokens"] == 40 - count
+        more = "".join(deltas).removeprefix(text.rstrip())
+        said = [
+            {"role": "assistant"},
+            {"content": more[:5]},
+            {"content": more[5:], "finish_reason": "length"},
+        ]
+        got = before + fed(merger, chat_leg(*said, usage=40 - count), 30)
+        assert folded(got) == folded(whole)
+        assert merger.progress().done
+        assert merger.usage is not None
+        assert merger.usage.out == 40
+
+
+@pytest.mark.parametrize(
+    ("said", "blocks", "reason"),
+    [
+        ([{"content": "x", "finish_reason": "stop"}], [("text", "ax")], "end_turn"),
+        (
+            [
+                {"tool_calls": [{"index": 0, "id": "t1", "function": {"name": "f", "arguments": "{"}}]},
+                {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]},
+                {"tool_calls": [{"index": 1, "id": "t2", "function": {"name": "g", "arguments": "{}"}}]},
+                {"content": " z", "finish_reason": "tool_calls"},
+            ],
+            [("text", "a"), ("tool_use", "{}"), ("tool_use", "{}"), ("text", " z")],
+            "tool_use",
+        ),
+        ([{"content": "x", "finish_reason": "abort"}], None, None),
+        ([{"reasoning": "hm"}], None, None),
+        ([{"content": "x"}], None, None),
+    ],
+    ids=["text", "calls", "aborted", "reasoning", "no end"],
+)
+def test_what_a_chat_says_is_a_message(said: list[Any], blocks: Any, reason: str | None) -> None:
+    dialect = DIALECTS[MESSAGES]
+    first = re.sub(r'"text":"[^"]+"', '"text":"a"', "".join(events_of(MESSAGE["stream"])[:3]))
+    _, merger = leg(dialect, BY_CHANCE, progress(dialect, first))
+    got = data_of(first + fed(merger, chat_leg(*said, usage=3)))
+    if blocks is None:
+        assert data_of(merger.error.decode())[0]["type"] == "error"
+        assert got[-1]["type"] == "content_block_delta"
+        return
+    found: list[tuple[str, str]] = []
+    for event in got:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(found)
+            found.append((event["content_block"]["type"], ""))
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == len(found) - 1
+            delta = event["delta"]
+            found[-1] = (found[-1][0], found[-1][1] + delta.get("text", "") + delta.get("partial_json", ""))
+    assert found == blocks
+    assert sum(event["type"] == "content_block_stop" for event in got) == len(blocks)
+    assert got[-2]["delta"] == {"stop_reason": reason, "stop_sequence": None}
+    assert got[-2]["usage"] == data_of(first)[0]["message"]["usage"] | {"output_tokens": 4}
+    assert got[-1] == {"type": "message_stop"}
+
+
+USER = {"role": "user", "content": "Hi"}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, Reason.STRANGE),
+        ({"messages": [USER, {"role": "assistant", "content": "{"}]}, Reason.LAST_MESSAGE),
+        ({"output_config": {"format": {"type": "json_schema"}}}, Reason.STRANGE),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, Reason.STRANGE),
+        ({"stop_sequences": ["x"]}, Reason.SAMPLED),
+        ({"tool_choice": {"type": "any"}}, Reason.FORCED_TOOL),
+        ({"max_tokens": 3}, Reason.ENDED),
+    ],
+)
+def test_what_a_chat_does_not_carry(fields: dict[str, Any], reason: Reason) -> None:
+    dialect = DIALECTS[MESSAGES]
+    with pytest.raises(NotResumable) as refused:
+        request = BY_CHANCE | {"max_tokens": 99} | fields
+        dialect.resume(request, begun("messages plain", "block_delta"), VLLM, Continue.AUTO)
+    assert refused.value.reason is reason
+
+
+def test_a_conversation_with_tools_is_the_chat_that_vllm_makes_of_it() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "There"}]}
+    request = {
+        "model": "tiny",
+        "max_tokens": 400,
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: 1"},
+            {"type": "text", "text": "Be "},
+            {"type": "text", "text": "brief.", "cache_control": {"type": "ephemeral"}},
+        ],
+        "messages": [
+            USER,
+            {"role": "assistant", "content": [{"type": "text", "text": "Let me see"}, call]},
+            {"role": "user", "content": [result, {"type": "text", "text": "And?"}]},
+        ],
+        "tools": [{"name": "f", "description": "d", "input_schema": {"properties": {}}, "strict": True}],
+    }
+    sofar = begun("messages plain", "block_delta")
+    body = json.loads(DIALECTS[MESSAGES].resume(request, sofar, VLLM, Continue.AUTO).body)
+    function = {"name": "f", "arguments": '{"a":1}'}
+    calls = [{"id": "t1", "type": "function", "function": function}]
+    assert body["messages"][:-1] == [
+        {"role": "system", "content": "Be brief."},
+        USER,
+        {"role": "assistant", "content": "Let me see", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "t1", "content": "There"},
+        {"role": "user", "content": "And?"},
+    ]
+    parameters = {"type": "object", "properties": {}}
+    assert body["tools"] == [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "d", "strict": True, "parameters": parameters},
+        }
+    ]
+    assert body["tool_choice"] == "auto"
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)

@@ -1,0 +1,259 @@
+"""A text under way in a stream of `/v1/messages`, continued as a chat. Pure.
+
+No engine continues a message of Anthropic's API: vLLM takes a last message of the assistant for a turn that is over. But
+vLLM answers this API by a chat of its own making, and chats can be continued. So `chat_request` makes the same chat of the
+request, as vLLM 0.32 does, with the text so far as its open last message, and `TextBlockMerger` turns the chunks of the
+response into the events of the API. What the chat cannot carry, as images, is not continued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from lb.http.sse import EventReader
+from lb.stream.resume_rules import NotResumable, Reason, whole
+from lb.stream.token_usage import Tokens
+from lb.stream.transcript import StreamProgress
+from lb.stream.typed_stream import DIVERGED, EventShape, Failure, TypedTally, written
+
+_NOTHING: Mapping[str, Any] = {}
+_OPEN_TEXT = ("message_start", "content_block_start", "content_block_delta")
+_SAME = ("model", "temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs", "vllm_xargs")
+_KNOWN = frozenset(
+    {
+        *_SAME,
+        "messages",
+        "system",
+        "max_tokens",
+        "stop_sequences",
+        "stream",
+        "tools",
+        "tool_choice",
+        "metadata",
+    }
+)
+_NOT_FOR_MODELS = (
+    "x-anthropic-billing-header"  # a line of Claude Code's that vLLM leaves out: it differs each time
+)
+
+
+def open_text(sofar: StreamProgress) -> str | None:
+    """Return the text of the block under way; None if the message is at another place, or has other blocks before it."""
+    kinds = tuple(step.event["type"] for step in sofar.steps)
+    if kinds != _OPEN_TEXT or sofar.steps[1].event["content_block"].get("type") != "text":
+        return None
+    text = sofar.steps[2].text or ""
+    return text if text.strip() else None
+
+
+def chat_request(request: Mapping[str, Any], sofar: StreamProgress, text: str) -> dict[str, Any]:
+    """Return the chat that continues the text. Raises NotResumable.
+
+    White space at the end of the text stays back: chat templates may trim it. The engine says it again.
+    """
+    if any(value is not None and name not in _KNOWN for name, value in request.items()):
+        raise NotResumable(Reason.STRANGE)
+    if request.get("stop_sequences"):
+        raise NotResumable(Reason.SAMPLED)  # one that begins in front of the seam would not be found
+    choice = (request.get("tool_choice") or _NOTHING).get("type", "auto")
+    if choice not in ("auto", "none"):
+        raise NotResumable(Reason.FORCED_TOOL)
+    limit = whole(request.get("max_tokens")) or 0
+    if limit <= sofar.tokens:
+        raise NotResumable(Reason.ENDED)
+    body = {name: request[name] for name in _SAME if request.get(name) is not None}
+    try:
+        messages = [*_system(request.get("system")), *_messages(request["messages"])]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise NotResumable(Reason.STRANGE) from error
+    if messages and messages[-1]["role"] == "assistant":
+        raise NotResumable(Reason.LAST_MESSAGE)
+    if tools := request.get("tools"):
+        body["tools"] = [_tool(tool) for tool in tools]
+        body["tool_choice"] = choice
+        if (request.get("tool_choice") or _NOTHING).get("disable_parallel_tool_use"):
+            body["parallel_tool_calls"] = False
+    body["messages"] = [*messages, {"role": "assistant", "content": text.rstrip()}]
+    body.update(add_generation_prompt=False, continue_final_message=True)
+    body.update(max_tokens=limit - sofar.tokens, max_completion_tokens=limit - sofar.tokens)
+    body.update(stream=True, stream_options={"include_usage": True})
+    return body
+
+
+def _system(system: Any) -> list[dict[str, Any]]:
+    parts = [system] if isinstance(system, str) else [_text(block) for block in system or ()]
+    text = "".join(part for part in parts if not part.startswith(_NOT_FOR_MODELS))
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role not in ("user", "assistant"):
+            raise TypeError(role)
+        if isinstance(content, str):
+            made.append({"role": role, "content": content})
+            continue
+        texts, calls = [], []
+        for block in content:
+            if block["type"] == "tool_result":
+                result = block.get("content") or ""
+                text = result if isinstance(result, str) else "\n".join(map(_text, result))
+                made.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
+            elif block["type"] == "tool_use":
+                function = {"name": block["name"], "arguments": orjson.dumps(block["input"]).decode()}
+                calls.append({"id": block["id"], "type": "function", "function": function})
+            elif text := _text(block):
+                texts.append({"type": "text", "text": text})
+        made_one: dict[str, Any] = {"role": role}
+        if calls:
+            made_one["tool_calls"] = calls
+        if texts:
+            made_one["content"] = texts[0]["text"] if len(texts) == 1 else texts
+        if texts or calls:
+            made.append(made_one)
+    return made
+
+
+def _text(block: Mapping[str, Any]) -> str:
+    if block["type"] != "text" or not isinstance(block["text"], str):
+        raise TypeError(block["type"])  # an image, or what the model has thought
+    return block["text"]
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", **(tool.get("input_schema") or _NOTHING)}
+    function = {"name": tool.get("name"), "parameters": schema}
+    function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+class TextBlockMerger:
+    """The chat that continues a text, as the rest of the client's stream. See `lb.stream.dialect.Merger`."""
+
+    def __init__(self, shape: EventShape, before: StreamProgress, failure: Failure, limit_bytes: int) -> None:
+        """`before` is what the client has received; see `open_text`."""
+        self.error = b""
+        self._failure = failure
+        self._limit = limit_bytes
+        self._reader = EventReader()
+        self._tally = TypedTally(shape, before)
+        text = open_text(before) or ""
+        self._expected = text[len(text.rstrip()) :]  # what stayed back
+        self._tokens_before = before.tokens
+        start = before.steps[0].event.get("message") or _NOTHING
+        self._usage: dict[str, Any] = dict(start.get("usage") or _NOTHING)
+        self._index = 0
+        self._block = "text"  # the type of the block that is open; empty if none is
+        self._has_called = False
+        self._finish: str | None = None
+
+    @property
+    def over(self) -> bool:
+        """The stream is complete, or broken: nothing more will be passed on."""
+        return self._tally.done or bool(self.error)
+
+    @property
+    def tokens(self) -> int:
+        """Of the response, over all legs."""
+        return self._tally.tokens
+
+    @property
+    def usage(self) -> Tokens | None:
+        """The last report of an engine, over all legs."""
+        return self._tally.usage
+
+    def feed(self, payload: bytes) -> bytes:
+        """Return the events for the client that these bytes complete; possibly none."""
+        return b"".join([self._passed(data) for data in self._reader.feed(payload)])
+
+    def progress(self) -> StreamProgress:
+        """Return how far the stream has come, as the client sees it."""
+        if self._tally.size_bytes > self._limit:
+            self._tally.lost = True
+        return self._tally.progress()
+
+    def _passed(self, data: bytes) -> bytes:
+        if self.over:
+            return b""
+        if data == b"[DONE]":
+            events = self._ending() if self._finish else None
+        else:
+            try:
+                events = self._events(orjson.loads(data))
+            except (orjson.JSONDecodeError, AttributeError, IndexError, KeyError, TypeError):
+                events = None
+        if events is None:
+            self.error = self._failure(self._tally.progress(), DIVERGED)
+            return b""
+        return b"".join([self._sent(event) for event in events])
+
+    def _events(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """Return what a chunk of the chat means in this API; None if the stream cannot go on with it."""
+        if "error" in chunk:
+            return None
+        if isinstance(usage := chunk.get("usage"), dict):
+            self._usage["output_tokens"] = self._tokens_before + int(usage["completion_tokens"])
+        if not chunk["choices"]:
+            return []
+        (choice,) = chunk["choices"]
+        delta = choice["delta"]
+        if delta.get("reasoning") or delta.get("reasoning_content") or choice.get("finish_reason") == "abort":
+            return None
+        self._finish = choice.get("finish_reason") or self._finish
+        events: list[dict[str, Any]] = []
+        if text := delta.get("content"):
+            known = min(len(self._expected), len(text))
+            if self._expected[:known] != text[:known]:
+                return None
+            self._expected = self._expected[known:]
+            if text[known:]:
+                if self._block != "text":
+                    events += self._open({"type": "text", "text": ""})
+                events.append(self._delta({"type": "text_delta", "text": text[known:]}))
+        for call in delta.get("tool_calls") or ():
+            if self._expected:
+                return None
+            function = call.get("function") or _NOTHING
+            if call.get("id") and function.get("name"):
+                self._has_called = True
+                block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
+                events += self._open(block)
+            if arguments := function.get("arguments"):
+                events.append(self._delta({"type": "input_json_delta", "partial_json": arguments}))
+        return events
+
+    def _open(self, block: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the end of the block that is open, and the start of another one."""
+        closing = self._closing()
+        self._block = block["type"]
+        return [*closing, {"type": "content_block_start", "index": self._index, "content_block": block}]
+
+    def _closing(self) -> list[dict[str, Any]]:
+        self._block = ""
+        self._index += 1
+        return [{"type": "content_block_stop", "index": self._index - 1}]
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _ending(self) -> list[dict[str, Any]] | None:
+        if self._expected:
+            return None
+        reason = "end_turn"
+        if self._finish == "length":
+            reason = "max_tokens"
+        elif self._finish == "tool_calls" or self._has_called:
+            reason = "tool_use"
+        delta = {"stop_reason": reason, "stop_sequence": None}
+        stopped = {"type": "message_delta", "delta": delta, "usage": self._usage}
+        return [*self._closing(), stopped, {"type": "message_stop"}]
+
+    def _sent(self, event: dict[str, Any]) -> bytes:
+        data = written(event)
+        self._tally.note(event, len(data))
+        return data
