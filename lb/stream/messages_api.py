@@ -140,14 +140,16 @@ class Messages:
             raise NotResumable(Reason.DIVERGED if sofar.diverged else _under_way(sofar))
         if kind not in _ANSWERS_BY_CHATS:
             raise NotResumable(Reason.ENGINE)
-        body = chat_request(request, sofar, text)
-        return ResumeRequest(ResumeMethod.TEXT, CHAT, written_body(body))
+        if mode is Continue.EXACT:
+            raise NotResumable(Reason.DIVERGED if sofar.diverged else Reason.SAMPLED)
+        body = written_body(chat_request(request, sofar, text))
+        return ResumeRequest(ResumeMethod.TEXT, CHAT, body, inexact=Reason.RETOKENIZED)
 
     def merger(
         self, request: Mapping[str, Any], before: StreamProgress, resumption: ResumeRequest, limit_bytes: int
     ) -> Merger:
         if resumption.way is ResumeMethod.TEXT:
-            return TextBlockMerger(EVENTS, before, failure, limit_bytes)
+            return TextBlockMerger(EVENTS, before, resumption, limit_bytes)
         return ReplayMerger(EVENTS, before, failure, limit_bytes)
 
     def closing(self, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> bytes | None:

@@ -13,11 +13,12 @@ from typing import Any
 
 import orjson
 
-from lb.http.sse import EventReader
+from lb.http.sse import ABORT, EventReader
+from lb.stream.resume_request import ResumeRequest
 from lb.stream.resume_rules import NotResumable, Reason, whole
 from lb.stream.token_usage import Tokens
 from lb.stream.transcript import StreamProgress
-from lb.stream.typed_stream import DIVERGED, EventShape, Failure, TypedTally, written
+from lb.stream.typed_stream import EventShape, TypedTally, written
 
 _NOTHING: Mapping[str, Any] = {}
 _OPEN_TEXT = ("message_start", "content_block_start", "content_block_delta")
@@ -132,13 +133,27 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+def gives_up(chunk: Mapping[str, Any]) -> bool:
+    """Return True for a chunk in which the engine gives a chat up."""
+    return "error" in chunk or any(one.get("finish_reason") == ABORT for one in chunk.get("choices") or ())
+
+
+def _message(chunk: Mapping[str, Any]) -> str:
+    error = chunk.get("error")
+    message = error.get("message") if isinstance(error, dict) else None
+    return message if isinstance(message, str) else "The replica has given the request up."
+
+
 class TextBlockMerger:
     """The chat that continues a text, as the rest of the client's stream. See `lb.stream.dialect.Merger`."""
 
-    def __init__(self, shape: EventShape, before: StreamProgress, failure: Failure, limit_bytes: int) -> None:
+    def __init__(
+        self, shape: EventShape, before: StreamProgress, resumption: ResumeRequest, limit_bytes: int
+    ) -> None:
         """`before` is what the client has received; see `open_text`."""
         self.error = b""
-        self._failure = failure
+        self.refused: Reason | None = None
+        self.inexact = resumption.inexact
         self._limit = limit_bytes
         self._reader = EventReader()
         self._tally = TypedTally(shape, before)
@@ -155,7 +170,7 @@ class TextBlockMerger:
     @property
     def over(self) -> bool:
         """The stream is complete, or broken: nothing more will be passed on."""
-        return self._tally.done or bool(self.error)
+        return self._tally.done or bool(self.error) or self.refused is not None
 
     @property
     def tokens(self) -> int:
@@ -188,21 +203,25 @@ class TextBlockMerger:
             except (orjson.JSONDecodeError, AttributeError, IndexError, KeyError, TypeError):
                 events = None
         if events is None:
-            self.error = self._failure(self._tally.progress(), DIVERGED)
+            self.refused = self.refused or Reason.MISMATCH
             return b""
         return b"".join([self._sent(event) for event in events])
 
     def _events(self, chunk: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """Return what a chunk of the chat means in this API; None if the stream cannot go on with it."""
-        if "error" in chunk:
-            return None
+        if gives_up(chunk):
+            self.error = written(
+                {"type": "error", "error": {"type": "api_error", "message": _message(chunk)}}
+            )
+            return []
         if isinstance(usage := chunk.get("usage"), dict):
             self._usage["output_tokens"] = self._tokens_before + int(usage["completion_tokens"])
         if not chunk["choices"]:
             return []
         (choice,) = chunk["choices"]
         delta = choice["delta"]
-        if delta.get("reasoning") or delta.get("reasoning_content") or choice.get("finish_reason") == "abort":
+        if delta.get("reasoning") or delta.get("reasoning_content"):
+            self.refused = Reason.REASONING
             return None
         self._finish = choice.get("finish_reason") or self._finish
         events: list[dict[str, Any]] = []

@@ -33,7 +33,6 @@ from lb.stream.resume_rules import NotResumable, Reason, whole
 from lb.stream.token_usage import Tokens
 from lb.stream.transcript import StreamProgress
 from lb.stream.typed_stream import (
-    DIVERGED,
     Key,
     ReplayMerger,
     TypedTally,
@@ -147,14 +146,16 @@ class Responses:
         if silent or (is_the_same_again(request, kind) and not sofar.diverged):
             way = ResumeMethod.RESTART if silent else ResumeMethod.REPLAY
             return ResumeRequest(way, RESPONSES, written_body(_again(request, sofar, kind)))
-        body = _continued(request, sofar, kind)
-        return ResumeRequest(ResumeMethod.TEXT, RESPONSES, written_body(body))
+        if mode is Continue.EXACT:
+            raise NotResumable(Reason.DIVERGED if sofar.diverged else _under_way(sofar))
+        body = written_body(_continued(request, sofar, kind))
+        return ResumeRequest(ResumeMethod.TEXT, RESPONSES, body, inexact=Reason.RETOKENIZED)
 
     def merger(
         self, request: Mapping[str, Any], before: StreamProgress, resumption: ResumeRequest, limit_bytes: int
     ) -> Merger:
         if resumption.way is ResumeMethod.TEXT:
-            return MessageMerger(before, limit_bytes)
+            return MessageMerger(before, resumption, limit_bytes)
         return ReplayMerger(EVENTS, before, failure, limit_bytes)
 
     def closing(self, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> bytes | None:
@@ -272,10 +273,11 @@ def _opened(sofar: StreamProgress) -> Mapping[str, Any]:
 class MessageMerger:
     """The response that continues a message under way, as the rest of the client's stream."""
 
-    def __init__(self, before: StreamProgress, limit_bytes: int) -> None:
+    def __init__(self, before: StreamProgress, resumption: ResumeRequest, limit_bytes: int) -> None:
         """`before` is what the client has received; see `open_text`."""
         self.error = b""
-        self._has_diverged = False
+        self.refused: Reason | None = None
+        self.inexact = resumption.inexact
         self._before = before
         self._limit = limit_bytes
         self._reader = EventReader()
@@ -296,7 +298,7 @@ class MessageMerger:
     @property
     def over(self) -> bool:
         """The stream is complete, or broken: nothing more will be passed on."""
-        return self._tally.done or bool(self.error)
+        return self._tally.done or bool(self.error) or self.refused is not None
 
     @property
     def tokens(self) -> int:
@@ -316,7 +318,7 @@ class MessageMerger:
         """Return how far the stream has come, as the client sees it."""
         if self._tally.size_bytes > self._limit:
             self._tally.lost = True
-        return replace(self._tally.progress(), diverged=self._has_diverged or self._before.diverged)
+        return replace(self._tally.progress(), diverged=self._before.diverged)
 
     def _passed(self, data: bytes) -> bytes:
         if self.over:
@@ -330,11 +332,8 @@ class MessageMerger:
         try:
             events = self._events(event)
         except (AttributeError, KeyError, TypeError, IndexError):
-            self._has_diverged = True
-        if self._has_diverged:
-            self.error = failure(self._tally.progress(), DIVERGED)
-            return b""
-        return b"".join(map(self._sent, events))
+            self.refused = Reason.MISMATCH
+        return b"" if self.refused is not None else b"".join(map(self._sent, events))
 
     def _events(self, event: dict[str, Any]) -> Sequence[dict[str, Any]]:
         """Return what an event of this leg means to the client."""
@@ -363,7 +362,8 @@ class MessageMerger:
     def _after_expected(self, delta: str) -> str:
         """Return what is new of a delta: it begins with what stayed back."""
         known = min(len(self._expected), len(delta))
-        self._has_diverged = self._expected[:known] != delta[:known]
+        if self._expected[:known] != delta[:known]:
+            self.refused = Reason.MISMATCH
         self._expected = self._expected[known:]
         return delta[known:]
 
@@ -373,7 +373,7 @@ class MessageMerger:
             return []
         self._is_closed = True
         if self._expected:
-            self._has_diverged = True
+            self.refused = Reason.MISMATCH
         done = {"text": self._text, "logprobs": []}
         return [
             {"type": _TEXT_DONE, "sequence_number": 0, **self._place, **done},

@@ -144,6 +144,7 @@ class TypedTally:
         if self._steps and (text := self._steps[-1].text) is not None:
             self._texts.append(text)
         return StreamProgress(
+            text="".join([step.text for step in self._steps if step.text is not None]),
             steps=tuple(self._steps),
             sequence=self.sequence,
             size_bytes=self._bytes,
@@ -168,12 +169,15 @@ class TypedTally:
 class ReplayMerger:
     """The response to the same request, sent again: what the client has not received of it yet.
 
-    See `lb.stream.dialect.Merger`. A response that differs from what the client has is an `error` too.
+    See `lb.stream.dialect.Merger`. A response that differs from what the client has is an `error`: nothing of it has been sent,
+    so that the stream may still go on in another way.
     """
 
     def __init__(self, shape: EventShape, before: StreamProgress, failure: Failure, limit_bytes: int) -> None:
         """`before` is what the client has received, `failure` makes the event that ends the stream as an error."""
         self.error = b""
+        self.refused: Reason | None = None
+        self.inexact: Reason | None = None
         self._failure = failure
         self._has_diverged = False
         self._usage: Tokens | None = None

@@ -124,7 +124,7 @@ def test_a_stream_cut_anywhere_is_the_undisturbed_one(name: str, together: int) 
     other = other_leg(whole, together)
     for before, _ in cuts(whole):
         resumption, merger = leg(dialect, request, progress(dialect, before))
-        assert resumption.exact
+        assert resumption.inexact is None
         got = before + fed(merger, other, 50)
         assert folded(got) == folded(whole if before else other)
         assert numbers(got) == list(range(len(numbers(got))))
@@ -298,7 +298,7 @@ def test_white_space_that_stayed_back_is_said_again(said: list[str], is_right: b
     added = {"type": "response.output_item.added", "output_index": 0, "item": ITEM}
     deltas = [{"type": "response.output_text.delta", **place, "delta": delta} for delta in said]
     got = spaced + fed(merger, _leg_of(added, *deltas))
-    assert bool(merger.error) is not is_right
+    assert (merger.refused is None) is is_right
     assert text_of(got) == "a  " + ("".join(said).removeprefix("  ") if is_right else "")
 
 
@@ -390,6 +390,10 @@ def test_how_a_stream_goes_on(
     assert found is way
     with pytest.raises(NotResumable):
         dialect.resume(request | fields, sofar, engine, Continue.OFF)
+    if way is ResumeMethod.TEXT:
+        with pytest.raises(NotResumable) as exact:
+            dialect.resume(request | fields, sofar, engine, Continue.EXACT)
+        assert exact.value.reason is Reason.SAMPLED
 
 
 def test_the_id_of_a_response_goes_with_its_request() -> None:
@@ -544,18 +548,20 @@ def test_a_message_goes_on_as_a_chat() -> None:
             "tool_use",
         ),
         ([{"content": "x", "finish_reason": "abort"}], None, None),
-        ([{"reasoning": "hm"}], None, None),
-        ([{"content": "x"}], None, None),
+        ([{"reasoning": "hm"}], None, Reason.REASONING),
+        ([{"content": "x"}], None, Reason.MISMATCH),
     ],
     ids=["text", "calls", "aborted", "reasoning", "no end"],
 )
-def test_what_a_chat_says_is_a_message(said: list[Any], blocks: Any, reason: str | None) -> None:
+def test_what_a_chat_says_is_a_message(said: list[Any], blocks: Any, reason: Any) -> None:
     dialect = DIALECTS[MESSAGES]
     first = re.sub(r'"text":"[^"]+"', '"text":"a"', "".join(events_of(MESSAGE["stream"])[:3]))
     _, merger = leg(dialect, BY_CHANCE, progress(dialect, first))
     got = data_of(first + fed(merger, chat_leg(*said, usage=3)))
     if blocks is None:
-        assert data_of(merger.error.decode())[0]["type"] == "error"
+        assert merger.refused is reason
+        assert bool(merger.error) is (reason is None)
+        assert merger.over
         assert got[-1]["type"] == "content_block_delta"
         return
     found: list[tuple[str, str]] = []
@@ -592,8 +598,8 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
 )
 def test_what_a_chat_does_not_carry(fields: dict[str, Any], reason: Reason) -> None:
     dialect = DIALECTS[MESSAGES]
+    request = BY_CHANCE | {"max_tokens": 99} | fields
     with pytest.raises(NotResumable) as refused:
-        request = BY_CHANCE | {"max_tokens": 99} | fields
         dialect.resume(request, begun("messages plain", "block_delta"), VLLM, Continue.AUTO)
     assert refused.value.reason is reason
 
