@@ -149,7 +149,7 @@ class Messages:
         self, request: Mapping[str, Any], before: StreamProgress, resumption: ResumeRequest, limit_bytes: int
     ) -> Merger:
         if resumption.way is ResumeMethod.TEXT:
-            return TextBlockMerger(EVENTS, before, resumption, limit_bytes)
+            return TextBlockMerger(EVENTS, request, before, resumption, limit_bytes)
         return ReplayMerger(EVENTS, before, failure, limit_bytes)
 
     def closing(self, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind) -> bytes | None:

@@ -36,6 +36,7 @@ _KNOWN = frozenset(
         "metadata",
     }
 )
+_PROMPT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _NOT_FOR_MODELS = (
     "x-anthropic-billing-header"  # a line of Claude Code's that vLLM leaves out: it differs each time
 )
@@ -53,7 +54,8 @@ def open_text(sofar: StreamProgress) -> str | None:
 def chat_request(request: Mapping[str, Any], sofar: StreamProgress, text: str) -> dict[str, Any]:
     """Return the chat that continues the text. Raises NotResumable.
 
-    White space at the end of the text stays back: chat templates may trim it. The engine says it again.
+    White space at the end of the text stays back: chat templates may trim it. The engine says it again. The text may have had
+    more tokens than events, so this limit is too high by that; the merger ends the message where the engine's counts do.
     """
     if any(value is not None and name not in _KNOWN for name, value in request.items()):
         raise NotResumable(Reason.STRANGE)
@@ -80,7 +82,7 @@ def chat_request(request: Mapping[str, Any], sofar: StreamProgress, text: str) -
     body["messages"] = [*messages, {"role": "assistant", "content": text.rstrip()}]
     body.update(add_generation_prompt=False, continue_final_message=True)
     body.update(max_tokens=limit - sofar.tokens, max_completion_tokens=limit - sofar.tokens)
-    body.update(stream=True, stream_options={"include_usage": True})
+    body.update(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
     return body
 
 
@@ -148,9 +150,14 @@ class TextBlockMerger:
     """The chat that continues a text, as the rest of the client's stream. See `lb.stream.dialect.Merger`."""
 
     def __init__(
-        self, shape: EventShape, before: StreamProgress, resumption: ResumeRequest, limit_bytes: int
+        self,
+        shape: EventShape,
+        request: Mapping[str, Any],
+        before: StreamProgress,
+        resumption: ResumeRequest,
+        limit_bytes: int,
     ) -> None:
-        """`before` is what the client has received; see `open_text`."""
+        """`request` is the client's own, `before` what it has received; see `open_text`."""
         self.error = b""
         self.refused: Reason | None = None
         self.inexact = resumption.inexact
@@ -159,9 +166,11 @@ class TextBlockMerger:
         self._tally = TypedTally(shape, before)
         text = open_text(before) or ""
         self._expected = text[len(text.rstrip()) :]  # what stayed back
+        self._limit_tokens = whole(request.get("max_tokens")) or 0
         self._tokens_before = before.tokens
         start = before.steps[0].event.get("message") or _NOTHING
         self._usage: dict[str, Any] = dict(start.get("usage") or _NOTHING)
+        self._prompt_tokens = sum(whole(self._usage.get(name)) or 0 for name in _PROMPT)
         self._index = 0
         self._block = "text"  # the type of the block that is open; empty if none is
         self._has_called = False
@@ -215,10 +224,19 @@ class TextBlockMerger:
             )
             return []
         if isinstance(usage := chunk.get("usage"), dict):
-            self._usage["output_tokens"] = self._tokens_before + int(usage["completion_tokens"])
+            # What the prompt has more than the client's is the text; events can only have had more tokens than one.
+            before = max(self._tokens_before, usage["prompt_tokens"] - self._prompt_tokens)
+            self._usage["output_tokens"] = before + usage["completion_tokens"]
         if not chunk["choices"]:
             return []
-        (choice,) = chunk["choices"]
+        events = self._content(chunk["choices"][0])
+        if events is not None and self._usage.get("output_tokens", 0) >= self._limit_tokens:
+            self._finish = self._finish or "length"
+            ending = self._ending()
+            return None if ending is None else [*events, *ending]
+        return events
+
+    def _content(self, choice: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         delta = choice["delta"]
         if delta.get("reasoning") or delta.get("reasoning_content"):
             self.refused = Reason.REASONING

@@ -494,14 +494,17 @@ MESSAGE = RECORDED["messages plain"]
 BY_CHANCE = {**MESSAGE["request"], "temperature": 0.7}
 
 
-def chat_leg(*choices: dict[str, Any], usage: int = 0, end: bool = True) -> str:
-    """What a chat responds: deltas, or a finish reason."""
+PROMPT = data_of(MESSAGE["stream"])[0]["message"]["usage"]["input_tokens"]
+
+
+def chat_leg(*choices: dict[str, Any], usage: int = 0, given: int = 1, end: bool = True) -> str:
+    """What a chat responds: deltas, or a finish reason. Its prompt has `given` tokens of the text."""
     chunks = [
         {"choices": [{"index": 0, "delta": one, "finish_reason": one.pop("finish_reason", None)}]}
         for one in choices
     ]
     if usage:
-        chunks.append({"choices": [], "usage": {"prompt_tokens": 30, "completion_tokens": usage}})
+        chunks.append({"choices": [], "usage": {"prompt_tokens": PROMPT + given, "completion_tokens": usage}})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ("data: [DONE]\n\n" if end else "")
 
 
@@ -526,7 +529,7 @@ def test_a_message_goes_on_as_a_chat() -> None:
             {"content": more[:5]},
             {"content": more[5:], "finish_reason": "length"},
         ]
-        got = before + fed(merger, chat_leg(*said, usage=40 - count), 30)
+        got = before + fed(merger, chat_leg(*said, usage=40 - count, given=count), 30)
         assert folded(got) == folded(whole)
         assert merger.progress().done
         assert merger.usage is not None
@@ -578,6 +581,28 @@ def test_what_a_chat_says_is_a_message(said: list[Any], blocks: Any, reason: Any
     assert got[-2]["delta"] == {"stop_reason": reason, "stop_sequence": None}
     assert got[-2]["usage"] == data_of(first)[0]["message"]["usage"] | {"output_tokens": 4}
     assert got[-1] == {"type": "message_stop"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "reason"),
+    [(2, "xyz", "end_turn"), (37, "xyz", "end_turn"), (38, "xy", "max_tokens"), (39, "x", "max_tokens")],
+)
+def test_a_text_of_more_tokens_than_events_ends_at_the_limit(given: int, said: str, reason: str) -> None:
+    dialect = DIALECTS[MESSAGES]
+    first = "".join(events_of(MESSAGE["stream"])[:4])
+    _, merger = leg(dialect, BY_CHANCE, progress(dialect, first))
+    chunks = [
+        {
+            "choices": [{"delta": {"content": text}, "finish_reason": "stop" if text == "z" else None}],
+            "usage": {"prompt_tokens": PROMPT + given, "completion_tokens": tokens},
+        }
+        for tokens, text in enumerate("xyz", 1)
+    ]
+    got = data_of(fed(merger, "".join(f"data: {json.dumps(one)}\n\n" for one in chunks) + "data: [DONE]\n\n"))
+    assert "".join(event["delta"]["text"] for event in got if event["type"] == "content_block_delta") == said
+    assert got[-2]["delta"]["stop_reason"] == reason
+    assert got[-2]["usage"]["output_tokens"] == min(40, given + 3)
+    assert merger.over
 
 
 USER = {"role": "user", "content": "Hi"}
