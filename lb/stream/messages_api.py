@@ -37,6 +37,7 @@ from lb.stream.typed_stream import (
     event_types,
     is_one_delta,
     is_the_same_again,
+    is_unsaid,
     with_names,
     written,
 )
@@ -83,9 +84,6 @@ class MessageEvents:
         block = event.get("content_block")
         return {**event, "content_block": with_names(block, names)} if block else dict(event)
 
-    def is_opening(self, event: Mapping[str, Any]) -> bool:
-        return bool(event["type"] == "message_start")
-
     def ends(self, event: Mapping[str, Any]) -> bool:
         return bool(event["type"] == "message_stop")
 
@@ -131,7 +129,7 @@ class Messages:
         self, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind, mode: Continue
     ) -> ResumeRequest:
         check(sofar, _refusal(request), mode)
-        if all(EVENTS.is_opening(step.event) for step in sofar.steps):
+        if is_unsaid(sofar):
             return ResumeRequest(ResumeMethod.RESTART, MESSAGES, written_body(request))
         if is_the_same_again(request, kind) and not sofar.diverged:
             return ResumeRequest(ResumeMethod.REPLAY, MESSAGES, written_body(request))

@@ -40,6 +40,7 @@ from lb.stream.typed_stream import (
     event_types,
     is_one_delta,
     is_the_same_again,
+    is_unsaid,
     parsed,
     with_names,
     written,
@@ -94,9 +95,6 @@ class ResponseEvents:
             signed["response"] = {**response, **same, "output": output}
         return signed
 
-    def is_opening(self, event: Mapping[str, Any]) -> bool:
-        return event["type"] in _OPENING
-
     def ends(self, event: Mapping[str, Any]) -> bool:
         return event["type"] in _ENDS
 
@@ -142,7 +140,7 @@ class Responses:
         self, request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKind, mode: Continue
     ) -> ResumeRequest:
         check(sofar, _refusal(request), mode)
-        silent = all(EVENTS.is_opening(step.event) for step in sofar.steps)
+        silent = is_unsaid(sofar)
         if silent or (is_the_same_again(request, kind) and not sofar.diverged):
             way = ResumeMethod.RESTART if silent else ResumeMethod.REPLAY
             return ResumeRequest(way, RESPONSES, written_body(_again(request, sofar, kind)))
@@ -236,7 +234,7 @@ def _continued(request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKi
 
 def open_text(sofar: StreamProgress) -> str | None:
     """Return the text of the message under way; None if the response is at another place, or has other items before it."""
-    steps = [step for step in sofar.steps if not EVENTS.is_opening(step.event)]
+    steps = [step for step in sofar.steps if step.event["type"] not in _OPENING]
     kinds = tuple(step.event["type"] for step in steps)
     if kinds != _OPEN_TEXT or (steps[0].event.get("item") or _NOTHING).get("type") != "message":
         return None
@@ -338,7 +336,7 @@ class MessageMerger:
     def _events(self, event: dict[str, Any]) -> Sequence[dict[str, Any]]:
         """Return what an event of this leg means to the client."""
         kind = event["type"]
-        if EVENTS.is_opening(event) or not kind.startswith("response."):
+        if kind in _OPENING or not kind.startswith("response."):
             return ()
         if EVENTS.ends(event):
             return [*self._closing(), {**event, "response": self._whole(event["response"])}]

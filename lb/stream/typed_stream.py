@@ -27,6 +27,7 @@ from lb.stream.resume_rules import NotResumable, Reason
 from lb.stream.token_usage import Tokens
 from lb.stream.transcript import Step, StreamProgress
 
+_OPENS = ("created", "in_progress", "queued", ".added", "_start")
 Key = tuple[object, ...]
 Failure = Callable[[StreamProgress, str], bytes]
 DIVERGED = "The replica was lost before the end of its response, and another has responded otherwise."
@@ -55,10 +56,6 @@ class EventShape(Protocol):
         self, event: Mapping[str, Any], names: Mapping[str, str], first: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the event with other ids, and with what all events share with the `first` one of the client's stream."""
-        ...
-
-    def is_opening(self, event: Mapping[str, Any]) -> bool:
-        """Return True if the event comes before all content."""
         ...
 
     def ends(self, event: Mapping[str, Any]) -> bool:
@@ -356,6 +353,11 @@ def is_the_same_again(request: Mapping[str, Any], kind: EngineKind) -> bool:
         or (isinstance(seed, int) and not isinstance(seed, bool))
         or request.get("top_k") == 1
     )
+
+
+def is_unsaid(sofar: StreamProgress) -> bool:
+    """Return True if the client has no content yet, only what opens it: then any response will do that opens the same way."""
+    return all(step.event["type"].endswith(_OPENS) for step in sofar.steps)
 
 
 def check(sofar: StreamProgress, refused: Reason | None, mode: Continue) -> None:

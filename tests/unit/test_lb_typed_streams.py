@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
@@ -348,6 +350,8 @@ GREEDY, CHANCE, SEED = {"temperature": 0}, {"temperature": 0.5}, {"temperature":
     ("name", "kind", "fields", "engine", "way"),
     [
         ("responses plain", "in_progress", CHANCE, VLLM, ResumeMethod.RESTART),
+        ("responses plain", "part.added", CHANCE, VLLM, ResumeMethod.RESTART),
+        ("messages plain", "block_start", CHANCE, VLLM, ResumeMethod.RESTART),
         ("responses plain", "text.delta", GREEDY, VLLM, ResumeMethod.REPLAY),
         ("responses plain", "text.delta", {"top_k": 1}, EngineKind.SGLANG, ResumeMethod.REPLAY),
         ("responses plain", "text.delta", SEED, EngineKind.UNKNOWN, ResumeMethod.REPLAY),
@@ -667,3 +671,53 @@ def test_a_conversation_with_tools_is_the_chat_that_vllm_makes_of_it() -> None:
     ]
     assert body["tool_choice"] == "auto"
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(sorted(RECORDED)),
+    st.lists(st.tuples(st.floats(0, 1), st.integers(1, 5)), max_size=4),
+    st.booleans(),
+)
+def test_a_client_reads_the_undisturbed_response_or_that_it_failed(
+    name: str, legs: list[tuple[float, int]], spoilt: bool
+) -> None:
+    """Cut several times at any byte, with tokens together as it comes, and perhaps by an engine that responds otherwise."""
+    recorded = RECORDED[name]
+    dialect, request, whole = DIALECTS[recorded["path"].encode()], recorded["request"], recorded["stream"]
+    sofar, got = StreamProgress(), ""
+    for share, together in legs:
+        _, merger = leg(dialect, request, sofar)
+        sent = other_leg(whole, together).encode()
+        got += merger.feed(sent[: int(len(sent) * share)]).decode()
+        sofar = merger.progress()
+        if sofar.done:
+            break
+    said_before = said(got)
+    if not sofar.done:
+        other = other_leg(whole)
+        if spoilt:
+            other = re.sub(r'("(?:delta|text|thinking|partial_json)": ")', r"\1§", other)
+        _, merger = leg(dialect, request, sofar)
+        more = fed(merger, other)
+        if merger.error:
+            assert spoilt
+            assert more == ""
+            got += merger.error.decode()
+        else:
+            got += more
+    assert numbers(got) == list(range(len(numbers(got))))
+    if data_of(got)[-1]["type"] not in ("response.failed", "error") and not spoilt:
+        assert _but_created(got) == _but_created(whole)
+    elif got_text := said(got):
+        assert spoilt
+        assert said(whole).startswith(got_text) or not said_before
+
+
+def said(stream: str) -> str:
+    """All that the deltas of a stream add up to."""
+    return "".join(step[1] for step in folded(stream) if isinstance(step, tuple))
+
+
+def _but_created(stream: str) -> list[Any]:
+    return folded(re.sub(r'"created_at": ?\d+', '"created_at":0', stream))
