@@ -214,6 +214,10 @@ def _continued(request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKi
         raise NotResumable(Reason.FORCED_TOOL)
     if request.get("stop"):
         raise NotResumable(Reason.SAMPLED)  # one that begins in front of the seam would not be found
+    if request.get("presence_penalty") or request.get("frequency_penalty"):
+        raise NotResumable(Reason.PENALTIES)
+    if request.get("truncation") not in (None, "disabled"):
+        raise NotResumable(Reason.TRUNCATED_PROMPT)
     items = request.get("input")
     if isinstance(items, str):
         items = [{"type": "message", "role": "user", "content": items}]

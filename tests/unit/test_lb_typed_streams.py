@@ -362,6 +362,8 @@ GREEDY, CHANCE, SEED = {"temperature": 0}, {"temperature": 0.5}, {"temperature":
         ("responses plain", "text.delta", {**CHANCE, "stop": ["x"]}, VLLM, Reason.SAMPLED),
         ("responses plain", "text.delta", {**CHANCE, "text": {"format": {"type": "json_object"}}}, VLLM, Reason.GRAMMAR),
         ("responses plain", "text.delta", {**CHANCE, "tool_choice": "required"}, VLLM, Reason.FORCED_TOOL),
+        ("responses plain", "text.delta", {**CHANCE, "presence_penalty": 0.1}, VLLM, Reason.PENALTIES),
+        ("responses plain", "text.delta", {**CHANCE, "truncation": "auto"}, VLLM, Reason.TRUNCATED_PROMPT),
         ("responses plain", "text.delta", {**CHANCE, "max_output_tokens": 20}, VLLM, Reason.ENDED),
         ("responses plain", "text.delta", {**CHANCE, "input": [{"role": "assistant", "status": "in_progress"}]}, VLLM, Reason.LAST_MESSAGE),
         ("responses plain", "text.done", CHANCE, VLLM, Reason.SAMPLED),
