@@ -50,6 +50,7 @@ class Flight:
         self.tenant = ""
         self.weight = 1.0
         self.policy: str | None = None
+        self.pin = ""
 
     @property
     def tried(self) -> Collection[int]:

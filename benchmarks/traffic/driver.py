@@ -83,6 +83,7 @@ class Flight:
         "first_at",
         "has_priority",
         "matched_bytes",
+        "pin",
         "policy",
         "pushed_at",
         "queue_left_s",
@@ -102,6 +103,7 @@ class Flight:
         self.tenant = ""
         self.weight = 1.0
         self.policy: str | None = None
+        self.pin = ""
         self.booking: Booking | None = None
         self.pushed_at = self.first_at = now
         self.cached_tokens = self.matched_bytes = 0

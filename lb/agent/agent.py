@@ -39,6 +39,7 @@ from lb.observe.tracing import Tracing
 from lb.proxy.account import Account
 from lb.proxy.dispatch import Dispatch, Engines
 from lb.proxy.fast_path import open_fast_path
+from lb.proxy.home_finder import HomeFinder
 from lb.proxy.intake import Intake
 from lb.proxy.registry import RequestRegistry
 from lb.proxy.runtime import Runtime
@@ -135,7 +136,8 @@ class Agent:
             0.0 if unix_time_s is None else unix_time_s() - now,
         )
         engines = Engines(self.prober.kind, self.model_poller.wrong_model, self.model_poller.missing_model)
-        dispatch = Dispatch(registry, self._pools, self.account, engines, rng, self._fast_path)
+        homes = HomeFinder(targets, self._fetcher.look, clock)
+        dispatch = Dispatch(registry, self._pools, self.account, engines, rng, homes, self._fast_path)
         begin_span = tracing.begin if tracing is not None else None
         self.intake = Intake(dispatch, self.account, options.id_prefix, begin_span, options.max_clients)
         self.links: RegionLinks | None = None

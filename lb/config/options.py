@@ -5,19 +5,21 @@ Every option has a default that suits most services; what a table leaves out has
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeVar, get_type_hints
 
-from lb.config.decode import Fields
+from lb.config.decode import Fields, WireError
 
 MAX_CONCURRENT = 1_000_000
 _MIB = 1024 * 1024
 _O = TypeVar("_O", bound="_Options")
 
 
-def _number(default: float, low: float, high: float) -> Any:
-    return field(default=default, metadata={"low": low, "high": high})
+def _number(default: float, low: float, high: float, *, newer: bool = False) -> Any:
+    """Return a field. One that is `newer` than some agents is not written at its default, so that they take the table."""
+    return field(default=default, metadata={"low": low, "high": high, "newer": newer})
 
 
 class _Options:
@@ -26,7 +28,12 @@ class _Options:
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        plain = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        shown = (
+            one
+            for one in fields(self)  # type: ignore[arg-type]
+            if not one.metadata.get("newer") or getattr(self, one.name) != one.default
+        )
+        plain = {one.name: getattr(self, one.name) for one in shown}
         return {name: value.value if isinstance(value, Enum) else value for name, value in plain.items()}
 
     @classmethod
@@ -58,7 +65,8 @@ class Limits(_Options):
     `idle_timeout_s` is between two bytes of a response. A request that no target can take is held up to `hold_s`, and
     at most `max_held` of them; a stream that was interrupted waits as long as `idle_timeout_s`, if that is longer. A
     target that owes a response, or the rest of one, and has been silent for `suspect_after_s` is probed and has `probe_timeout_s` to respond. `stall_timeout_s` is between two data events of a stream
-    (comments are no sign of life); then it is continued elsewhere, if it can be.
+    (comments are no sign of life); then it is continued elsewhere, if it can be. A client whose streamed response has been silent
+    for `stream_keepalive_s` is sent a comment, and so again; 0: never.
 
     Of clients: `head_timeout_s` for a whole head, `keepalive_s` between two requests, `max_head_bytes` and
     `max_headers` per head. Bodies up to `buffer_bytes` are kept, so that they can be sent again; longer ones are
@@ -79,6 +87,7 @@ class Limits(_Options):
     max_head_bytes: int = _number(64 * 1024, 256, _MIB)
     max_headers: int = _number(128, 1, 10_000)
     buffer_bytes: int = _number(8 * _MIB, 0, 1024 * _MIB)
+    stream_keepalive_s: float = _number(0.0, 0.0, 3600.0, newer=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +227,39 @@ class Slo(_Options):
     tpot_s: float = _number(0.0, 0.0, 86_400.0)
 
 
+SESSION_FIELD = re.compile(r"[A-Za-z0-9_-]{1,64}(?:\.[A-Za-z0-9_-]{1,64}){0,3}")
+MAX_SESSION_FIELDS = 8
+
+
 @dataclass(frozen=True, slots=True)
-class Session(_Options):
-    """What keeps a client with a target, for policies that go by sessions."""
+class Session:
+    """What keeps a client with a target.
+
+    `fields` of a JSON body or of a query name its session, the first one that is there; a dot goes down into an object
+    (`metadata.session_id`). With policy `consistent_hash` or a cookie the field `user` does, if there are no others.
+    """
 
     cookie: CookieMode = CookieMode.OFF
+    fields: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        # An agent that is older than `fields` takes the tables in which it is not.
+        return {"cookie": self.cookie.value} | ({"fields": list(self.fields)} if self.fields else {})
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> Session:
+        given = Fields(value, path)
+        names = given.names("fields")
+        if len(names) > MAX_SESSION_FIELDS:
+            raise WireError(given.at("fields"), f"more than {MAX_SESSION_FIELDS} entries")
+        for index, name in enumerate(names):
+            if not SESSION_FIELD.fullmatch(name):
+                raise WireError(
+                    f"{given.at('fields')}[{index}]", "expected a name such as metadata.session_id"
+                )
+        session = cls(given.one_of("cookie", CookieMode, CookieMode.OFF), names)
+        given.done()
+        return session
 
 
 @dataclass(frozen=True, slots=True)

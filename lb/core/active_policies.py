@@ -79,12 +79,12 @@ class ActivePolicies:
         if name != self.own.name:
             self._used_at[name] = now
 
-    def drop_unused(self, now: float, unused_s: float = UNUSED_S) -> None:
+    def drop_unused(self, now: float) -> None:
         """Drop policies that no request has named lately: every request feeds every policy, and trees take memory."""
         old = [
             name
             for name in self._by_name
-            if name != self.own.name and now - self._used_at.get(name, now) >= unused_s
+            if name != self.own.name and now - self._used_at.get(name, now) >= UNUSED_S
         ]
         for name in old:
             del self._by_name[name], self._used_at[name]

@@ -10,6 +10,11 @@ for those that are best off there. Each pass sends what its target can take from
 and ten times a second from all. If a target without a lane has nothing pending, and otherwise ten times a second, the last
 ones of the longest lane choose again: another target may have become the better one for them.
 
+*Waiting for its own target.* A request with a `pin` may be served by that target alone, whatever the policy and the health of
+the target: what it names is stored there (see `lb.core.homes`). It is sent when the target can take work, and waits in a lane
+of pinned requests until then; those go before others that wait for the same target. A pinned request whose target has left
+the table waits for nothing: `stranded` returns it.
+
 *The drive.* Nothing happens here by itself. The owner of the scheduler calls `let_in` when something may have made
 room (see `lb.core.targets.TargetTable`) and when time may have (an ejection runs out, a look at an engine goes stale: a few
 times a second). That is cheap: no request is tried twice while nothing has changed, and none at all while there is no
@@ -33,7 +38,8 @@ class Waiter(Protocol):
     """A request that looks for a target.
 
     `tried` are the epochs (see `lb.core.target_state`) that have failed it, `policy` the name of the policy it requests,
-    None for the table's own, `has_priority` whether it comes back, having lost its target.
+    None for the table's own, `has_priority` whether it comes back, having lost its target. `pin` is the target that alone can
+    serve it; empty: any can.
     """
 
     @property
@@ -57,10 +63,14 @@ class Waiter(Protocol):
     @property
     def policy(self) -> str | None: ...
 
+    @property
+    def pin(self) -> str: ...
+
 
 W = TypeVar("W", bound=Waiter)
 
 MOVES = 2  # out of one lane, at most, each time
+_PINNED = "it has what the request names"
 REVIEW_S = 0.1  # how often all lanes are looked at, with or without reports
 
 
@@ -69,6 +79,7 @@ class Scheduler(Generic[W]):
         self._table = table
         self._queue = queue
         self._lanes: Lanes[W] = Lanes()
+        self._pinned: Lanes[W] = Lanes()
         self._reviewed_at = -REVIEW_S
         self._health_changes_seen = -1
         self._none_could_go = (-1, -1)  # while the table's version and the queue's last ticket are these
@@ -80,6 +91,15 @@ class Scheduler(Generic[W]):
 
         The caller books at once. Raises UnknownPolicyError, as the others do.
         """
+        if waiter.pin:
+            others = waiter.pin in self._pinned.targets()
+            return None if others else self._choose_pinned(waiter, now)
+        choice = self._place_anywhere(waiter, now)
+        if choice is not None and choice.target_id in self._pinned.targets():
+            return None
+        return choice
+
+    def _place_anywhere(self, waiter: W, now: float) -> Choice | None:
         if waits(self._table, waiter.policy):
             choice = self._choose(waiter, now)
             if choice is None or choice.wait or choice.target_id in self._lanes.targets():
@@ -106,7 +126,9 @@ class Scheduler(Generic[W]):
             waiter.tried,
             model,
         )
-        if ticket is not None:
+        if ticket is not None and waiter.pin:
+            self._pinned.join(ticket, waiter.pin, 0.0)
+        elif ticket is not None:
             self._enter_lane(ticket, now)
         return ticket
 
@@ -114,6 +136,8 @@ class Scheduler(Generic[W]):
         """Yield the requests that may go now, one at a time and out of the queue: book each before the next."""
         if len(self._queue):
             self._recount(now)
+        for target_id in list(self._pinned.targets()):
+            yield from self._serve_pinned(target_id, now)
         relieved = self._table.take_relieved()
         if len(self._lanes):
             review = now >= self._reviewed_at + REVIEW_S
@@ -131,8 +155,31 @@ class Scheduler(Generic[W]):
             finally:  # the caller may stop before the end, and goes on in the next pass
                 self._table.relieve(left)
             yield from self._share(now, review)
-        if len(self._lanes) < len(self._queue):
+        if self._any_waits_for_any():
             yield from self._serve_others(now)
+
+    # --- pinned requests
+
+    def stranded(self) -> list[W]:
+        """Return the queued requests whose own target has left the table."""
+        gone = [target_id for target_id in self._pinned.targets() if self._table.key(target_id) is None]
+        return [ticket.item for target_id in gone for ticket in self._pinned.all(target_id)]
+
+    def _serve_pinned(self, target_id: str, now: float) -> Iterator[tuple[W, Choice]]:
+        while (ticket := self._pinned.first(target_id, self._queue.tag)) is not None:
+            choice = self._choose_pinned(ticket.item, now)
+            if choice is None:
+                return
+            self._queue.take(ticket)
+            yield ticket.item, choice
+
+    def _choose_pinned(self, waiter: W, now: float) -> Choice | None:
+        """Return the choice of its own target; None if that has left the table, or can take no work now."""
+        target_id = waiter.pin
+        if not ready(self._table, target_id, now, waiter.policy):
+            return None
+        choice = choose_only(self._table, waiter.view, target_id, now, waiter.policy)
+        return None if choice is None else choice._replace(because=_PINNED, wait=False)
 
     # --- requests for one target
 
@@ -196,7 +243,11 @@ class Scheduler(Generic[W]):
         self._table.policies.named(ticket.item.policy).dequeued(ticket.item.view)
 
     def _dropped(self, ticket: Ticket[W]) -> None:
-        if ticket.lane is not None:
+        if ticket.lane is None:
+            return
+        if ticket.item.pin:
+            self._pinned.leave(ticket)
+        else:
             self._forget(ticket)
 
     # --- requests for any target
@@ -233,12 +284,16 @@ class Scheduler(Generic[W]):
     def _any_could_go(self, now: float) -> bool:
         if self._settled(now):
             return False
-        if len(self._lanes) < len(self._queue) and any(
+        if self._any_waits_for_any() and any(
             self._table.admits(now, tried) for tried in self._queue.tried_sets
         ):
             return True
         self._none_could_go = self._state(now)
         return False
+
+    def _any_waits_for_any(self) -> bool:
+        """Return whether a queued request waits for no target of its own."""
+        return len(self._lanes) + len(self._pinned) < len(self._queue)
 
     def _settled(self, now: float) -> bool:
         """Return whether it is known that no queued request can go."""

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from lb.config.schema import Readiness, Table, Target, TargetStats
 from lb.core import accounting
-from lb.core.active_policies import UNUSED_S, ActivePolicies
+from lb.core.active_policies import ActivePolicies
 from lb.core.admission import EngineLoad
 from lb.core.candidates import Candidates
 from lb.core.models import ModelDirectory, ModelList
@@ -503,8 +503,8 @@ class TargetTable:
         self._relieved.update(dict.fromkeys(target_ids))
 
     def drop_unused_policies(self, now: float) -> None:
-        """Forget policies that requests once named."""
-        self.policies.drop_unused(now, UNUSED_S if self.table.access.overrides else 0.0)
+        """Forget policies that no request has named lately."""
+        self.policies.drop_unused(now)
 
     # --- inside
 

@@ -34,6 +34,15 @@ class HttpGetter:
         """Raise OSError (also for a response that is not HTTP, or too long) or asyncio.TimeoutError."""
         return await asyncio.wait_for(self._fetch(target, path, timeout_s, fresh), timeout_s)
 
+    async def look(self, target: Target, path: str, timeout_s: float, lines: bytes) -> Fetched:
+        """Send these header lines along; of a success return the status alone. Raises as `fetch`."""
+
+        async def looked() -> Fetched:
+            connection = await self._pools.of(target).connect(timeout_s)
+            return await self._request(connection, path, True, None, lines)
+
+        return await asyncio.wait_for(looked(), timeout_s)
+
     async def post(self, target: Target, path: str, body: bytes, timeout_s: float) -> Fetched:
         """Send JSON, on a connection of its own. Raises as `fetch`."""
 
@@ -82,12 +91,18 @@ class HttpGetter:
         return await self._request(await pool.connect(timeout_s), path, fresh)
 
     async def _request(
-        self, connection: TargetConnection, path: str, fresh: bool, body: bytes | None = None
+        self,
+        connection: TargetConnection,
+        path: str,
+        fresh: bool,
+        body: bytes | None = None,
+        lines: bytes | None = None,
     ) -> Fetched:
-        call = _Fetch(asyncio.get_running_loop())
+        """With header `lines` of the caller the body of a success is not read."""
+        call = _Fetch(asyncio.get_running_loop(), reads_success=lines is None)
         connection.sink = call
         pool = connection.pool
-        ending = b"Connection: close\r\n" if fresh else b""
+        ending = (b"Connection: close\r\n" if fresh else b"") + (lines or b"")
         method = b"GET" if body is None else b"POST"
         if body is not None:
             ending += b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
@@ -110,7 +125,8 @@ class HttpGetter:
 class _Fetch:
     """Has a connection until the response is whole."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, reads_success: bool = True) -> None:
+        self._reads_success = reads_success
         self.response: asyncio.Future[Fetched] = loop.create_future()
         self.reusable = False
         self._buffer = b""
@@ -146,6 +162,9 @@ class _Fetch:
                 return
             data = rest
         self._status, self._keep_alive = head.status, head.keep_alive
+        if head.status < 300 and not self._reads_success:
+            self._finish()
+            return
         if head.status in (204, 304):
             self._decoder = LengthDecoder(0)
         elif head.length is not None:

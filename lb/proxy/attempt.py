@@ -101,8 +101,8 @@ class AttemptHost(Protocol):
         """All of the response is here."""
         ...
 
-    def begin_relay(self, attempt: Attempt) -> Relay:
-        """The first byte has come of a response that is passed on as it comes."""
+    def begin_relay(self, attempt: Attempt, begin: bytes) -> Relay:
+        """The beginning of a body has come that is passed on as it comes."""
         ...
 
     def open_tunnel(self, response: ResponseHead, rest: bytes) -> None: ...
@@ -348,7 +348,7 @@ class Attempt:
             if isinstance(decoder, ChunkedDecoder):
                 decoder.payloads = None
             self.phase = RELAY
-            self._relay = relay = self._request.begin_relay(self)
+            self._relay = relay = self._request.begin_relay(self, collected)
             relay.collected(collected)
 
     def _begin(self, data: bytes) -> None:
@@ -358,7 +358,7 @@ class Attempt:
             self._request.attempt_failed(Failure.EMPTY, "HTTP status 200 without a body")
             return
         self.phase = RELAY
-        self._relay = relay = self._request.begin_relay(self)
+        self._relay = relay = self._request.begin_relay(self, data)
         relay.data(data)
 
     def _finish(self, body: bytes, rest: bytes) -> None:

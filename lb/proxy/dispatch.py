@@ -15,6 +15,7 @@ from lb.http.messages import Reader
 from lb.http.upstream import Pools
 from lb.proxy.account import Account
 from lb.proxy.fast_path import FastPath
+from lb.proxy.home_finder import HomeFinder
 from lb.proxy.registry import RequestRegistry, Waiting
 from lb.proxy.retries import Retries
 
@@ -41,12 +42,14 @@ class Dispatch:
         account: Account,
         engines: Engines,
         rng: random.Random,
+        homes: HomeFinder,
         fast_path: FastPath | None = None,
     ) -> None:
         self.registry = registry
         self.table = registry.table
         self.forwarding = registry.forwarding
         self.pools = pools
+        self.homes = homes
         self.runtime = registry.runtime
         self.fast_path = fast_path
         self.kind_of = engines.kind_of

@@ -10,6 +10,7 @@ from lb.core.hop import RequestHop
 from lb.core.residency import ANYWHERE, Zones
 from lb.http.messages import RequestHead
 from lb.observe.explain import Explanation
+from lb.stream.resources import Resource
 from lb.stream.resume_state import ResumeState
 from policies.routing.base import RequestView
 
@@ -35,7 +36,7 @@ class Arrival(NamedTuple):
     model: str
     admission: Admission
     explanation: Explanation
-    policy: str | None = None  # requested by the client
+    policy: str | None = None  # requested by the client, or by which its session goes
     span: str = ""
     continues: bool = True  # the client has not forbidden to resume its stream
     resume_state: ResumeState | None = None
@@ -43,6 +44,9 @@ class Arrival(NamedTuple):
     set_cookie: bytes = b""  # a header line of a target's response, with its CRLF
     hop: RequestHop | None = None  # of a request that a peer has forwarded
     zones: Zones = ANYWHERE  # of its residency
+    resource: Resource | None = None  # which it names, and which one target has
+    brings_ids: bool = False  # its response may be of a resource that is on one target from now on
+    streams: bool = False  # a model's API, and a stream of events was requested
 
 
 class Ending:

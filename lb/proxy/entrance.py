@@ -24,15 +24,17 @@ from lb.observe.metrics import Metrics
 from lb.proxy.ending import Arrival
 from lb.proxy.ports import Downstream
 from lb.proxy.rejections import Rejection
-from lb.stream import openai_request
+from lb.stream import openai_request, resources
 from lb.stream.dialects import DIALECTS
 from lb.stream.model_name import model_of, names_a_model
 from lb.stream.openai_request import NOT_PARSED, ParsedRequest
+from lb.stream.resources import Resource
 from lb.stream.resume_state import ResumeState
+from lb.stream.session_fields import SessionFields
 from lb.stream.token_usage import BYTES_PER_TOKEN
 from lb.stream.warming_request import PATHS as SAMPLED
 from policies.routing.base import RequestView
-from policies.routing.registry import POLICIES
+from policies.routing.registry import GO_BY_SESSIONS, POLICIES, SESSION_POLICY
 
 
 class RequestOverrides(NamedTuple):
@@ -44,7 +46,7 @@ class RequestOverrides(NamedTuple):
 
 
 _NO_OVERRIDES = RequestOverrides()
-_SESSION_POLICY = "consistent_hash"
+_PARSED_BYTES = 256 * 1024  # of a body that is parsed for a field or two
 _HEALTH = b"/-/healthz"
 _READY = b"/-/ready"
 _WELL_KNOWN = b"/.well-known/skyserve"
@@ -96,8 +98,11 @@ class RequestAdmission:
         self._endpoints = {"service": self._table.table.service, "endpoints": rows} if rows else None
         self.cors = CorsRules(cors) if cors.origins else None
         self._cookies = self._table.table.session.cookie is CookieMode.AUTO
-        # Which session a request belongs to may stand in its body (`user`), and so does the model, which is part of it.
-        self._by_session = self._cookies or self._table.table.policy == _SESSION_POLICY
+        policy, names = self._table.table.policy, self._table.table.session.fields
+        # The model is part of what a session is known by, and stands in the body.
+        self._by_session = self._cookies or policy == SESSION_POLICY
+        self._session_fields = SessionFields(names or (("user",) if self._by_session else ()))
+        self._session_policy = None if policy in GO_BY_SESSIONS else SESSION_POLICY
         self._trusted = [ipaddress.ip_network(one) for one in self._table.table.trusted_proxies]
         # Above its base path a target may serve other services.
         self._has_base_path = any(urlsplit(one.url).path.strip("/") for one in self._table.table.targets)
@@ -184,15 +189,25 @@ class RequestAdmission:
         prompt: bytes | None = None
         scope = ""
         session = overrides.session or (head.session.decode("latin-1") if head.session else "")
+        fields, named = self._session_fields, False
+        if fields and not session:
+            session = fields.in_query(head.target)
+            named = not session and head.method == b"POST" and fields.may_be_in(body)
+        resource, brings_ids = None, path.startswith(resources.PREFIXES)
+        if brings_ids:
+            resource, brings_ids = resources.in_path(path), resources.makes_some(path)
+            named = named or (head.method == b"POST" and resources.may_name(path, body))
         if body and head.method == b"POST" and openai_request.for_model(path):
             prompts = self._table.policies.needs_prompt or overrides.policy is not None
             sought = not body_left and (self._by_session or b'"stream"' in body)
-            if prompts or routed or admission.tenant or sought:
+            if prompts or routed or admission.tenant or sought or named:
                 parsed = openai_request.scan(body) if dense else openai_request.read(body)
             if prompts:
                 prompt = openai_request.prompt_of(parsed.json, body)
             scope = _scope(admission, parsed.model)
-            session = session or parsed.user
+        if named:
+            named_session, named_resource = self._named(path, parsed, body)
+            session, resource = session or named_session, resource or named_resource
         has_model = routed and body and head.method == b"POST" and names_a_model(path)
         model = model_of(parsed, body) if has_model else parsed.model
         if admission.tenant and admission.hop is None and parsed is not NOT_PARSED:
@@ -206,6 +221,7 @@ class RequestAdmission:
         if self._cookies and not session and admission.hop is None:
             secure = client.hop.scheme == b"https"
             session, set_cookie = session_cookie.read_or_make(head.cookie, secure=secure)
+        policy = overrides.policy or (self._session_policy if session else None)
         (own_id, request_id, shown_id), method, plain = self._ids(head), head.method_text, head.path_text
         view = RequestView(own_id, method, plain, len(body), prompt, scope, session, parsed.max_tokens)
         span = ""
@@ -224,7 +240,7 @@ class RequestAdmission:
             model,
             admission,
             self._explanations.begin(shown_id, method, plain, now),
-            overrides.policy,
+            policy,
             span,
             continues,
             resume_state,
@@ -232,7 +248,19 @@ class RequestAdmission:
             set_cookie,
             admission.hop,
             self._zones(admission),
+            resource,
+            brings_ids,
+            parsed.stream,
         )
+
+    def _named(self, path: bytes, parsed: ParsedRequest, body: bytes) -> tuple[str, Resource | None]:
+        """Return the session and the resource that a body names."""
+        json = parsed.json
+        if json is None and len(body) <= _PARSED_BYTES:  # of a path that is not a model's
+            json = openai_request.read(body).json
+        if json is None:
+            return self._session_fields.in_text(body), resources.in_text(path, body)
+        return self._session_fields.in_json(json), resources.in_body(path, json)
 
     def _sample(self, head: RequestHead, body: bytes, admission: Admission, now: float) -> None:
         """Keep a prompt for replicas that join (see `lb.core.warming`)."""

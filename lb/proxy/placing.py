@@ -4,6 +4,10 @@ Before the first byte a request whose target fails goes to another one, never to
 repeated (`lb.core.retry`). It moves at once when its target is lost by the table, or when the target falls silent
 (`lb.engines.health_checks`) and a better one exists. While no target may take it, it is queued, and counted as demand.
 
+*Pinned requests.* A request that names a resource, such as the response that it follows, goes to the target that has it and to no
+other (`lb.proxy.home_finder`): also if that is full, for which it waits, or drains. When the target is gone, the request ends
+with the API's error for an id that it does not know.
+
 *Other regions* (`lb.core.forwarding`). A request is compared with the peers when it is placed, and while it is queued with
 each of their reports. A peer that has no room responds with `full` before the first byte; the request then has its old place
 in the queue. A stream that a peer has started and loses is resumed here, or at another peer whose engines can continue it.
@@ -18,6 +22,7 @@ from lb.core.failures import RETRY_STATUSES, Failure
 from lb.core.forwarding import explained
 from lb.core.hop import FULL, RequestHop, hop_lines
 from lb.core.queue import Ticket
+from lb.core.residency import may_have
 from lb.core.retry import RetryVerdict, Tries
 from lb.core.targets import Booking, Health
 from lb.engines.kinds import kind_named
@@ -26,12 +31,15 @@ from lb.observe.explain import Explanation
 from lb.proxy.account import Account
 from lb.proxy.dispatch import Dispatch
 from lb.proxy.ending import Arrival, Ending
+from lb.proxy.home_finder import Absence, Found
 from lb.proxy.ports import Downstream, Relay
 from lb.proxy.registry import Waiting
 from lb.proxy.states import RequestEvent, State
 from lb.stream.resume_rules import NotResumable
 from lb.stream.resume_state import ResumeState
 from policies.routing.base import Choice
+
+_IN_DOUBT = (Health.EJECTED, Health.UNHEALTHY)
 
 
 class PlacedAttempt(Protocol):
@@ -127,11 +135,14 @@ class Placing:
     __slots__ = (
         "_account",
         "_arrival",
+        "_at_peer",
         "_dispatch",
         "_refusal",
         "_request",
+        "_searched",
         "_ticket",
         "hop_lines",
+        "pin",
         "policy",
         "tenant",
         "tries",
@@ -154,6 +165,9 @@ class Placing:
         self.tenant = arrival.admission.tenant
         self.weight = arrival.admission.weight
         self.policy = arrival.policy
+        self._searched = False  # all targets have been asked for its resource
+        self._at_peer = False  # its resource is in another region
+        self.pin = ""  # the target that alone can serve it; empty: any can
 
     # --- for the queue and the registry
 
@@ -171,6 +185,11 @@ class Placing:
         """True if it was queued before, or was with a target that may have started to run it."""
         tries = self.tries
         return tries.was_queued or tries.executions > 0 or self._request.relay is not None
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if what it names is known to be in one place, which alone can serve it."""
+        return bool(self.pin) or self._at_peer
 
     @property
     def queue_left_s(self) -> float:
@@ -200,7 +219,9 @@ class Placing:
         now = dispatch.runtime.clock()
         if dispatch.table.models.missing(self._arrival.model):
             self._no_such_model()
-        elif dispatch.forwarding is None or not self.leaves(now):
+        elif self._arrival.resource is not None and not self._find_home(now):
+            return
+        elif self.pin or dispatch.forwarding is None or not self.leaves(now):
             self._place_here(now)
 
     def place_rest(self) -> None:
@@ -219,10 +240,72 @@ class Placing:
             self._launch(choice, now)
         elif self._refusal is not None and not dispatch.table.has_candidate(now, self.tried):
             self._send_refusal()
-        elif hop is not None and not dispatch.may_wait(self, hop, now):
+        elif hop is not None and not self.pin and not dispatch.may_wait(self, hop, now):
             self._request.respond(429, "region_full", "This region has no room for the request.")
         else:
             self._enqueue(now)
+
+    # --- to the target that has what it names (`lb.proxy.home_finder`)
+
+    def _find_home(self, now: float) -> bool:
+        """Find the target that has the resource of the request. Returns False if that takes a while, or has ended the request."""
+        dispatch, table = self._dispatch, self._dispatch.table
+        home = dispatch.homes.known(self._arrival)
+        key = None if home is None else table.key(home)
+        if home is not None and key is None:
+            return self._to_peer(home, now)
+        in_doubt = key is None or table.health(key, now) in _IN_DOUBT
+        if in_doubt and not self._searched and dispatch.homes.search(self._arrival, self._found):
+            self._request.move(RequestEvent.BACKED_OFF)
+            return False
+        if home is not None and not self._may_have(home):
+            self._is_gone()
+            return False
+        self.pin = home or ""
+        return True
+
+    def _to_peer(self, home: str, now: float) -> bool:
+        """The resource is not here: it is in the region of a peer, or its target has left. Returns False."""
+        forwarding = self._dispatch.forwarding
+        if forwarding is None or self._arrival.hop is not None or forwarding.peer_table.key(home) is None:
+            self._is_gone()
+        else:
+            self._at_peer = True
+            self._forward(home, self.tries.wait_left_s, now)
+        return False
+
+    def _may_have(self, target_id: str) -> bool:
+        """Return whether the target may have the request by its residency."""
+        zones, targets = self._arrival.zones, self._dispatch.table.table.targets
+        return not zones or any(one.id == target_id and may_have(one.zones, zones) for one in targets)
+
+    def _found(self, found: Found) -> None:
+        """The targets have been asked which of them has the resource."""
+        self._request.guarded(lambda: self._go_home(found))
+
+    def _go_home(self, found: Found) -> None:
+        if self._request.state is not State.BACKING_OFF:
+            return
+        self._searched = True
+        self._request.move(RequestEvent.RETRIED)
+        if found is Absence.GONE:
+            self._is_gone()
+        elif found is Absence.SILENT:
+            text = "A replica that may have what the request names does not respond."
+            self._request.respond(503, "replica_not_responding", text)
+        else:
+            self.place()
+
+    def stranded(self, now: float) -> None:
+        """The target that alone can serve it has left the table."""
+        self.leave_queue(now)
+        self._is_gone()
+
+    def _is_gone(self) -> None:
+        """End with what the API responds to an id that it does not know."""
+        resource = self._arrival.resource
+        assert resource is not None  # noqa: S101 (for the type checker)
+        self._request.respond(404, "not_found", f"{resource.noun} with id '{resource.id}' not found.")
 
     def _launch(self, choice: Choice, now: float) -> None:
         dispatch, explanation = self._dispatch, self._arrival.explanation
@@ -307,7 +390,7 @@ class Placing:
             self._request,
             self.tries,
         )
-        if forwarding is None or arrival.hop is not None:
+        if forwarding is None or arrival.hop is not None or self.pin:
             return False
         if not tries.may_move() or request.client.body_left or arrival.head.websocket:
             return False
@@ -330,7 +413,14 @@ class Placing:
                 arrival.explanation.note(now, "stays", "", found.because, choice)
             return False
         arrival.explanation.note(now, "forwards", found.region, found.because, choice)
-        counts = self._account.metrics.peers.of(found.region)
+        self._forward(found.region, left_s, now)
+        return True
+
+    def _forward(self, region: str, left_s: float, now: float) -> None:
+        """Send the request to the peer of that region, which has so long to respond."""
+        forwarding, arrival, request = self._dispatch.forwarding, self._arrival, self._request
+        assert forwarding is not None  # noqa: S101 (for the type checker)
+        counts = self._account.metrics.peers.of(region)
         counts.forwards[self._reason()] += 1
         counts.sent_bytes += self.view.body_bytes
         self.leave_queue(now)
@@ -344,8 +434,7 @@ class Placing:
             None if resume_state is None else resume_state.breaks_left,
         )
         self.hop_lines = hop_lines(hop, dict(arrival.head.ours or {}))
-        self._begin_attempt(forwarding.book(self.view, found.region, now), now, fresh=False)
-        return True
+        self._begin_attempt(forwarding.book(self.view, region, now), now, fresh=False)
 
     def _reason(self) -> str:
         if self._request.relay is not None:
@@ -421,6 +510,8 @@ class Placing:
         dispatch, status = self._dispatch, response.status
         if self.hop_lines and self._is_full(response, body):
             self._queue_again()
+        elif self.is_pinned:
+            return False
         elif status in RETRY_STATUSES and self.tries.repeatable:
             self._refusal = response, body  # kept, in case no target has a better one
             dispatch.registry.waiting.pop(self, None)
@@ -524,6 +615,9 @@ class Placing:
             delay = dispatch.retries.delay_s(verdict, self.tries, epoch)
         else:
             self._arrival.explanation.note(now, "no_retry", why=verdict.value)
+        if self.is_pinned:
+            self._not_served_at_home(failure)
+            return
         if failure is Failure.MALFORMED and not dispatch.table.has_candidate(now, self.tried):
             delay = None  # retrying later would meet the same malformed target
         if delay is None:
@@ -537,6 +631,13 @@ class Placing:
             dispatch.runtime.loop.call_later(delay, request.guarded, self._retry)
         else:
             self.place()
+
+    def _not_served_at_home(self, failure: Failure) -> None:
+        """Only one place could serve it: it is not tried elsewhere."""
+        if failure is Failure.UNREACHABLE and self.pin:
+            self._is_gone()
+        else:
+            self._give_up()
 
     def _retry(self) -> None:
         if self._request.state is State.BACKING_OFF:

@@ -61,6 +61,10 @@ class Waiting(Waiter, Registered, Protocol):
         """The queue is full, and another tenant has a better right to the place."""
         ...
 
+    def stranded(self, now: float) -> None:
+        """The target that alone can serve it has left the table."""
+        ...
+
     def leaves(self, now: float) -> bool:
         """Forward the request if it is better off in another region. Returns whether it is on its way there."""
         ...
@@ -201,6 +205,8 @@ class RequestRegistry:
         """The table has changed: requests that wait in vain move, queued ones that can go now go."""
         self._changed_due = False
         self._move_waiting()
+        for request in self.scheduler.stranded():
+            self.guard("changed", request, lambda one: one.stranded(self.runtime.clock()))
         if len(self.queue):
             self.let_in_soon()
 

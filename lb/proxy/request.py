@@ -196,8 +196,8 @@ class ProxiedRequest:
         self.placing.responded(booking, status, now)
         return now
 
-    def begin_relay(self, attempt: Attempt) -> Relay:
-        return self.responding.begin_relay(attempt)
+    def begin_relay(self, attempt: Attempt, begin: bytes) -> Relay:
+        return self.responding.begin_relay(attempt, begin)
 
     def broke(self, failure: Failure, why: str) -> None:
         self.responding.broke(failure, why)

@@ -28,6 +28,7 @@ from lb.proxy.relay import PlainRelay
 from lb.proxy.resumable_relay import BY_ENGINE, ResumableRelay, is_resumable
 from lb.proxy.states import RequestEvent, State
 from lb.proxy.tunnel import Tunnel
+from lb.stream import resources
 from lb.stream.resume_rules import NotResumable, Reason
 
 RETRY_AFTER_S = 5
@@ -237,8 +238,17 @@ class Responding:
         else:
             self.client.transport.writelines((head, body))
         self.status = response.status
+        if self._arrival.brings_ids and 200 <= response.status < 300:
+            self._learn(resources.made(body))
         request.ending.bytes_out = len(body)
         request.end(Outcome.WHOLE, body)
+
+    def _learn(self, ids: list[str]) -> None:
+        """The target of the present attempt has made resources of these ids, or has them."""
+        booking = self._request.booking
+        if booking is not None:
+            for one in ids:
+                self._dispatch.homes.learn(self._arrival, booking.key.id, one)
 
     def respond(self, status: int, code: str, message: str) -> None:
         """End with an error of our own: as a response, or as an error event where a response has started."""
@@ -350,8 +360,8 @@ class Responding:
 
     # --- from the first byte on
 
-    def begin_relay(self, attempt: RespondingAttempt) -> Relay:
-        """The first byte has come of a response that is passed on as it comes."""
+    def begin_relay(self, attempt: RespondingAttempt, begin: bytes) -> Relay:
+        """The beginning of a body has come that is passed on as it comes."""
         request, counts = self._request, self._account.metrics.counts
         now = request.responded(attempt.response.status)
         request.move(RequestEvent.FIRST_BYTE)
@@ -361,6 +371,8 @@ class Responding:
             if self._arrival.hop is None:  # else the agent where it entered counts it
                 counts.ttft.observe(now - self._arrival.at)
         if relay is None:
+            if self._arrival.brings_ids and 200 <= attempt.response.status < 300:
+                self._learn(resources.made_at_first(begin))
             if (
                 self.resume_state is not None
                 and attempt.response_length is None

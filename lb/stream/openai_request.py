@@ -34,11 +34,12 @@ _MESSAGE = b"\x1e"
 
 CHAT = b"/v1/chat/completions"
 COMPLETIONS = b"/v1/completions"
+RESPONSES = b"/v1/responses"
 _MODEL_PATHS = frozenset(
     {
         CHAT,
         COMPLETIONS,
-        b"/v1/responses",
+        RESPONSES,
         b"/v1/messages",
         b"/v1/embeddings",
         b"/generate",
@@ -53,7 +54,6 @@ class ParsedRequest(NamedTuple):
 
     json: dict[str, Any] | None
     model: str = ""
-    user: str = ""
     max_tokens: int = 0
     stream: bool = False
     choices: int = 1
@@ -85,12 +85,11 @@ def scan(body: bytes) -> ParsedRequest:
 
     A field of the same name deeper down may be taken for the request's own; text never is, as quotes in it are escaped.
     """
-    model, user = _field(body, b'"model"', _TEXT_VALUE), _field(body, b'"user"', _TEXT_VALUE)
+    model = _field(body, b'"model"', _TEXT_VALUE)
     limits = (_field(body, b'"%b"' % name, _NUMBER) for name in _LIMITS)
     return ParsedRequest(
         None,
         model.decode("utf-8", "replace"),
-        user.decode("utf-8", "replace")[:MAX_SESSION_BYTES],
         int(next(filter(None, limits), 0)),
         bool(_field(body, b'"stream"', _TRUE)),
     )
@@ -117,13 +116,12 @@ def read(body: bytes) -> ParsedRequest:
         return NOT_PARSED
     if type(json) is not dict:
         return NOT_PARSED
-    model, user = json.get("model"), json.get("user")
+    model = json.get("model")
     limit = json.get("max_completion_tokens") or json.get("max_tokens") or json.get("max_output_tokens") or 0
     choices = json.get("n")
     return ParsedRequest(
         json,
         model if type(model) is str else "",
-        user[:MAX_SESSION_BYTES] if type(user) is str else "",
         limit if type(limit) is int and 0 < limit < 2**31 else 0,
         json.get("stream") is True,
         choices if type(choices) is int and 1 <= choices <= 1024 else 1,

@@ -48,23 +48,19 @@ class ConsistentHash(Policy):
     ) -> None:
         if balance < 1.0:
             raise ValueError(f"balance must be at least 1 (got {balance}): no target could take its share")
-        self._ring = Ring(virtual_nodes)
+        self._sessions = Sessions(virtual_nodes)
         self._balance = balance
         self._least_load = LeastLoad(rng)
-        self._fleet: Sequence[TargetView] = ()  # as it was added to the ring
-        self._fleet_capacity = 0.0
         self._under_way = 0
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not request.session or not targets:
             return self._least_load.choose(request, targets, now)
-        share, find = self._share(targets), finder(targets)
-        passed = 0
+        passed, path = 0, self._sessions.path(request, targets)
+        share = self._share(targets)
         scored: deque[tuple[str | float, ...]] = deque(maxlen=ALL)
-        for target_id in self._ring.clockwise(f"{request.scope}\0{request.session}"):
-            target = find(target_id)
-            if target is None:
-                continue
+        for target in path:
+            target_id = target.id
             bound = ceil(share * target.capacity)
             if load(target) < bound:
                 scored.append((target_id, passed, load(target), bound, passed))
@@ -83,7 +79,7 @@ class ConsistentHash(Policy):
         self._under_way -= 1
 
     def forget(self, target_id: str) -> None:
-        self._ring.remove(target_id)
+        self._sessions.forget(target_id)
         self._least_load.forget(target_id)
 
     def _share(self, targets: Sequence[TargetView]) -> float:
@@ -92,16 +88,33 @@ class ConsistentHash(Policy):
         Of a few targets the loads are added up. Of many that would cost more than the rest of the choice, so the
         requests under way are shared by the whole fleet.
         """
+        if len(targets) <= ALL:
+            fleet_load, capacity = sum(map(load, targets)), sum(target.capacity for target in targets)
+        else:
+            fleet_load, capacity = self._under_way, self._sessions.fleet_capacity
+        return self._balance * (fleet_load + 1) / capacity
+
+
+class Sessions:
+    """Which target a session belongs to: the ring, with all of the fleet on it."""
+
+    def __init__(self, virtual_nodes: int = VIRTUAL_NODES) -> None:
+        self._ring = Ring(virtual_nodes)
+        self._fleet: Sequence[TargetView] = ()  # as it was added to the ring
+        self.fleet_capacity = 0.0
+
+    def path(self, request: RequestView, targets: Sequence[TargetView]) -> Iterator[TargetView]:
+        """Yield the targets in the order in which the request's session prefers them, its own first."""
         members = fleet(targets)
         if members is not self._fleet:
             self._ring.add([target.id for target in members])
             self._fleet = members if members is not targets else ()
-            self._fleet_capacity = sum(target.capacity for target in members)
-        if len(targets) <= ALL:
-            fleet_load, capacity = sum(map(load, targets)), sum(target.capacity for target in targets)
-        else:
-            fleet_load, capacity = self._under_way, self._fleet_capacity
-        return self._balance * (fleet_load + 1) / capacity
+            self.fleet_capacity = sum(target.capacity for target in members)
+        offered = map(finder(targets), self._ring.clockwise(f"{request.scope}\0{request.session}"))
+        return (target for target in offered if target is not None)
+
+    def forget(self, target_id: str) -> None:
+        self._ring.remove(target_id)
 
 
 class Ring:

@@ -4,6 +4,7 @@
          + residual prefill    bytes of the prompt not thought to be in its cache x its seconds per byte
          + burden on others    PREFILL_WEIGHT - 1 times the same, for each request that it holds up
          + copy                COPY_WEIGHT times the prefill of what another target has in its cache, and this one has not
+         + session             prefill of what no target is known to have in its cache, unless it is the session's own target
          + queue wait          until its turn comes: the same of requests before this one that have no first byte yet,
                                sent or held, or a seat in the batch (see `policies.routing.backlog`)
          + decode pressure     DECODE_WEIGHT x requests on the target x tokens expected of this response, x seconds per token;
@@ -35,6 +36,11 @@ fleets then have more hits and more tokens per second, the more so the more ther
 then be computed again themselves. So a request leaves the holder of its prompt only if it gains several times the seconds
 of that prefill. Without this term, conversations whose users think for a minute move between targets that are all nearly
 idle, to gain milliseconds.
+
+*Sessions.* A client that names its session expects its state on one target: a cache that the prompt does not show, or that
+has been forgotten here. So what no target is known to have in its cache, SESSION_BYTES at least, is taken for cached where
+the session belongs by consistent hashing (`consistent_hash.Sessions`). All load balancers agree on that target without
+talking. It is a term like others: a session leaves its target for one where it gains more, and stays where its prompt is.
 
 *Waiting.* The best target may have enough to do. It does if the requests that were sent to it will have their first bytes
 in PUSH_AHEAD_S or later, or if some of them wait for a seat in its batch already: either is enough for an engine never to
@@ -80,6 +86,7 @@ from typing import ClassVar, NamedTuple
 
 from policies.routing.backlog import DEFAULT_S_PER_BYTE, FULL_KV_USAGE, USUAL_SHARE, Backlog, FleetMeans
 from policies.routing.base import LONGEST_PUT_OFF_S, Choice, RequestView, TargetView
+from policies.routing.consistent_hash import Sessions
 from policies.routing.prefix_policy import PrefixPolicy
 from policies.routing.radix_tree import Match
 from policies.routing.request_work import BYTES_PER_TOKEN, prompt_bytes, streamed
@@ -94,6 +101,7 @@ COPY_WEIGHT = 4.0
 DECODE_WEIGHT = 2.0
 EVEN = 1.1  # of the mean requests on a target
 EVEN_WEIGHT = 0.3
+SESSION_BYTES = 1024  # 24 ms at the paper's rate: of equal targets a session takes its own
 STREAM_WEIGHT = 0.1  # of the burden on a request that waits is that on one whose response is under way
 PUSH_AHEAD_S = 3.0
 LONGEST_FOR_WORK_S = 7.5  # of the time for which a request is put off
@@ -111,6 +119,7 @@ _TERMS = (
     "decode_s",
     "trouble_s",
     "full_s",
+    "session_s",
     "last_turn",
     "matched_bytes",
 )
@@ -133,6 +142,7 @@ class Gorgo(PrefixPolicy):
         self._copy = copy_weight
         self._lengths = lengths or RunningMedian()
         self._decode_bytes = decode_weight * BYTES_PER_TOKEN
+        self._sessions = Sessions()
         self._fleet = FleetMeans()
         self._backlogs: dict[str, Backlog] = {}
         self._unused = Backlog(self._fleet)  # of all targets that have had no request
@@ -144,7 +154,10 @@ class Gorgo(PrefixPolicy):
             return None
         _, matches = self._matches(request)
         candidates = self._candidates(targets, matches)
-        scored, best = self._score(request, candidates, matches, now)
+        home = next(self._sessions.path(request, targets)) if request.session else None
+        if home is not None and home not in candidates:
+            candidates = [*candidates, home]
+        scored, best = self._score(request, candidates, matches, now, home)
         row = scored[best]
         chosen = self._backlogs.get(row[0])
         if chosen is not None:
@@ -152,8 +165,8 @@ class Gorgo(PrefixPolicy):
         wait, late_s = not self.ready(candidates[best], now), 0.0
         if wait or self._queued:
             s_per_byte = self._backlogs.get(row[0], self._unused).s_per_byte
-            late_s = put_off_s(row[3], (row[11] - min([other[11] for other in scored])) * s_per_byte)
-        return Choice(row[0], "response expected soonest", _TERMS, tuple(scored), row[11], wait, late_s)
+            late_s = put_off_s(row[3], (row[12] - min([other[12] for other in scored])) * s_per_byte)
+        return Choice(row[0], "response expected soonest", _TERMS, tuple(scored), row[12], wait, late_s)
 
     def ready(self, target: TargetView, now: float) -> bool:
         """Return whether what was sent to it has its first byte in less than PUSH_AHEAD_S, and few wait there for a seat."""
@@ -216,12 +229,18 @@ class Gorgo(PrefixPolicy):
     def forget(self, target_id: str) -> None:
         """Attempts under way keep the old backlog: their end cannot touch that of a target that returns."""
         self._backlogs.pop(target_id, None)
+        self._sessions.forget(target_id)
         super().forget(target_id)
 
     def _score(
-        self, request: RequestView, candidates: Sequence[TargetView], matches: Match, now: float
+        self,
+        request: RequestView,
+        candidates: Sequence[TargetView],
+        matches: Match,
+        now: float,
+        home: TargetView | None,
     ) -> tuple[list[_Row], int]:
-        """Return a row for each candidate, and which is the best.
+        """Return a row for each candidate, and which is the best. `home` is the session's own, if it has one.
 
         Most of what a choice costs is this loop, which calls nothing for a target that has neither a queue nor strangers.
         """
@@ -235,6 +254,7 @@ class Gorgo(PrefixPolicy):
         common = min([match(target.id, 0) for target in candidates]) if any_queued else 0
         backlog_of, unused = self._backlogs.get, self._unused
         even, longest = even_and_longest(candidates, matches)
+        session_bytes = 0 if home is None else max(size - longest, SESSION_BYTES)
         scored: list[_Row] = []
         best, lowest, oldest = 0, inf, 0
         for target in candidates:
@@ -267,14 +287,17 @@ class Gorgo(PrefixPolicy):
             decode_s = pressure * decode_bytes * s_per_byte
             trouble_s = int(target.trouble + 0.5) * TROUBLE_S if target.trouble else 0.0
             full_s = FULL_S if target.kv_usage and target.kv_usage >= FULL_KV_USAGE else 0.0
+            session_s = session_bytes * s_per_byte if session_bytes and target is not home else 0.0
             rtt_s, last = target.rtt_s, last_turn(name, 0)
-            cost_s = rtt_s + prefill_s + burden_s + copy_s + wait_s + decode_s + trouble_s + full_s
+            cost_s = (
+                rtt_s + prefill_s + burden_s + copy_s + wait_s + decode_s + trouble_s + full_s + session_s
+            )
             cost_s = int(cost_s * 1000.0 + 0.5) / 1000.0
             if cost_s < lowest or (cost_s == lowest and last < oldest):
                 best, lowest, oldest = len(scored), cost_s, last
             scored.append(
-                (name, cost_s, rtt_s, prefill_s, burden_s, copy_s, wait_s, decode_s, trouble_s, full_s, last,
-                 matched)
+                (name, cost_s, rtt_s, prefill_s, burden_s, copy_s, wait_s, decode_s, trouble_s, full_s, session_s,
+                 last, matched)
             )  # fmt: skip
         return scored, best
 
@@ -324,7 +347,7 @@ def put_off_s(prefill_s: float, spared_s: float) -> float:
 
 
 # A candidate: its id and cost, then the terms of the cost.
-_Row = tuple[str, float, float, float, float, float, float, float, float, float, int, int]
+_Row = tuple[str, float, float, float, float, float, float, float, float, float, float, int, int]
 
 
 class _Queued(NamedTuple):

@@ -37,6 +37,10 @@ POLICIES: Mapping[str, Callable[[Random], RoutingPolicy]] = MappingProxyType(
     }
 )
 
+# Requests of a session are placed by this policy, unless they name another or the service's own goes by sessions as well.
+SESSION_POLICY = ConsistentHash.name
+GO_BY_SESSIONS = frozenset({ConsistentHash.name, Gorgo.name})
+
 
 class UnknownPolicyError(ValueError):
     """No routing policy has this name."""

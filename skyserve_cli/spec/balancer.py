@@ -176,6 +176,10 @@ class LoadBalancerSection(Section):
         _limits.stall_timeout_s
     )
     """A stream without a word for this long is continued on another replica, if it can be."""
+    keepalive_seconds: Annotated[float, _NUMBER, _within(Limits, "stream_keepalive_s")] = (
+        _limits.stream_keepalive_s
+    )
+    """A client whose stream is silent for this long is sent a comment, and so again. Default: 0, never."""
     time_to_first_byte_seconds: SomeSeconds = _limits.time_to_first_byte_s
     """A request without a first byte after this long gets 504. A response that is no stream begins when it is complete."""
     max_body_mb: Annotated[int, _NUMBER, _within(Limits, "max_body_bytes", MIB)] = (
@@ -203,7 +207,7 @@ class LoadBalancerSection(Section):
     trusted_proxies: tuple[Network, ...] = ()
     """Networks of proxies whose X-Forwarded-For, -Proto and -Host, X-Real-IP and Forwarded are passed on. Default: none."""
     session: SessionSection = SessionSection()
-    """What keeps a client with one replica, for load_balancing_policy: consistent_hash."""
+    """What keeps a client with one replica."""
     warming: Annotated[WarmingSection, Shorthand({"enum": ["off", False]}), BeforeValidator(_no_warming)] = (
         WarmingSection()
     )
@@ -224,6 +228,7 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
             idle_timeout_s=section.stream_timeout_seconds,
             time_to_first_byte_s=section.time_to_first_byte_seconds,
             stall_timeout_s=section.stall_timeout_seconds,
+            stream_keepalive_s=section.keepalive_seconds,
             max_body_bytes=section.max_body_mb * MIB,
             max_held=section.queue.size,
             hold_s=section.queue.timeout_seconds,
@@ -246,7 +251,7 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
         access=Access(tuple(keys), section.allow_policy_override),
         cors=cors(section.cors),
         trusted_proxies=section.trusted_proxies,
-        session=Session(CookieMode(section.session.cookie)),
+        session=Session(CookieMode(section.session.cookie), section.session.fields),
         metrics=MetricsOptions(section.metrics.target_label),
         warming=Warming(section.warming.seconds),
     )

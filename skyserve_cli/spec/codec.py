@@ -19,6 +19,7 @@ LIMITS: Mapping[str, str] = {
     "stream_timeout_s": "idle_timeout_s",
     "time_to_first_byte_s": "time_to_first_byte_s",
     "stall_timeout_s": "stall_timeout_s",
+    "keepalive_s": "stream_keepalive_s",
     "max_body_bytes": "max_body_bytes",
     "queue_size": "max_held",
     "queue_timeout_s": "hold_s",

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from lb.config.cors import MAX_AGE_S, Cors
-from lb.config.options import CookieMode
+from lb.config.options import MAX_SESSION_FIELDS, SESSION_FIELD, CookieMode
 from lb.config.schema import network_problem
 from skyserve_cli.spec.fields import not_bool, one_of, refuse
 from skyserve_cli.spec.section import Section
@@ -59,9 +59,24 @@ def _cookie(value: object) -> str:
 CookieWord = Annotated[str, PlainValidator(_cookie), WithJsonSchema({"enum": [*_COOKIE, False]})]
 
 
+def _session_field(value: object) -> str:
+    if not isinstance(value, str) or not SESSION_FIELD.fullmatch(value):
+        raise refuse("must be the name of a field, such as user or metadata.session_id", value)
+    return value
+
+
+SessionField = Annotated[
+    str,
+    PlainValidator(_session_field),
+    WithJsonSchema({"type": "string", "pattern": f"^{SESSION_FIELD.pattern}$"}),
+]
+
+
 class SessionSection(Section):
     cookie: CookieWord = CookieMode.OFF.value
     """auto: a client that names no session gets one by cookie. Default: off."""
+    fields: Annotated[tuple[SessionField, ...], Field(max_length=MAX_SESSION_FIELDS)] = ()
+    """Fields of a body or of a query that name the session: user, metadata.session_id. Default: user, for consistent_hash or with a cookie."""
 
 
 class CorsSection(Section):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from lb.config.options import CookieMode
 from lb.config.schema import WireError
 from policies.goals import AcceleratorQps
 from skyserve_cli.spec import residency
@@ -257,12 +256,6 @@ def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
             yield SpecWarning(path, message)
     if policy.target_qps_by_accelerator:
         yield from _mismatches(policy.target_qps_by_accelerator, spec.resources)
-    sticky = spec.load_balancer.session.cookie is not CookieMode.OFF
-    if sticky and spec.load_balancing_policy != "consistent_hash":
-        message = (
-            f"has no effect with load_balancing_policy: {spec.load_balancing_policy}; use consistent_hash"
-        )
-        yield SpecWarning(f"{_BALANCER}.session", message)
     asks = any(name.lower() == "authorization" for name, _ in spec.probe.headers)
     if asks and spec.load_balancer.access.keys:
         message = "replicas do not get the Authorization header of requests then; their probe says that they want one"

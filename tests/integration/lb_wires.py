@@ -21,13 +21,14 @@ from lb.config.options import Limits
 from lb.config.schema import Table, Target
 from lb.core.api_keys import ApiKeyStore
 from lb.core.targets import TargetTable
-from lb.engines.kinds import EngineKind
+from lb.engines.kinds import EngineKind, Fetched
 from lb.http.upstream import Pools, TargetConnection
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
 from lb.proxy.account import Account
 from lb.proxy.dispatch import Dispatch, Engines
 from lb.proxy.downstream import ClientConnection
+from lb.proxy.home_finder import HomeFinder
 from lb.proxy.intake import Intake
 from lb.proxy.registry import RequestRegistry
 from lb.proxy.runtime import Runtime
@@ -395,7 +396,10 @@ class Bench:
             loop.time(),
         )
         engines = Engines(lambda key: kind, lambda key: None, lambda: None)
-        self.dispatch = Dispatch(self.registry, Pools(), self.account, engines, random.Random(1))
+        self.stored: dict[str, set[str]] = {}  # the paths of resources by target
+        self.looks: list[tuple[str, str, bytes]] = []
+        homes = HomeFinder(self.table, self.look, loop.time)
+        self.dispatch = Dispatch(self.registry, Pools(), self.account, engines, random.Random(1), homes)
         self.intake = Intake(self.dispatch, self.account, "id", max_clients=max_clients)
         assert isinstance(loop, LeapLoop)
         loop.bench = self
@@ -411,6 +415,15 @@ class Bench:
         peer.wire.connect(connection)
         peer.say(self.greeting)
         return peer.wire, connection
+
+    async def look(self, target: Target, path: str, timeout_s: float, lines: bytes) -> Fetched:
+        self.looks.append((target.id, path, lines))
+        await asyncio.sleep(0.01)
+        if target.id not in self.stored:
+            raise ConnectionRefusedError
+        if path in self.stored[target.id]:
+            return Fetched(200, b"")
+        return Fetched(404, b'{"error": {"message": "not found"}}')
 
     def on_request(self, peer: Peer, seen: Seen) -> None:
         self.seen.append(seen)

@@ -14,7 +14,7 @@ from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.forwarding import Forwarding
 from lb.core.retry import Tries
 from lb.core.targets import Booking, Key, TargetTable
-from lb.engines.kinds import EngineKind
+from lb.engines.kinds import EngineKind, Fetched
 from lb.http.messages import Hop, Reader, RequestHead
 from lb.http.upstream import Pools, TargetConnection
 from lb.observe.access_log import RequestRecord
@@ -23,6 +23,7 @@ from lb.observe.metrics import Metrics
 from lb.proxy.account import Account
 from lb.proxy.dispatch import Dispatch, Engines
 from lb.proxy.ending import Arrival
+from lb.proxy.home_finder import HomeFinder
 from lb.proxy.registry import RequestRegistry
 from lb.proxy.request import ProxiedRequest
 from lb.proxy.runtime import Runtime
@@ -234,6 +235,11 @@ class Client:
         self.events.append("identify")
 
 
+async def _refuse(target: Target, path: str, timeout_s: float, lines: bytes) -> Fetched:
+    """No target can be asked for its resources."""
+    raise ConnectionRefusedError
+
+
 class Plane:
     """The parts of one agent on a table of targets, without an agent."""
 
@@ -269,7 +275,8 @@ class Plane:
         pools = Pools()
         self.stock = Stock(pools)
         engines = Engines(lambda key: kind, self.wrong.append, self._missing)
-        self.dispatch = Dispatch(self.registry, pools, self.account, engines, random.Random(1))
+        homes = HomeFinder(self.table, _refuse, self.loop.time)
+        self.dispatch = Dispatch(self.registry, pools, self.account, engines, random.Random(1), homes)
 
     def _missing(self) -> None:
         self.missing += 1

@@ -38,6 +38,7 @@ class Flight:
     tenant: str = ""
     weight: float = 1.0
     policy: str | None = None
+    pin: str = ""
     tried: tuple[int, ...] = ()
 
 

@@ -66,7 +66,8 @@ def test_an_agent_is_told_what_the_file_says() -> None:
             continuation: off
             allow_policy_override: false
             trusted_proxies: [10.0.0.0/8, "::1"]
-            session: {cookie: auto}
+            session: {cookie: auto, fields: [metadata.session_id]}
+            keepalive_seconds: 9
             metrics: {target_label: true}
             warming: {seconds: 4}
             cors: {origins: ["https://*.example.org"], max_age_seconds: 5, credentials: true}
@@ -88,7 +89,8 @@ def test_an_agent_is_told_what_the_file_says() -> None:
     assert told["continuation"]["mode"] == "off"
     assert told["access"] == {"keys": [], "overrides": False}
     assert told["trusted_proxies"] == ["10.0.0.0/8", "::1"]
-    assert told["session"] == {"cookie": "auto"}
+    assert told["session"] == {"cookie": "auto", "fields": ["metadata.session_id"]}
+    assert told["limits"]["stream_keepalive_s"] == 9.0
     assert told["metrics"] == {"target_label": True}
     assert told["cors"] == {
         **Cors().to_json(), "origins": ["https://*.example.org"], "max_age_s": 5, "credentials": True,

@@ -205,6 +205,7 @@ class Request:
     tenant: str = ""
     weight: float = 1.0
     policy: str | None = None
+    pin: str = ""
 
     @property
     def tried(self) -> frozenset[int]:

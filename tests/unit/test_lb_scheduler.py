@@ -31,6 +31,7 @@ class Request:
     tenant: str = ""
     weight: float = 1.0
     policy: str | None = None
+    pin: str = ""
     booking: Booking | None = None
 
     def __repr__(self) -> str:
@@ -526,3 +527,117 @@ class Crowd(RuleBasedStateMachine):
 
 TestCrowd = Crowd.TestCase
 TestCrowd.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+# --- requests that one target alone can serve
+
+
+POLICIES = ("round_robin", "least_load", "gorgo", "cache_aware", "consistent_hash")
+
+
+def pinned_house(policy: str = "least_load", cap: int = 1, *states: Readiness) -> House:
+    states = states or (Readiness.READY, Readiness.READY)
+    targets = tuple(
+        Target(name, f"http://{name}:1", state=state) for name, state in zip("ab", states, strict=True)
+    )
+    pushing = Pushing(PushMode.FIXED_CAP, cap)
+    return House(Table("s", "1", targets, policy, pushing=pushing))
+
+
+def pinned(name: str, pin: str, tenant: str = "") -> Request:
+    return Request(RequestView(name, "POST", "/v1/responses"), pin=pin, tenant=tenant)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("pin", ["a", "b"])
+def test_a_pinned_request_goes_to_its_target_by_every_policy(policy: str, pin: str) -> None:
+    house = pinned_house(policy, 9)
+    assert [house.come(pinned(str(number), pin)) for number in range(4)] == [pin] * 4
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_it_waits_for_its_target_although_another_has_room(policy: str) -> None:
+    house = pinned_house(policy)
+    first = pinned("1", "a")
+    assert (house.come(first), house.come(pinned("2", "a"))) == ("a", "")
+    assert house.let_in() == []
+    assert house.come(house.request("3")) == "b"
+    house.end(first)
+    assert house.let_in() == ["2>a"]
+    assert len(house.queue) == 0
+
+
+@pytest.mark.parametrize("state", [Readiness.DRAINING, Readiness.UNHEALTHY])
+def test_it_goes_to_a_target_that_takes_nothing_else(state: Readiness) -> None:
+    house = pinned_house("least_load", 1, state, Readiness.READY)
+    first = pinned("1", "a")
+    assert (house.come(first), house.come(pinned("2", "a"))) == ("a", "")
+    house.end(first)
+    assert house.let_in() == ["2>a"]
+
+
+def test_it_goes_to_a_target_that_is_left_out() -> None:
+    house = pinned_house()
+    key = house.table.key("a")
+    assert key is not None
+    house.table.eject(key, 0.0)
+    assert house.come(house.request("1")) == "b"
+    assert house.come(pinned("2", "a")) == "a"
+
+
+def test_those_that_are_pinned_are_not_overtaken_at_their_target() -> None:
+    house = pinned_house()
+    first, second = pinned("1", "a"), house.request("2")
+    assert [house.come(one) for one in (first, pinned("3", "a"), second)] == ["a", "", "b"]
+    house.end(first)  # there is room, and it is that of the pinned one
+    assert house.come(house.request("4")) == ""
+    assert house.come(pinned("5", "a")) == ""
+    assert house.let_in() == ["3>a"]
+    house.end(second)
+    assert house.let_in() == ["4>b"]
+
+
+def test_pinned_requests_of_tenants_take_turns() -> None:
+    house = pinned_house()
+    running = pinned("0", "a")
+    house.come(running)
+    for name, tenant in (("1", "x"), ("2", "x"), ("3", "x"), ("4", "y")):
+        assert house.come(pinned(name, "a", tenant)) == ""
+    served = []
+    for _ in range(4):
+        house.end(running)
+        running, choice = next(house.dispatcher.let_in(house.now))
+        house.go(running, choice.target_id)
+        served.append(running.view.id)
+    assert served == ["1", "4", "2", "3"]
+
+
+def test_a_pinned_request_whose_target_leaves_is_stranded() -> None:
+    house = pinned_house()
+    house.come(pinned("1", "a"))
+    waiting = pinned("2", "a")
+    assert house.come(waiting) == ""
+    assert house.dispatcher.stranded() == []
+    house.table.apply(wire("b"), 1.0)
+    assert house.let_in() == []
+    assert house.dispatcher.stranded() == [waiting]
+    (ticket,) = house.queue.walk()
+    house.queue.leave(ticket)
+    assert house.dispatcher.stranded() == []
+
+
+def test_it_does_not_wait_in_the_lane_of_a_policy_that_measures_work() -> None:
+    """And so does not move to another target, however long that lane is."""
+    house = pinned_house("gorgo")
+    house.table.apply(Table("s", "2", house.table.table.targets, "gorgo"), 0.0)  # pushing by work
+    key = house.table.key("a")
+    assert key is not None
+    house.table.loaded(key, EngineLoad(1, 5), 0.0, 0.0)
+    for number in range(9):  # each has more than three seconds to compute
+        prompt = bytes([number]) * 256 * 1024
+        view = RequestView(str(number), "POST", "/v1/responses", len(prompt), prompt)
+        house.come(Request(view, pin="a"))
+    assert len(house.queue) > 4
+    house.now = 1.0
+    assert house.let_in() == []
+    assert house.come(house.request("b")) == "b"

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lb.config.options import Access, Breaker, Pushing, PushMode
+from lb.config.options import Breaker, Pushing, PushMode
 from lb.config.schema import Readiness, Table, Target
 from lb.core.admission import EngineLoad
 from lb.core.target_choice import choose
@@ -863,13 +863,4 @@ def test_policies_asked_for_by_name_are_dropped_when_no_request_asks_any_longer(
     table.drop_unused_policies(300.0)
     assert table.policies.needs_prompt
     table.drop_unused_policies(310.0)
-    assert not table.policies.needs_prompt
-
-
-def test_policies_asked_for_by_name_are_dropped_at_once_when_that_is_forbidden() -> None:
-    targets = (Target("a", "http://h:1"),)
-    table = TargetTable(Table("s", "r1", targets, policy="least_load"), 0.0)
-    choose(table, RequestView("1", "GET", "/", 0), 10.0, policy="cache_aware")
-    table.apply(Table("s", "r2", targets, policy="least_load", access=Access((), overrides=False)), 11.0)
-    table.drop_unused_policies(11.0)
     assert not table.policies.needs_prompt

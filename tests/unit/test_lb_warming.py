@@ -252,6 +252,7 @@ class Waiting:
     tenant = ""
     weight = 1.0
     policy = None
+    pin = ""
 
     def __init__(self, view: RequestView) -> None:
         self.view = view

@@ -606,3 +606,73 @@ def test_a_request_held_for_another_target_leaves_the_first() -> None:
         hold(policy, held, target)
     assert wait_s(policy, A, 0.0) == 0.0
     assert terms(chosen(policy, asked("r", OTHER), [B]), "b")["wait_s"] > 0.0
+
+
+# --- sessions
+
+
+SESSIONS = [f"session {number}" for number in range(40)]
+
+
+def in_session(session: str, prompt: bytes = PROMPT) -> RequestView:
+    return asked("r", prompt)._replace(session=session)
+
+
+def homes(targets: list[TargetView]) -> dict[str, str]:
+    return {one: chosen(gorgo(), in_session(one), targets).target_id for one in SESSIONS}
+
+
+def test_all_load_balancers_take_a_session_to_the_same_target() -> None:
+    places = homes([A, B])
+    assert set(places.values()) == {"a", "b"}
+    policy = gorgo()
+    serve(policy, asked("other", OTHER), "a", 0.0, 0.2, 1.0)  # another history
+    assert {one: chosen(policy, in_session(one), [B, A], 1.0).target_id for one in SESSIONS} == places
+
+
+@pytest.mark.parametrize(
+    ("prompt", "taken_for_cached"),
+    [
+        pytest.param(PROMPT, len(PROMPT), id="all of a prompt that no target is known to have"),
+        pytest.param(b"short", 1024, id="a kibibyte at least"),
+    ],
+)
+def test_elsewhere_a_session_pays_for_what_its_own_target_may_have(
+    prompt: bytes, taken_for_cached: int
+) -> None:
+    session = next(one for one, home in homes([A, B]).items() if home == "a")
+    choice = chosen(gorgo(), in_session(session, prompt), [A, B])
+    assert terms(choice, "a")["session_s"] == 0.0
+    assert terms(choice, "b")["session_s"] == pytest.approx(taken_for_cached * DEFAULT_S_PER_BYTE)
+
+
+@pytest.mark.parametrize(
+    ("home", "winner"),
+    [
+        pytest.param(A, "a", id="its own"),
+        pytest.param(replace(A, rtt_s=0.18), "a", id="188 ms of prefill are worth 180 ms of way"),
+        pytest.param(replace(A, rtt_s=0.2), "b", id="and no 200 ms"),
+        pytest.param(replace(A, trouble=1.0), "b", id="no session stays with a target that fails"),
+    ],
+)
+def test_a_session_is_a_term_among_others(home: TargetView, winner: str) -> None:
+    session = next(one for one, place in homes([A, B]).items() if place == "a")
+    assert chosen(gorgo(), in_session(session), [home, B]).target_id == winner
+
+
+def test_a_session_goes_where_its_prompt_is() -> None:
+    """It has left its own target once; its cache is elsewhere now."""
+    policy = gorgo()
+    session = next(one for one, home in homes([A, B]).items() if home == "a")
+    serve(policy, in_session(session), "b", 0.0, 0.2, 1.0)
+    assert chosen(policy, in_session(session, PROMPT + b"and then?"), [A, B], 1.0).target_id == "b"
+
+
+def test_a_session_whose_target_is_not_offered_has_another() -> None:
+    session = next(one for one, home in homes([A, B]).items() if home == "a")
+    assert chosen(gorgo(), in_session(session), [B]).target_id == "b"
+
+
+def test_without_a_session_nothing_is_paid() -> None:
+    choice = chosen(gorgo(), asked("r"), [A, B])
+    assert {terms(choice, name)["session_s"] for name in "ab"} == {0.0}

@@ -101,7 +101,7 @@ def test_the_holder_of_a_conversation_is_found_among_many(name: str) -> None:
         choice = chosen(policy, targets, request(5000, shared + b"%05d" % number * 100 + b"and then?" * 10))
         assert choice.target_id == f"t{number}"
         assert choice.matched_bytes >= 900
-        assert len(choice.scored) <= SAMPLE + HOLDERS
+        assert len(choice.scored) <= SAMPLE + HOLDERS + 1  # and the session's own
 
 
 @pytest.mark.parametrize("name", PREFIX_POLICIES)

@@ -132,6 +132,15 @@ SAID = {
         "continuation: text",
         LoadBalancerSpec(continuation=Continuation(Continue.AUTO)),
     ),
+    "comments while it thinks": (
+        "keepalive_seconds: 15",
+        LoadBalancerSpec(Limits(stream_keepalive_s=15.0)),
+    ),
+    "a session by fields": (
+        "session: {fields: [user, metadata.session_id]}",
+        LoadBalancerSpec(session=Session(fields=("user", "metadata.session_id"))),
+    ),
+    "a session by cookie": ("session: {cookie: auto}", LoadBalancerSpec(session=Session(CookieMode.AUTO))),
     "small bodies": ("max_body_mb: 1", LoadBalancerSpec(Limits(max_body_bytes=1024 * 1024))),
     "no overrides": (
         "allow_policy_override: no",
@@ -191,6 +200,13 @@ WRONG = {
     "a method in lower case": ("cors: {methods: [get]}", "cors.methods[0]", "a method in upper case"),
     "cookies of all pages": ("cors: {origins: ['*'], credentials: yes}", "cors.credentials", "origins contains *"),
     "a network with a host in it": ("trusted_proxies: [10.0.0.1/8]", "trusted_proxies[0]", "such as 10.0.0.0/8"),
+    "a session by part of a text": ("session: {fields: ['a b']}", "session.fields[0]", "such as user or metadata.session_id"),
+    "nine fields of a session": (
+        "session: {fields: [a, b, c, d, e, f, g, h, i]}",
+        "session.fields",
+        "8",
+    ),
+    "comments that never end": ("keepalive_seconds: -1", "keepalive_seconds", "at least 0"),
     "a cookie of one's own": ("session: {cookie: mine}", "session.cookie", "must be one of auto, off"),
     "a warming of an hour": ("warming: {seconds: 3600}", "warming.seconds", "at most 600"),
     "a label that is a word": ("metrics: {target_label: all}", "metrics.target_label", "true or false"),
@@ -312,13 +328,3 @@ def test_engines_with_a_key_of_their_own_do_not_go_with_ours() -> None:
         """
     )
     assert [warning.path for warning in loaded.warnings] == ["service.load_balancer.api_keys"]
-
-
-@pytest.mark.parametrize(("policy", "warned"), [("gorgo", True), ("consistent_hash", False)])
-def test_a_session_cookie_without_a_policy_for_it_is_a_warning(policy: str, warned: bool) -> None:
-    text = (
-        f"service: {{load_balancing_policy: {policy}, load_balancer: {{session: {{cookie: auto}}}}}}\nrun: x"
-    )
-    loaded = load_text(text)
-    assert [one.path for one in loaded.warnings] == ["service.load_balancer.session"] * warned
-    assert loaded.spec.load_balancer.session == Session(CookieMode.AUTO)
