@@ -77,6 +77,11 @@ class AttemptHost(Protocol):
         ...
 
     @property
+    def is_early(self) -> bool:
+        """True if the client was sent the head of a stream before any target had one for it."""
+        ...
+
+    @property
     def client(self) -> Downstream: ...
     @property
     def services(self) -> AttemptServices: ...
@@ -280,6 +285,9 @@ class Attempt:
         if self._arrival.head.method == b"HEAD" or status in (204, 304):
             self._finish(b"", rest)
             return
+        if request.is_early and not is_resumable(response):
+            self._read_for_early(length, response.chunked, rest)
+            return
         if length is not None:
             if request.relay is None and length <= WHOLE_UP_TO_BYTES:
                 if len(rest) >= length:
@@ -301,6 +309,15 @@ class Attempt:
         self.phase = FIRST
         if rest:
             self._begin(rest)
+
+    def _read_for_early(self, length: int | None, chunked: bool, rest: bytes) -> None:
+        """The client was promised a stream of events, and this is another response: it is turned into an event when it is whole."""
+        if length is not None and len(rest) >= length:
+            self._finish(rest[:length], rest[length:])
+        elif length is not None:
+            self._read_whole(LengthDecoder(length), rest)
+        else:
+            self._read_whole(None if chunked else CloseDelimitedDecoder(), rest)
 
     def _take_interim(self, response: ResponseHead, rest: bytes) -> None:
         """100 Continue and its like are for us; 101 opens a tunnel if one was requested."""
@@ -343,6 +360,8 @@ class Attempt:
         self._size += len(data)
         if end >= 0:
             self._finish(b"".join(self._parts), data[end:])
+        elif self._size > WHOLE_UP_TO_BYTES and self._request.is_early:
+            self._request.attempt_failed(Failure.MALFORMED, "a long response instead of a stream of events")
         elif self._size > WHOLE_UP_TO_BYTES:  # too long to be kept until it is whole
             collected = b"".join(self._parts)
             if isinstance(decoder, ChunkedDecoder):

@@ -250,7 +250,7 @@ class RequestAdmission:
             self._zones(admission),
             resource,
             brings_ids,
-            parsed.stream,
+            parsed.stream and path in openai_request.EVENT_STREAMS,
         )
 
     def _named(self, path: bytes, parsed: ParsedRequest, body: bytes) -> tuple[str, Resource | None]:

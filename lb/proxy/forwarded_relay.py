@@ -129,6 +129,15 @@ class ForwardedRelay:
         self._has_received = forwarding.pulse() or self._has_received
         return chunks
 
+    def _take_over(self) -> None:
+        """Have the event loop read the target's connection again, if a forwarding does."""
+        if self._forwarding is None:
+            return
+        self.halt()
+        connection = self._request.connection
+        if connection is not None and not self.blocked:
+            connection.transport.resume_reading()
+
     def halt(self) -> None:
         """The target's connection is about to be closed, or taken away."""
         if self._forwarding is not None:

@@ -120,6 +120,10 @@ class PlacedRequest(Protocol):
         """End a stream that a target cannot go on with, unless one of those `elsewhere` may be able to. Returns whether it has ended."""
         ...
 
+    def keep_alive(self, now: float) -> None:
+        """The client has got nothing for a while."""
+        ...
+
     def guarded(self, callback: Callable[[], None]) -> None:
         """Run the callback behind the fault barrier, unless the request is over by then."""
         ...
@@ -202,6 +206,9 @@ class Placing:
     @property
     def explanation(self) -> Explanation:
         return self._arrival.explanation
+
+    def keep_alive(self, now: float) -> None:
+        self._request.keep_alive(now)
 
     def waits_until(self) -> float:
         """Return when the attempt under way has waited too long for its first byte."""

@@ -64,6 +64,7 @@ class RelayHost(Protocol):
 
     status: int  # what the client was sent
     continues: bool  # the client has not forbidden to resume its stream
+    is_early: bool  # the client was sent a head before any target had one for it
 
     @property
     def head(self) -> RequestHead: ...
@@ -150,6 +151,10 @@ class Relay(Protocol):
 
     def pulse(self) -> bool:
         """Return True if something has come since the last call."""
+        ...
+
+    def keep_alive(self) -> None:
+        """Send the client a comment, if it is a stream of events and between two of them."""
         ...
 
     def halt(self) -> None:

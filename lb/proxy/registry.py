@@ -37,6 +37,10 @@ class Registered(Protocol):
     @property
     def explanation(self) -> Explanation: ...
 
+    def keep_alive(self, now: float) -> None:
+        """The client has got nothing for a while: send it a comment if that is due, and possible."""
+        ...
+
     def crashed(self, entrance: str, error: Exception) -> None:
         """The code behind an entrance raised: end this request, and nothing else."""
         ...
@@ -160,6 +164,10 @@ class RequestRegistry:
             elif until < self._waiting_until:
                 self._waiting_until = until
         return overdue
+
+    def unanswered(self) -> list[Waiting]:
+        """Return the requests without a first byte: in the queue, or with an attempt under way."""
+        return [*self.waiting, *(ticket.item for ticket in self.queue.walk())]
 
     # --- room
 

@@ -20,7 +20,11 @@ from lb.http.messages import ResponseHead
 from lb.proxy.fast_path import ForwardingMode
 from lb.proxy.forwarded_relay import TAIL_BYTES, ForwardedRelay
 from lb.proxy.ports import RelayHost
+from lb.stream.early_stream import KEEP_ALIVE
 from lb.stream.token_usage import Tokens, prompt_tokens_in, usage_of
+
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_EVENT_ENDS_IN_CHUNKS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
 class PlainRelay(ForwardedRelay):
@@ -34,9 +38,8 @@ class PlainRelay(ForwardedRelay):
         super().__init__(request, ForwardingMode.CHUNKS, TAIL_BYTES)
         self._decoder = decoder
         self._frame = begin_response(request, response, decoder, length)
-        self._chunks = self._frame and not isinstance(
-            decoder, ChunkedDecoder
-        )  # the client gets chunks of ours
+        # The client gets chunks of ours.
+        self._chunks = self._frame and not isinstance(decoder, ChunkedDecoder)
         self._counts = _has_events(response)
         self._prompt_tokens = 0
         self._tail = b""  # of a stream of events
@@ -88,6 +91,21 @@ class PlainRelay(ForwardedRelay):
         if body:
             self._write(chunk(body) if self._chunks else body)
 
+    def keep_alive(self) -> None:
+        decoder = self._decoder
+        self._take_over()
+        if isinstance(decoder, ChunkedDecoder):
+            between = decoder.between and self._tail.endswith(_EVENT_ENDS_IN_CHUNKS)
+        else:
+            between = self._tail.endswith(_EVENT_ENDS)
+        if (
+            self._counts
+            and (between or not self._tail)
+            and (self._frame or not isinstance(decoder, LengthDecoder))
+        ):
+            chunks = self._chunks or (isinstance(decoder, ChunkedDecoder) and not self._frame)
+            self._write(chunk(KEEP_ALIVE) if chunks else KEEP_ALIVE)
+
     def collected(self, body: bytes) -> None:
         decoder = self._decoder
         if isinstance(decoder, ChunkedDecoder) and not self._frame:
@@ -134,13 +152,13 @@ def _has_events(response: ResponseHead) -> bool:
 def begin_response(
     request: RelayHost, response: ResponseHead, decoder: BodyDecoder, length: int | None = None
 ) -> bool:
-    """Send the head; True if the body has to be framed again.
+    """Send the head, unless one was sent early; True if the body has to be framed again.
 
     Chunked for a body that ends with its connection, not chunked for a client of HTTP/1.0.
     """
     client = request.client
     frame = False
-    if isinstance(decoder, LengthDecoder):
+    if isinstance(decoder, LengthDecoder) and not request.is_early:
         framing = b"Content-Length: %d\r\n" % (length or 0)
     elif request.head.http_1_0:
         client.closing = True  # the end of the connection is the end of the body
@@ -150,8 +168,8 @@ def begin_response(
             decoder.payloads = []
     else:
         framing = b"Transfer-Encoding: chunked\r\n"
-        frame = isinstance(decoder, CloseDelimitedDecoder)
-    head = request.response_head(response, framing + request.connection_line())
-    request.status = response.status
-    client.transport.write(head)
+        frame = not isinstance(decoder, ChunkedDecoder)
+    if not request.is_early:
+        request.status = response.status
+        client.transport.write(request.response_head(response, framing + request.connection_line()))
     return frame

@@ -165,6 +165,10 @@ class ProxiedRequest:
 
     # --- its attempt
 
+    @property
+    def is_early(self) -> bool:
+        return self.responding.is_early
+
     def begin_attempt(self, booking: Booking, now: float) -> Attempt:
         """Make the attempt on the target of the booking. The caller starts it."""
         self.state = move(self.state, RequestEvent.CHOSEN)
@@ -229,6 +233,10 @@ class ProxiedRequest:
     def refuse_to_resume(self, error: NotResumable, *, elsewhere: bool) -> bool:
         """End a stream that a target cannot go on with, unless one of those `elsewhere` may be able to. Returns whether it has ended."""
         return self.responding.refuse_to_resume(error, elsewhere=elsewhere)
+
+    def keep_alive(self, now: float) -> None:
+        """The client has got nothing for a while."""
+        self.responding.keep_alive(now)
 
     def lost(self, booking: Booking, *, failed: bool) -> None:
         """The target is not to be chosen for the rest of the response; `failed` if it is to blame."""
@@ -321,7 +329,7 @@ class ProxiedRequest:
                 self._abandon()  # nothing is sure about its connection any longer
             elif self.responding.relay is not None:
                 self.responding.relay.fail("internal_error", "The load balancer failed on this request.")
-            elif self.responding.status == 0:
+            elif self.responding.status == 0 or self.responding.is_early:
                 self.client.closing = True
                 self.responding.respond(500, "internal_error", "The load balancer failed on this request.")
             else:

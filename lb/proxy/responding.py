@@ -15,7 +15,7 @@ from lb.core.residency import may_have
 from lb.core.targets import Booking
 from lb.engines.kinds import EngineKind, kind_named
 from lb.http import error_responses
-from lb.http.body_framing import BodyDecoder
+from lb.http.body_framing import LAST_CHUNK, BodyDecoder, chunk
 from lb.http.messages import ResponseHead, response_bytes
 from lb.http.upstream import TargetConnection
 from lb.http.write_batch import JOIN_BELOW_BYTES
@@ -29,9 +29,12 @@ from lb.proxy.resumable_relay import BY_ENGINE, ResumableRelay, is_resumable
 from lb.proxy.states import RequestEvent, State
 from lb.proxy.tunnel import Tunnel
 from lb.stream import resources
+from lb.stream.early_stream import KEEP_ALIVE, early_head, failure, failure_of, whole
 from lb.stream.resume_rules import NotResumable, Reason
 
 RETRY_AFTER_S = 5
+
+_EARLY_HEAD = early_head()
 
 
 class RespondingAttempt(Protocol):
@@ -114,11 +117,13 @@ class Responding:
         "_account",
         "_arrival",
         "_dispatch",
+        "_kept_at",
         "_request",
         "client",
         "continues",
         "fast_path",
         "head",
+        "is_early",
         "relay",
         "resume_state",
         "status",
@@ -142,6 +147,8 @@ class Responding:
         self.continues = arrival.continues
         self.fast_path = dispatch.fast_path
         self.status = 0  # what the client was sent
+        self.is_early = False  # the client was sent a head before any target had one for it
+        self._kept_at = arrival.at  # when the client was last sent something to keep its connection
         self.relay: Relay | None = None
         self.tunnel: Tunnel | None = None
         self.resume_state = arrival.resume_state  # of a stream that could be resumed
@@ -168,6 +175,8 @@ class Responding:
             table.received_from(booking.key, now)
             return
         relay.silent_s += elapsed_s
+        if 0 < limits.stream_keepalive_s <= relay.silent_s:
+            self.keep_alive(now)
         if relay.blocked:
             if relay.silent_s > limits.idle_timeout_s:
                 self.client.transport.abort()  # it has stopped reading
@@ -189,6 +198,38 @@ class Responding:
 
     def crashed(self, entrance: str, error: Exception) -> None:
         self._request.crashed(entrance, error)
+
+    # --- something to read while the client waits (`lb.stream.early_stream`)
+
+    def keep_alive(self, now: float) -> None:
+        """The client of a stream has got nothing for a while: send it a comment, and a head before it if there was none."""
+        client, relay, arrival = self.client, self.relay, self._arrival
+        if not arrival.streams or arrival.hop is not None or client.transport.get_write_buffer_size():
+            return
+        if now - self._kept_at < self._dispatch.limits.stream_keepalive_s:
+            return
+        self._kept_at = now
+        if relay is not None:
+            relay.keep_alive()
+            return
+        comment = self._framed(KEEP_ALIVE)
+        if not self.is_early:
+            self.is_early, self.status = True, 200
+            if self.head.http_1_0:
+                client.closing = True  # the end of the connection is the end of the body
+            framing = b"" if self.head.http_1_0 else b"Transfer-Encoding: chunked\r\n"
+            comment = self.response_head(_EARLY_HEAD, framing + self.connection_line()) + comment
+        client.transport.write(comment)
+
+    def _framed(self, events: bytes) -> bytes:
+        return events if self.head.http_1_0 else chunk(events)
+
+    def _end_early(self, events: bytes, outcome: Outcome, body: bytes | None = None) -> None:
+        """End a stream whose head was sent early, and of which no target has sent an event."""
+        last = b"" if self.head.http_1_0 else LAST_CHUNK
+        self.client.transport.write(self._framed(events) + last)
+        self._request.ending.bytes_out = len(events)
+        self._request.end(outcome, body)
 
     # --- whole responses
 
@@ -224,6 +265,9 @@ class Responding:
     def send_whole(self, response: ResponseHead, body: bytes) -> None:
         """End with a response that is here from its first byte to its last."""
         request = self._request
+        if self.is_early:
+            self._send_whole_early(response, body)
+            return
         if response.status == 204:
             framing = b""
         elif response.status == 304 or self.head.method == b"HEAD":
@@ -243,6 +287,14 @@ class Responding:
         request.ending.bytes_out = len(body)
         request.end(Outcome.WHOLE, body)
 
+    def _send_whole_early(self, response: ResponseHead, body: bytes) -> None:
+        """The client has been promised a stream of events."""
+        if response.status != 200:
+            self._request.ending.error = f"http_status_{response.status}"
+            self._end_early(failure_of(self.head.path, response.status, body), Outcome.ERROR_EVENT)
+        else:
+            self._end_early(body if is_resumable(response) else whole(body), Outcome.WHOLE, body)
+
     def _learn(self, ids: list[str]) -> None:
         """The target of the present attempt has made resources of these ids, or has them."""
         booking = self._request.booking
@@ -257,6 +309,9 @@ class Responding:
         request.ending.error = code
         if self.relay is not None:
             self.relay.fail(code, message)
+            return
+        if self.is_early:
+            self._end_early(failure(self.head.path, code, message), Outcome.ERROR_EVENT)
             return
         self.status = status
         client = self.client
@@ -278,7 +333,7 @@ class Responding:
 
     def bad_body(self, status: int, code: str, message: str) -> None:
         """The client has sent a body that cannot be passed on."""
-        if self.status == 0:
+        if self.status == 0 or (self.is_early and self.relay is None):
             self.respond(status, code, message)
         else:
             self.cut(code)

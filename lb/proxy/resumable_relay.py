@@ -35,6 +35,7 @@ from lb.proxy.forwarded_relay import TAIL_BYTES, ForwardedRelay
 from lb.proxy.ports import RelayHost
 from lb.proxy.relay import begin_response
 from lb.stream.dialect import Merger
+from lb.stream.early_stream import KEEP_ALIVE
 from lb.stream.first_request import Strip
 from lb.stream.resume_rules import NotResumable, Reason
 from lb.stream.resume_state import ResumeState
@@ -187,6 +188,11 @@ class ResumableRelay(ForwardedRelay):
         if events:
             self.sent_bytes += len(events)
             self._write(events if self._unchunked else chunk(events))
+
+    def keep_alive(self) -> None:
+        self._take_over()
+        if not self._gate.torn:  # else what the client has may end within an event
+            self._write(KEEP_ALIVE if self._unchunked else chunk(KEEP_ALIVE))
 
     def collected(self, body: bytes) -> None:
         raise NotImplementedError  # streams of events are never collected

@@ -22,7 +22,7 @@ class Sweep:
         self._dispatch = dispatch
         self._registry = dispatch.registry
         self._table = dispatch.table
-        self._round_at = dispatch.runtime.clock()
+        self._round_at = self._kept_at = dispatch.runtime.clock()
 
     def check(self) -> None:
         """Do what is due now. Called ten times a second."""
@@ -38,6 +38,13 @@ class Sweep:
         limits = self._dispatch.limits
         # A stream that flows must be seen to flow before its target falls under suspicion.
         least = min(limits.idle_timeout_s, limits.stall_timeout_s, 1.5 * limits.suspect_after_s)
+        keepalive_s = limits.stream_keepalive_s
+        if keepalive_s:
+            least = min(least, keepalive_s)
+            if now - self._kept_at >= keepalive_s / 4:
+                self._kept_at = now
+                for one in registry.unanswered():
+                    registry.guard(_ENTRANCE, one, lambda request: request.keep_alive(now))
         elapsed = now - self._round_at
         if elapsed >= min(LONGEST_ROUND_S, least / 3):
             self._round_at = now

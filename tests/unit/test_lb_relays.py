@@ -36,6 +36,7 @@ class Host:
         self.kinds: set[EngineKind] = set(kinds)
         self.status = 0
         self.continues = True
+        self.is_early = False
         self.fast_path = None
         self.connection: Any = None
         self.head = RequestHead()
