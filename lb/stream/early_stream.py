@@ -20,7 +20,7 @@ _MOST_BYTES = 2000  # of an error text that is passed on
 
 
 def early_head() -> ResponseHead:
-    """Return the head that is sent ahead of a target's. It tells proxies to pass on what comes as it comes."""
+    """Return the head that is sent ahead of a target's. Proxies are to pass on what comes as it comes."""
     lines = (
         b"HTTP/1.1 200 OK",
         b"Content-Type: text/event-stream; charset=utf-8",

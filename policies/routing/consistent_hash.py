@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from math import ceil
 from random import Random
@@ -104,14 +104,19 @@ class Sessions:
         self.fleet_capacity = 0.0
 
     def path(self, request: RequestView, targets: Sequence[TargetView]) -> Iterator[TargetView]:
-        """Yield the targets in the order in which the request's session prefers them, its own first."""
+        """Return the targets in the order in which the request's session prefers them, its own first."""
         members = fleet(targets)
         if members is not self._fleet:
             self._ring.add([target.id for target in members])
             self._fleet = members if members is not targets else ()
             self.fleet_capacity = sum(target.capacity for target in members)
-        offered = map(finder(targets), self._ring.clockwise(f"{request.scope}\0{request.session}"))
-        return (target for target in offered if target is not None)
+        return self._walk(f"{request.scope}\0{request.session}", finder(targets))
+
+    def _walk(self, key: str, find: Callable[[str], TargetView | None]) -> Iterator[TargetView]:
+        for target_id in self._ring.clockwise(key):
+            target = find(target_id)
+            if target is not None:
+                yield target
 
     def forget(self, target_id: str) -> None:
         self._ring.remove(target_id)
