@@ -49,10 +49,11 @@ def environment() -> dict[str, str]:
 
 
 class Balancer:
-    """`python -m lb` with nothing in its table yet."""
+    """`python -m lb` with nothing in its table yet; of another interpreter, the load balancer that is installed there."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, python: str = sys.executable) -> None:
         self._arguments = arguments
+        self._python = python
         self._folder = tempfile.TemporaryDirectory(prefix="skyserve-chaos-")
         self.log = Path(self._folder.name) / "lb.log"
         self.port = 0
@@ -60,11 +61,12 @@ class Balancer:
         self._revision = 0
 
     async def __aenter__(self) -> Balancer:
+        own = environment() if self._python == sys.executable else dict(os.environ)
         with self.log.open("wb") as talk:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "lb", "--port", "0", "--log-level", "info", *self._arguments,
-                stdout=asyncio.subprocess.PIPE, stderr=talk, env=environment() | {"SKYSERVE_LB_TOKEN": _TOKEN},
-                start_new_session=True,
+                self._python, "-m", "lb", "--port", "0", "--log-level", "info", *self._arguments,
+                stdout=asyncio.subprocess.PIPE, stderr=talk, env=own | {"SKYSERVE_LB_TOKEN": _TOKEN},
+                cwd=self._folder.name, start_new_session=True,
             )  # fmt: skip
         assert self._process.stdout is not None
         line = await asyncio.wait_for(self._process.stdout.readline(), 30)

