@@ -2,8 +2,8 @@
 
 Two vLLM on the CPU (`benchmarks.chaos.real_engines`) stand behind relays and behind one agent; a third one is asked
 directly and is what the others are compared with. Every request is greedy, so an undisturbed stream has one text.
-For each cell (an API and what is asked of it) `--samples` streams are cut once and as many twice: when the client has a
-random number of characters the relay ends the connection within the next bytes, by RST or FIN. `--how replicas` cuts a
+For each cell (an API and what is asked of it) `--samples` streams are cut once and as many twice: behind a random number
+of events, and within the next one, the relay ends the connection by RST or FIN. `--how replicas` cuts a
 whole replica every second instead, with every stream on it. A stream ends in one of five ways:
 
     exact     text, finish reason, stop reason and counts of the undisturbed stream
@@ -128,7 +128,7 @@ class Sample:
     id: str
     cell: Cell
     prompt: int
-    positions: tuple[int, ...]  # characters that the client has at each cut
+    cuts: tuple[Cut, ...]  # of its legs
     ending: Ending = Ending.BROKEN
     why: str = ""
     legs: int = 0
@@ -179,8 +179,12 @@ class Bench:
     def _draw(self, cell: Cell, cuts: int, number: int, expected: Sequence[Received]) -> Sample:
         self._numbers += 1
         prompt = number % len(PROMPTS)
-        positions = sorted(self._rng.randrange(max(1, len(expected[prompt].text))) for _ in range(cuts))
-        return Sample(f"s{self._numbers}", cell, prompt, tuple(positions))
+        at = sorted(self._rng.randrange(max(1, len(expected[prompt].raw))) for _ in range(cuts))
+        planned = tuple(
+            Cut(here - before, self._rng.random(), self._rng.random() < 0.5)
+            for before, here in zip((0, *at), at, strict=False)
+        )
+        return Sample(f"s{self._numbers}", cell, prompt, planned)
 
     async def _all(
         self, samples: Sequence[Sample], bodies: Sequence[dict[str, Any]], expected: Sequence[Received]
@@ -195,13 +199,10 @@ class Bench:
 
     async def _one(self, sample: Sample, body: dict[str, Any], expected: Received) -> None:
         api = sample.cell.api
-        cuts = [
-            (at, Cut(self._rng.random(), self._rng.random() < 0.5))
-            for at in (() if self._plan.whole_replicas else sample.positions)
-        ]
+        if not self._plan.whole_replicas:
+            self._cuts.plan(sample.id, sample.cuts)
         url = f"http://127.0.0.1:{self._balancer.port}"
-        got = sample.received = await self.read(url, api, body, sample.id, cuts)
-        self._cuts.disarm(sample.id)
+        got = sample.received = await self.read(url, api, body, sample.id)
         legs = self._cuts.take(sample.id)
         sample.legs = len(legs)
         steps: list[dict[str, Any]] = []
@@ -225,23 +226,9 @@ class Bench:
                 ],
             }
 
-    async def read(
-        self,
-        url: str,
-        api: Api,
-        body: dict[str, Any],
-        request_id: str,
-        cuts: Sequence[tuple[int, Cut]] = (),
-    ) -> Received:
-        """Read one stream to its end, or to what ends it; each cut is armed when the client has so many characters."""
+    async def read(self, url: str, api: Api, body: dict[str, Any], request_id: str) -> Received:
+        """Read one stream to its end, or to what ends it."""
         got = Received(api)
-        waiting = list(cuts)
-
-        def arm() -> None:
-            while waiting and len(got.text) >= waiting[0][0]:
-                self._cuts.arm(request_id, waiting.pop(0)[1])
-
-        arm()
         headers = {"X-Request-Id": request_id}
         try:
             async with (
@@ -255,7 +242,6 @@ class Bench:
                 async for line in response.content:
                     if line.startswith(b"data:"):
                         got.event(line[5:].decode().strip())
-                        arm()
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
             got.fault = f"{type(error).__name__}: {error}"
         return got
@@ -399,8 +385,8 @@ def write_json(path: Path, plan: Plan, samples: Sequence[Sample]) -> None:
     """Write all endings, with the evidence of those that are not exact."""
     found = [
         {
-            "id": sample.id, "cell": str(sample.cell), "prompt": PROMPTS[sample.prompt], "cuts_at": sample.positions,
-            "legs": sample.legs, "ending": sample.ending.value, "why": sample.why, **sample.evidence,
+            "id": sample.id, "cell": str(sample.cell), "prompt": PROMPTS[sample.prompt], "cuts": [(cut.events, round(cut.share, 3), cut.reset) for cut in sample.cuts],
+            "seams": sample.legs - 1, "ending": sample.ending.value, "why": sample.why, **sample.evidence,
         }
         for sample in samples
     ]  # fmt: skip

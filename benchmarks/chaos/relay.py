@@ -1,9 +1,9 @@
 """A TCP relay in front of an engine: what a preemption does to connections, in milliseconds and without a restart.
 
-A `Relay` drops all its connections and refuses new ones (`cut`) until it is healed (`heal`). It can also drop the one
-connection that carries a certain request, known by its `X-Request-Id`: `Cuts.arm` says which, and how much of the next
-bytes of its response still pass. The bytes of every leg are kept until they are taken, so that a stream that went
-wrong can be shown as the engines sent it.
+A `Relay` drops all its connections and refuses new ones (`cut`) until it is healed (`heal`). It can also end the one
+connection that carries a certain request, known by its `X-Request-Id`: `Cuts.plan` says after how many events of which
+response. The bytes of every leg are kept until they are taken, so that a stream that went wrong can be shown as the
+engines sent it.
 """
 
 from __future__ import annotations
@@ -12,21 +12,38 @@ import asyncio
 import re
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import cast
 
 _REQUEST_ID = re.compile(rb"\r\nx-request-id: ([^\r\n]+)\r\n", re.IGNORECASE)
 _HEAD_END = b"\r\n\r\n"
+_EVENT_END = b"\n\n"
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close sends RST
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How one connection ends: by RST or FIN, after `share` of the bytes that the engine sends next."""
+    """How one response ends: behind `events` events and `share` of the bytes of the next one, by RST or FIN."""
 
-    share: float = 1.0
+    events: int
+    share: float = 0.0
     reset: bool = True
+
+    def passing(self, passed: int, data: bytes) -> bytes | None:
+        """Return what still passes of `data` if the cut is within it, None if it is not; `passed` events came before."""
+        at = 0
+        while passed < self.events:
+            end = data.find(_EVENT_END, at)
+            if end < 0:
+                return None
+            at, passed = end + len(_EVENT_END), passed + 1
+        if at == len(data):
+            return None
+        end = data.find(_EVENT_END, at)
+        following = len(data) if end < 0 else end + len(_EVENT_END)
+        return data[: at + int(self.share * (following - at))]
 
 
 @dataclass(slots=True)
@@ -37,31 +54,29 @@ class Leg:
     request: bytearray
     response: bytearray = field(default_factory=bytearray)
     cut: bool = False
+    events: int = 0
+    due: Cut | None = None
 
 
 class Cuts:
-    """Which requests are to lose their connection, and the legs of all requests. Shared by the relays of a fleet."""
+    """Where requests are to lose their connections, and the legs of all requests. Shared by the relays of a fleet."""
 
     def __init__(self) -> None:
-        self._armed: dict[str, Cut] = {}
+        self._planned: dict[str, list[Cut]] = {}
         self._legs: dict[str, list[Leg]] = {}
 
-    def arm(self, request_id: str, cut: Cut) -> None:
-        """End the connection that carries this request with the next bytes of its response."""
-        self._armed[request_id] = cut
-
-    def disarm(self, request_id: str) -> None:
-        self._armed.pop(request_id, None)
-
-    def due(self, request_id: str) -> Cut | None:
-        """Return the cut of this request, once."""
-        return self._armed.pop(request_id, None)
+    def plan(self, request_id: str, cuts: Sequence[Cut]) -> None:
+        """Cut the first legs of this request, each one once."""
+        self._planned[request_id] = list(cuts)
 
     def begin(self, request_id: str, leg: Leg) -> None:
         self._legs.setdefault(request_id, []).append(leg)
+        if planned := self._planned.get(request_id):
+            leg.due = planned.pop(0)
 
     def take(self, request_id: str) -> list[Leg]:
-        """Return the legs of a request, and forget them."""
+        """Return the legs of a request, and forget it."""
+        self._planned.pop(request_id, None)
         return self._legs.pop(request_id, [])
 
 
@@ -158,18 +173,21 @@ class _Downstream(asyncio.Protocol):
 
     def engine_sent(self, data: bytes) -> None:
         self._answered = True
-        cut = self._relay.cuts.due(self._request_id) if self._request_id else None
-        if cut is not None:
-            data = data[: int(cut.share * len(data))]
-        if self._leg is not None:
-            self._leg.response += data
-            self._leg.cut = cut is not None
-        if cut is None:
+        leg = self._leg
+        if leg is None:
             self._transport.write(data)
             return
-        if data:
+        passing = leg.due.passing(leg.events, data) if leg.due is not None else None
+        leg.response += data if passing is None else passing
+        leg.events += data.count(_EVENT_END)
+        if passing is None:
             self._transport.write(data)
-        self.drop(reset=cut.reset)
+            return
+        assert leg.due is not None
+        leg.cut = True
+        if passing:
+            self._transport.write(passing)
+        self.drop(reset=leg.due.reset)
 
     def drop(self, *, reset: bool) -> None:
         if self._upstream is not None:
