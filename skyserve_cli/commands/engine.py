@@ -9,6 +9,7 @@ import typer
 from skyserve_cli.engine.cors import WrongOrigin
 from skyserve_cli.engine.profiles import PROFILES, UnknownProfile, describe
 from skyserve_cli.engine.server import serve
+from skyserve_cli.engine.style import Style
 from skyserve_cli.output import CommandFailed, WrongUsage, put
 
 
@@ -35,6 +36,15 @@ def engine(
             help="Web pages that may call, such as https://example.com; repeatable; * allows all.",
         ),
     ] = None,
+    trim_messages: Annotated[
+        bool, typer.Option("--trim-messages", help="Trim chat messages, as the template of Llama 3 does.")
+    ] = False,
+    hold_text: Annotated[
+        bool, typer.Option("--hold-text", help="Hold text back for stop strings as vLLM does.")
+    ] = False,
+    tokens_per_event: Annotated[
+        int, typer.Option("--tokens-per-event", min=1, help="Tokens in an event of a stream.")
+    ] = 1,
     list_profiles: Annotated[
         bool, typer.Option("--list-profiles", help="Print every parameter with its source.")
     ] = False,
@@ -57,6 +67,7 @@ def engine(
             mean_output_tokens=mean_output_tokens,
             cold_start_s=cold_start,
             cors_origins=cors or (),
+            style=Style(trim_messages, hold_text, tokens_per_event),
         )
     except UnknownProfile as error:
         raise WrongUsage(str(error)) from None

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from skyserve_cli.engine.profiles import PROFILES, UnknownProfile, describe
+from skyserve_cli.engine.style import Style
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,6 +28,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--cors", metavar="ORIGIN", action="append", default=[], help="web pages that may call; * allows all"
     )
+    parser.add_argument(
+        "--trim-messages", action="store_true", help="trim chat messages, as the template of Llama 3 does"
+    )
+    parser.add_argument(
+        "--hold-text", action="store_true", help="hold text back for stop strings as vLLM does"
+    )
+    parser.add_argument(
+        "--tokens-per-event", type=_count, default=1, help="tokens in an event of a stream (default: 1)"
+    )
     parser.add_argument("--list-profiles", action="store_true", help="print every parameter with its source")
     options = parser.parse_args(arguments)
     if options.list_profiles:
@@ -47,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
             mean_output_tokens=options.mean_output_tokens,
             cold_start_s=options.cold_start,
             cors_origins=options.cors,
+            style=Style(options.trim_messages, options.hold_text, options.tokens_per_event),
         )
     except UnknownProfile as error:
         parser.error(str(error))
@@ -62,6 +73,13 @@ def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be above 0 (got {text})")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1 (got {text})")
     return value
 
 

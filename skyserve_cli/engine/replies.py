@@ -1,12 +1,14 @@
 """What clients get back: text per choice, and the JSON of OpenAI's responses and stream chunks.
 
-Token ids come in vLLM's shape: `prompt_token_ids` at the top of a chat response (first chunk of a stream) and in
-each choice of a completion, `token_ids` in each choice (per delta in a stream).
+The shapes are vLLM's, field by field (`tests/unit/engine_streams` has recorded streams of it): `prompt_token_ids` is at the
+top of a chat response (first chunk of a stream) and in each choice of a completion (first chunk), `token_ids` in each
+choice; both are null unless they are requested. A chat's choice has a `stop_reason` when it is finished, a completion's
+always.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
@@ -14,6 +16,7 @@ import orjson
 from skyserve_cli.engine.api import Generation, Kind
 from skyserve_cli.engine.errors import ApiError
 from skyserve_cli.engine.model import FinishReason, TokenOutput
+from skyserve_cli.engine.style import AS_GENERATED, Style
 from skyserve_cli.engine.text import decode
 
 
@@ -27,23 +30,27 @@ class Delta(NamedTuple):
 class ReplyTranscript:
     """The text of one choice as it grows, watched for stop strings.
 
-    What could still turn out to be the beginning of a stop string is held back, in whole tokens: text and
-    token ids that were sent always end at the same place, so either can be continued elsewhere.
+    What could still turn out to be the beginning of a stop string is held back. By default whole tokens are: text and
+    token ids that were sent always end at the same place, so either can be continued elsewhere. `Style.holds_text` sends
+    ids at once and holds back as much text as the longest stop string could need.
     """
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, style: Style = AS_GENERATED) -> None:
         self.tokens = 0  # seen, the end token included
         self.finish: FinishReason | None = None
         self.stop_reason: str | int | None = None  # what matched, in vLLM's field of that name
         self.cached_tokens = 0
         self._generation = generation
-        self._held: list[tuple[int, str]] = []
+        self._style = style
+        self._fresh = 0  # tokens since the last event
+        self._held: list[tuple[int | None, str]] = []  # None: text whose ids have been sent
 
     def feed(self, output: TokenOutput) -> bool:
         """Take one token. True if the client's own stop condition is met: the engine need not go on."""
         if self.finish is not None:  # tokens made before the engine knew that a stop string was met
             return False
         self.tokens += 1
+        self._fresh += 1
         self.cached_tokens = output.cached_tokens
         self._held.append((output.token, decode((output.token,), skip_special=True)))
         if self.tokens > self._generation.min_tokens and self._meets_stop(output.token):
@@ -54,9 +61,25 @@ class ReplyTranscript:
 
     def take(self) -> Delta:
         """Return everything that can be shown by now; all of it once the choice is finished."""
+        if self.finish is None and self._fresh < self._style.tokens_per_event:
+            return Delta("", ())
+        self._fresh = 0
+        if self.finish is None and self._style.holds_text:
+            return self._take_ids()
         count = len(self._held) if self.finish is not None else self._certain()
         shown, self._held = self._held[:count], self._held[count:]
-        return Delta("".join(text for _, text in shown), tuple(token for token, _ in shown))
+        ids = tuple(token for token, _ in shown if token is not None)
+        return Delta("".join(text for _, text in shown), ids)
+
+    def _take_ids(self) -> Delta:
+        """Return all ids, and the text but for what the longest stop string could need."""
+        text = "".join(piece for _, piece in self._held)
+        asked = self._generation
+        hold = 0 if asked.include_stop else max((len(stop) for stop in asked.stop), default=1) - 1
+        shown = text[: max(0, len(text) - hold)]
+        ids = tuple(token for token, _ in self._held if token is not None)
+        self._held = [(None, text[len(shown) :])]
+        return Delta(shown, ids)
 
     def _meets_stop(self, token: int) -> bool:
         if token in self._generation.stop_token_ids:
@@ -105,7 +128,12 @@ class ReplyTranscript:
         return len(self._held)
 
 
-@dataclass(frozen=True, slots=True)
+_FINGERPRINT = "skyserve-engine"
+# What a message of a chat can have beside its text, and never has here.
+_NOT_SAID = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+
+
+@dataclass(slots=True)
 class Reply:
     """The envelope of one call: its id, its time (Unix seconds) and its choices."""
 
@@ -113,53 +141,66 @@ class Reply:
     created: int
     generation: Generation
     transcripts: tuple[ReplyTranscript, ...]
+    _begun: set[int] = field(default_factory=set)  # choices of a completion that have an event
 
     def whole(self) -> dict[str, Any]:
         """Return the body of a response that is not streamed."""
         asked = self.generation
         choices = [self._choice(index, transcript) for index, transcript in enumerate(self.transcripts)]
         body = self._envelope("chat.completion" if asked.kind is Kind.CHAT else "text_completion", choices)
-        if asked.return_token_ids and asked.kind is Kind.CHAT:
-            body["prompt_token_ids"] = asked.prompts[0]
-        return body | {"usage": self.usage()}
+        body |= {"system_fingerprint": _FINGERPRINT, "usage": self.usage()}
+        if asked.kind is Kind.CHAT:
+            body["prompt_token_ids"] = asked.prompts[0] if asked.return_token_ids else None
+        return body
 
     def opening(self) -> bytes:
         """Return the events before any token: nothing."""
         return b""
 
     def first_chunk(self, index: int) -> bytes:
-        """Return what precedes the first token of a choice: a chat's role, a completion's echo; else nothing."""
+        """Return what precedes the first token of a choice: the role of a chat; else nothing."""
         asked = self.generation
-        if asked.kind is Kind.CHAT:
-            choice: dict[str, Any] = {"delta": {"role": "assistant", "content": ""}}
-            chunk = self._chunk(index, choice)
-            if asked.return_token_ids:
-                chunk["prompt_token_ids"] = asked.prompts[0]
-            return event(chunk)
-        if not asked.echo and not asked.return_token_ids:
+        if asked.kind is not Kind.CHAT:
             return b""
-        choice = {"text": self._echo(index)}
-        if asked.return_token_ids:
-            choice |= {"prompt_token_ids": self._prompt(index), "token_ids": []}
-        return event(self._chunk(index, choice))
+        choice = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        ids = asked.prompts[0] if asked.return_token_ids else None
+        return event(self._chunk(choice) | {"prompt_token_ids": ids, "prompt_text": None})
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """Return the next part of a choice, or nothing while all of it is held back."""
         asked, transcript = self.generation, self.transcripts[index]
         if not delta.token_ids and transcript.finish is None:
             return b""
-        choice: dict[str, Any] = (
-            {"delta": {"content": delta.text}} if asked.kind is Kind.CHAT else {"text": delta.text}
-        )
-        if asked.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return event(self._chunk(index, choice, transcript))
+        ids = delta.token_ids if asked.return_token_ids else None
+        end = {"finish_reason": None} if transcript.finish is None else _ending(transcript)
+        choice: dict[str, Any]
+        if asked.kind is Kind.CHAT:
+            said = {"content": delta.text} if delta.text else {}
+            choice = {"index": index, "delta": said, "logprobs": None, **end, "token_ids": ids}
+        else:
+            first = index not in self._begun
+            self._begun.add(index)
+            text = (self._echo(index) if first else "") + delta.text
+            choice = {"index": index, "text": text, "logprobs": None, **end}
+            choice.setdefault("stop_reason")
+            tells_prompt = first and (asked.return_token_ids or asked.echo)
+            choice |= {"prompt_token_ids": self._prompt(index) if tells_prompt else None, "token_ids": ids}
+        chunk = self._chunk(choice)
+        if transcript.finish is not None:
+            chunk["system_fingerprint"] = _FINGERPRINT
+        return event(chunk)
 
     def last_chunks(self) -> bytes:
         """Return the usage, if requested, and the end of the stream."""
         usage = b""
         if self.generation.include_usage:
-            usage = event(self._envelope(self._chunk_object, []) | {"usage": self.usage()})
+            last = {"usage": self.usage(), "system_fingerprint": _FINGERPRINT}
+            usage = event(self._envelope(self._chunk_object, []) | last)
         return usage + b"data: [DONE]\n\n"
 
     def failure(self, error: ApiError) -> bytes:
@@ -173,8 +214,8 @@ class Reply:
         cached = sum(transcript.cached_tokens for transcript in self.transcripts[:: self.generation.n])
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            "completion_tokens": completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
@@ -185,27 +226,16 @@ class Reply:
     def _choice(self, index: int, transcript: ReplyTranscript) -> dict[str, Any]:
         asked = self.generation
         delta = transcript.take()
-        choice: dict[str, Any] = {"index": index, "logprobs": None} | _ending(transcript)
+        ids = delta.token_ids if asked.return_token_ids else None
+        end = {"logprobs": None, **_ending(transcript), "token_ids": ids}
         if asked.kind is Kind.CHAT:
-            choice["message"] = {
-                "role": "assistant",
-                "content": delta.text,
-                "refusal": None,
-                "tool_calls": [],
-            }
-        else:
-            choice["text"] = self._echo(index) + delta.text
-        if asked.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-            if asked.kind is Kind.COMPLETION:
-                choice["prompt_token_ids"] = self._prompt(index)
-        return choice
+            message = {"role": "assistant", "content": delta.text, **_NOT_SAID}
+            return {"index": index, "message": message, **end}
+        prompt = self._prompt(index) if asked.return_token_ids else None
+        return {"index": index, "text": self._echo(index) + delta.text, **end, "prompt_token_ids": prompt}
 
-    def _chunk(
-        self, index: int, choice: dict[str, Any], ending: ReplyTranscript | None = None
-    ) -> dict[str, Any]:
-        end = _ending(ending) if ending is not None else {"finish_reason": None}
-        chunk = self._envelope(self._chunk_object, [{"index": index, "logprobs": None} | choice | end])
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        chunk = self._envelope(self._chunk_object, [choice])
         if self.generation.continuous_usage:
             chunk["usage"] = self.usage()
         return chunk
@@ -232,6 +262,5 @@ def event(chunk: dict[str, Any]) -> bytes:
 
 
 def _ending(transcript: ReplyTranscript) -> dict[str, Any]:
-    if transcript.finish is None:
-        return {"finish_reason": None}
+    assert transcript.finish is not None  # noqa: S101 (for the type checker)
     return {"finish_reason": transcript.finish.value, "stop_reason": transcript.stop_reason}

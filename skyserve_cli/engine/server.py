@@ -35,6 +35,7 @@ from skyserve_cli.engine.profiles import Profile, profile_named
 from skyserve_cli.engine.replies import Reply, ReplyTranscript
 from skyserve_cli.engine.responses import ResponseReply
 from skyserve_cli.engine.runner import EngineRunner, Mailbox
+from skyserve_cli.engine.style import AS_GENERATED, Style
 from skyserve_cli.engine.text import Language, decode
 
 MAX_BODY_BYTES = 32 * 2**20
@@ -55,6 +56,7 @@ class Settings:
     mean_output_tokens: float = 200.0
     max_body_bytes: int = MAX_BODY_BYTES
     cors: Cors | None = None  # which web pages may call
+    style: Style = AS_GENERATED
     # What a deterministic engine draws from outside: ids that differ between replicas, and the clocks.
     id_prefix: str = field(default_factory=lambda: secrets.token_hex(4))
     clock_s: Callable[[], float] = time.monotonic  # noqa: TID251
@@ -72,6 +74,7 @@ def serve(
     mean_output_tokens: float = 200.0,
     cold_start_s: float = 0.0,
     cors_origins: Sequence[str] = (),
+    style: Style = AS_GENERATED,
     grace_s: float = 5.0,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Port 0 takes a free one; the address is said on stderr.
@@ -82,7 +85,13 @@ def serve(
     """
     chosen = profile_named(profile)
     settings = Settings(
-        chosen, model or chosen.model, speed, seed, mean_output_tokens, cors=cors_for(cors_origins)
+        chosen,
+        model or chosen.model,
+        speed,
+        seed,
+        mean_output_tokens,
+        cors=cors_for(cors_origins),
+        style=style,
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as loop:
         loop.run(_serve(settings, host, port, cold_start_s, grace_s))
@@ -187,7 +196,7 @@ class _Server:
         return await self._generate(http, Kind.MESSAGE)
 
     async def _generate(self, http: web.Request, kind: Kind) -> web.StreamResponse:
-        body = api.parse_json(await http.read())
+        body = self._settings.style.read(api.parse_json(await http.read()))
         asked = api.parse_generation(body, kind, self._settings.model, self._model.max_model_len)
         self._calls += 1
         call_id = f"{self._settings.id_prefix}-{self._calls:x}"
@@ -215,7 +224,7 @@ class _Server:
             id=f"{'chatcmpl' if asked.kind is Kind.CHAT else 'cmpl'}-{id_suffix}",
             created=created,
             generation=asked,
-            transcripts=tuple(ReplyTranscript(asked) for _ in range(asked.choices)),
+            transcripts=tuple(ReplyTranscript(asked, self._settings.style) for _ in range(asked.choices)),
         )
 
     async def _stream(self, http: web.Request, reply: AnyReply, mailbox: Mailbox) -> web.StreamResponse:
@@ -277,7 +286,7 @@ class _Server:
         }
 
     async def _tokenize(self, http: web.Request) -> web.Response:
-        body = api.parse_json(await http.read())
+        body = self._settings.style.read(api.parse_json(await http.read()))
         ids = api.parse_tokenize(body, self._settings.model)
         strings = [decode((token,)) for token in ids] if body.get("return_token_strs") is True else None
         return _json(
