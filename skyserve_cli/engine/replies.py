@@ -1,6 +1,6 @@
 """What clients get back: text per choice, and the JSON of OpenAI's responses and stream chunks.
 
-The shapes are vLLM's, field by field (`tests/unit/engine_streams` has recorded streams of it): `prompt_token_ids` is at the
+The shapes are vLLM's, field by field (recorded streams of it are in `tests/unit/data/vllm_chats.json`): `prompt_token_ids` is at the
 top of a chat response (first chunk of a stream) and in each choice of a completion (first chunk), `token_ids` in each
 choice; both are null unless they are requested. A chat's choice has a `stop_reason` when it is finished, a completion's
 always.
@@ -141,7 +141,7 @@ class Reply:
     created: int
     generation: Generation
     transcripts: tuple[ReplyTranscript, ...]
-    _begun: set[int] = field(default_factory=set)  # choices of a completion that have an event
+    _begun: set[int] = field(default_factory=set)  # choices that have had an event
 
     def whole(self) -> dict[str, Any]:
         """Return the body of a response that is not streamed."""
@@ -158,18 +158,20 @@ class Reply:
         return b""
 
     def first_chunk(self, index: int) -> bytes:
-        """Return what precedes the first token of a choice: the role of a chat; else nothing."""
+        """Return what precedes the first token of a choice: the roles of a chat, of all choices at once; else nothing."""
         asked = self.generation
-        if asked.kind is not Kind.CHAT:
+        if asked.kind is not Kind.CHAT or self._begun:
             return b""
-        choice = {
-            "index": index,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
+        self._begun.update(range(len(self.transcripts)))
         ids = asked.prompts[0] if asked.return_token_ids else None
-        return event(self._chunk(choice) | {"prompt_token_ids": ids, "prompt_text": None})
+        delta = {"role": "assistant", "content": ""}
+        return b"".join(
+            event(
+                self._chunk({"index": choice, "delta": delta, "logprobs": None, "finish_reason": None})
+                | {"prompt_token_ids": ids, "prompt_text": None}
+            )
+            for choice in range(len(self.transcripts))
+        )
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """Return the next part of a choice, or nothing while all of it is held back."""
@@ -191,8 +193,8 @@ class Reply:
             tells_prompt = first and (asked.return_token_ids or asked.echo)
             choice |= {"prompt_token_ids": self._prompt(index) if tells_prompt else None, "token_ids": ids}
         chunk = self._chunk(choice)
-        if transcript.finish is not None:
-            chunk["system_fingerprint"] = _FINGERPRINT
+        if not asked.include_usage and all(one.finish is not None for one in self.transcripts):
+            chunk["system_fingerprint"] = _FINGERPRINT  # of the last event of a stream
         return event(chunk)
 
     def last_chunks(self) -> bytes:

@@ -151,25 +151,36 @@ def _vllm(
             "finish_reason": None,
         }
         yield _event(
-            {**head, "choices": [role], "prompt_token_ids": prompt if wants_ids else None, **counted(0)}
+            {
+                **head,
+                "choices": [role],
+                **counted(0),
+                "prompt_token_ids": prompt if wants_ids else None,
+                "prompt_text": None,
+            }
         )
     for number, one in enumerate(said):
         ids = {"token_ids": list(one.ids) if wants_ids else None}
-        end = {"logprobs": None, "finish_reason": one.finish, "stop_reason": None}
+        end = {"logprobs": None, "finish_reason": one.finish}
         if is_chat:
-            choice = {"index": 0, "delta": {"content": one.text}, **end, **ids}
+            delta = {"content": one.text} if one.text else {}
+            stop_reason = {"stop_reason": None} if one.finish else {}
+            choice = {"index": 0, "delta": delta, **end, **stop_reason, **ids}
         else:
             first = wants_ids and number == 0
             choice = {
                 "index": 0,
                 "text": one.text,
                 **end,
+                "stop_reason": None,
                 "prompt_token_ids": prompt if first else None,
                 **ids,
             }
-        yield _event({**head, "choices": [choice], **counted(one.tokens)})
+        last = {"system_fingerprint": "vllm-x"} if one.finish and not include else {}
+        yield _event({**head, "choices": [choice], **counted(one.tokens), **last})
     if include:
-        yield _event({**head, "choices": [], "usage": _usage(prompt, said[-1].tokens)})
+        usage = _usage(prompt, said[-1].tokens)
+        yield _event({**head, "choices": [], "usage": usage, "system_fingerprint": "vllm-x"})
     yield b"data: [DONE]\n\n"
 
 
