@@ -6,7 +6,7 @@
 set -euo pipefail
 unset PYTHONDONTWRITEBYTECODE  # each of the thousands of processes in the tests would compile what it imports
 cd "$(dirname "${BASH_SOURCE[0]}")"
-selection=(-m "not long" --hypothesis-profile=quick)
+selection=(-m "not long and not engine" --hypothesis-profile=quick)
 arguments=()
 for argument in "$@"; do
   if [ "$argument" = --all ]; then
