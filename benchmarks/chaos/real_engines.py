@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.chaos.fleet import Command
@@ -32,13 +33,17 @@ def has_vllm() -> bool:
     return (folder() / "vllm" / "bin" / "vllm").is_file() and (folder() / "model" / "config.json").is_file()
 
 
-def vllm_engine(*, sequences: int = 16) -> Command:
+def vllm_command(port: str, *, sequences: int = 16) -> Sequence[str]:
     """Return the command of a real vLLM with the tiny model, which takes up to `sequences` requests at a time."""
     variables = [f"{name}={value}" for name, value in _VLLM_ENVIRONMENT.items()]
-    return lambda port: (
+    return (
         # The environment of chaos names the packages of this interpreter, which are not vLLM's.
         "env", "-u", "PYTHONPATH", *variables, str(folder() / "vllm" / "bin" / "vllm"), "serve", str(folder() / "model"),
-        "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port),
+        "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", port,
         "--max-model-len", str(CONTEXT_TOKENS), "--dtype", "float32", "--enforce-eager",
         "--max-num-seqs", str(sequences), "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
     )  # fmt: skip
+
+
+def vllm_engine() -> Command:
+    return lambda port: vllm_command(str(port))
