@@ -13,6 +13,7 @@ from skyserve_cli.engine.api import Generation, Kind, parse_generation, parse_js
 from skyserve_cli.engine.errors import BadRequest
 from skyserve_cli.engine.model import FinishReason, TokenOutput
 from skyserve_cli.engine.replies import ReplyTranscript
+from skyserve_cli.engine.style import Style
 from skyserve_cli.engine.text import EOS, VOCABULARY, decode, encode
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -395,3 +396,86 @@ def test_streaming_shows_what_cutting_the_whole_text_would(words: list[str], sto
     for end in range(len(shown)):
         ids = [token for _, tokens in shown[:end] for token in tokens]
         assert decode(ids, skip_special=True) == "".join(text for text, _ in shown[:end])
+
+
+# Habits of real engines
+
+
+def styled(style: Style, **asked: Any) -> ReplyTranscript:
+    return ReplyTranscript(parse(PROMPT | {"max_tokens": 50} | asked), style)
+
+
+def test_ids_run_ahead_of_text_that_is_held_for_stop_strings() -> None:
+    one = styled(Style(holds_text=True), stop=["zqzqzq"])
+    sun, lake, moon = encode(" sun lake moon")
+    assert feed(one, [sun, lake, moon, EOS]) == [
+        ("", (sun,)),
+        (" sun", (lake,)),
+        (" lake", (moon,)),
+        (" moon", (EOS,)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "reason"),
+    [
+        pytest.param({"stop": ["lake"]}, " sun ", "lake", id="within a token"),
+        pytest.param({"stop": ["n lak", "zqzqzq"]}, " su", "n lak", id="over two tokens"),
+        pytest.param({"stop": ["lake"], "include_stop_str_in_output": True}, " sun lake", "lake", id="kept"),
+        pytest.param({"stop": ["sun"], "min_tokens": 2}, " sun lake moon", None, id="before min_tokens"),
+    ],
+)
+def test_a_stop_string_ends_held_text(asked: dict[str, Any], text: str, reason: str | None) -> None:
+    one = styled(Style(holds_text=True), **asked)
+    shown = feed(one, [*encode(" sun lake moon"), EOS])
+    assert ("".join(piece for piece, _ in shown), one.stop_reason) == (text, reason)
+    assert one.finish is FinishReason.STOP
+
+
+@given(
+    st.lists(st.sampled_from([" sun", " lake", ".", " moon"]), max_size=12),
+    st.lists(st.text("sun lake.", min_size=1, max_size=6), max_size=3),
+    st.integers(1, 4),
+)
+def test_a_style_changes_when_text_is_sent_and_not_which(
+    words: list[str], stops: list[str], tokens_per_event: int
+) -> None:
+    tokens = [*encode("".join(words)), EOS]
+    plain = feed(styled(Style(), stop=stops), tokens)
+    held = feed(styled(Style(False, True, tokens_per_event), stop=stops), tokens)
+    assert "".join(text for text, _ in held) == "".join(text for text, _ in plain)
+    ids = [token for _, some in held for token in some]
+    assert ids == [token for _, some in plain for token in some]
+
+
+def test_an_event_has_several_tokens() -> None:
+    one = styled(Style(tokens_per_event=2))
+    sun, lake, moon = encode(" sun lake moon")
+    assert feed(one, [sun, lake, moon, EOS]) == [
+        ("", ()),
+        (" sun lake", (sun, lake)),
+        ("", ()),
+        (" moon", (moon, EOS)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [
+        (" def f():\n    ", "def f():"),
+        ([{"type": "text", "text": " a "}, {"type": "text", "text": "b "}], "a b"),
+        (None, None),
+        ([{"type": "image_url"}], [{"type": "image_url"}]),
+    ],
+    ids=["text", "parts", "none", "an image"],
+)
+def test_a_template_trims_messages(content: Any, read: Any) -> None:
+    message = {"role": "assistant", "content": content}
+    body = {"messages": [message], "continue_final_message": True}
+    assert Style(trims=True).read(body) == body | {"messages": [message | {"content": read}]}
+    assert Style().read(body) is body
+
+
+def test_an_event_has_at_least_one_token() -> None:
+    with pytest.raises(ValueError, match="tokens_per_event must be at least 1"):
+        Style(tokens_per_event=0)
