@@ -60,6 +60,7 @@ class Kind(str, Enum):
     """What is asked of a stream beside its text."""
 
     PLAIN = "plain"
+    CHARACTER = "character"  # as plain, cut where the bytes of a character are not complete
     STOP = "stop"  # strings that do not occur
     STOP_LATER = "stop_later"  # a string that occurs at three quarters of the text
     PENALTIES = "penalties"
@@ -74,6 +75,7 @@ class Kind(str, Enum):
 
 _APIS: dict[Kind, tuple[Api, ...]] = {
     Kind.PLAIN: tuple(Api),
+    Kind.CHARACTER: (Api.CHAT, Api.COMPLETIONS),
     Kind.STOP: (Api.CHAT, Api.COMPLETIONS, Api.MESSAGES),
     Kind.STOP_LATER: (Api.CHAT, Api.COMPLETIONS, Api.MESSAGES),
     Kind.PENALTIES: (Api.CHAT, Api.COMPLETIONS, Api.RESPONSES),
@@ -179,9 +181,16 @@ class Bench:
     def _draw(self, cell: Cell, cuts: int, number: int, expected: Sequence[Received]) -> Sample:
         self._numbers += 1
         prompt = number % len(PROMPTS)
-        at = sorted(self._rng.randrange(max(1, len(expected[prompt].raw))) for _ in range(cuts))
+        events: Sequence[int] = range(max(1, len(expected[prompt].raw)))
+        if cell.kind is Kind.CHARACTER:
+            events = expected[prompt].within_character or events
+        at = sorted(self._rng.choice(events) for _ in range(cuts))
+
+        def share() -> float:
+            return 0.0 if cell.kind is Kind.CHARACTER else self._rng.random()
+
         planned = tuple(
-            Cut(here - before, self._rng.random(), self._rng.random() < 0.5)
+            Cut(here - before, share(), self._rng.random() < 0.5)
             for before, here in zip((0, *at), at, strict=False)
         )
         return Sample(f"s{self._numbers}", cell, prompt, planned)
@@ -296,7 +305,7 @@ def judge(got: Received, expected: Received, steps: Sequence[dict[str, Any]]) ->
         return (
             (Ending.EXACT, "refused alike") if same else (Ending.OTHER, f"{got.error}, not {expected.error}")
         )
-    inexact = next((str(step) for step in steps if "inexact" in json.dumps(step)), None)
+    inexact = next((f"({step['why']})" for step in steps if "inexact" in json.dumps(step)), None)
     prefix = common_length(got.text, expected.text) == len(got.text)
     if got.status != 200 or got.fault or not got.ended:
         return Ending.BROKEN, got.error or got.fault or "the stream ends without an event of its API"
@@ -361,7 +370,7 @@ async def run(
         return await bench.run(tell)
 
 
-_REASON = re.compile(r"\((\w+)\)")
+_REASON = re.compile(r"\(([^()]+)\)")
 
 
 def print_row(row: Row, samples: Sequence[Sample]) -> None:

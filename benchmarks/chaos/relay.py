@@ -123,7 +123,7 @@ class _Downstream(asyncio.Protocol):
         self._head = bytearray()  # of the request, until its end
         self._request_id = ""
         self._leg: Leg | None = None
-        self._answered = True  # the response to the present request has begun
+        self._answered = True  # there are bytes of the response to the present request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass

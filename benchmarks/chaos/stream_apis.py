@@ -90,6 +90,9 @@ class Received:
     token_ids: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     raw: list[str] = field(default_factory=list)
+    within_character: list[int] = field(
+        default_factory=list
+    )  # numbers of events behind which the text lacks bytes
     _sequence: int = 0
     _open: bool = False
     _roles: int = 0
@@ -126,6 +129,8 @@ class Received:
         for choice in event["choices"]:
             delta = choice.get("delta") or {}
             said = delta.get("content") or choice.get("text") or ""
+            if not said and not delta.get("role") and not choice.get("finish_reason"):
+                self.within_character.append(len(self.raw))
             if said and self.finish:
                 self.problems.append("text behind the finish reason")
             self._roles += bool(delta.get("role"))

@@ -15,7 +15,15 @@ from benchmarks.chaos.stream_apis import Api
 
 SAMPLES = int(os.environ.get("SKYSERVE_ENGINE_SAMPLES", "5"))
 SEED = int(os.environ.get("SKYSERVE_TEST_SEED", "1"))
-EXACT = {Kind.PLAIN, Kind.STOP, Kind.STOP_LATER, Kind.REPETITION, Kind.MIN_TOKENS, Kind.MULTI_TURN}
+EXACT = {
+    Kind.PLAIN,
+    Kind.CHARACTER,
+    Kind.STOP,
+    Kind.STOP_LATER,
+    Kind.REPETITION,
+    Kind.MIN_TOKENS,
+    Kind.MULTI_TURN,
+}
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
