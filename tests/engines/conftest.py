@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from benchmarks.chaos.fleet import Fleet, llama_server
+from benchmarks.chaos.fleet import Fleet
 from benchmarks.chaos.real_engines import folder, has_vllm, vllm_engine
 
 START_TIMEOUT_S = 600.0
@@ -24,16 +25,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vllm_urls() -> AsyncIterator[tuple[str, ...]]:
-    """Two replicas, and the one to which nothing happens."""
+    """Two replicas, and the one to which nothing happens: those of SKYSERVE_ENGINE_URLS, or new ones."""
+    if running := os.environ.get("SKYSERVE_ENGINE_URLS"):
+        yield tuple(running.split(","))
+        return
     if not has_vllm():
         pytest.skip(f"no vLLM in {folder()}: run scripts/real_engines.sh")
     async with Fleet(vllm_engine(), 3, START_TIMEOUT_S) as fleet:
         yield tuple(engine.url for engine in fleet.engines)
-
-
-@pytest.fixture
-def llama() -> Path:
-    server = llama_server()
-    if server is None:
-        pytest.skip("no llama-server: run scripts/real_engines.sh, or set SKYSERVE_LLAMA_SERVER")
-    return server

