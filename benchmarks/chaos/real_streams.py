@@ -268,7 +268,7 @@ class Bench:
         if cell.kind in (Kind.TOOLS, Kind.TRIMS):
             body["tools"] = TOOLS[cell.api]
         if cell.kind is Kind.PENALTIES:
-            body |= {"frequency_penalty": 0.7, "presence_penalty": 0.3}
+            body |= {"frequency_penalty": 1.5, "presence_penalty": 1.0}
         if cell.kind is Kind.REPETITION:
             body["repetition_penalty"] = 1.1
         if cell.kind is Kind.SEEDED:
