@@ -128,7 +128,6 @@ class ReplyTranscript:
         return len(self._held)
 
 
-_FINGERPRINT = "skyserve-engine"
 # What a message of a chat can have beside its text, and never has here.
 _NOT_SAID = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 
@@ -148,7 +147,7 @@ class Reply:
         asked = self.generation
         choices = [self._choice(index, transcript) for index, transcript in enumerate(self.transcripts)]
         body = self._envelope("chat.completion" if asked.kind is Kind.CHAT else "text_completion", choices)
-        body |= {"system_fingerprint": _FINGERPRINT, "usage": self.usage()}
+        body["usage"] = self.usage()
         if asked.kind is Kind.CHAT:
             body["prompt_token_ids"] = asked.prompts[0] if asked.return_token_ids else None
         return body
@@ -192,17 +191,13 @@ class Reply:
             choice.setdefault("stop_reason")
             tells_prompt = first and (asked.return_token_ids or asked.echo)
             choice |= {"prompt_token_ids": self._prompt(index) if tells_prompt else None, "token_ids": ids}
-        chunk = self._chunk(choice)
-        if not asked.include_usage and all(one.finish is not None for one in self.transcripts):
-            chunk["system_fingerprint"] = _FINGERPRINT  # of the last event of a stream
-        return event(chunk)
+        return event(self._chunk(choice))
 
     def last_chunks(self) -> bytes:
         """Return the usage, if requested, and the end of the stream."""
         usage = b""
         if self.generation.include_usage:
-            last = {"usage": self.usage(), "system_fingerprint": _FINGERPRINT}
-            usage = event(self._envelope(self._chunk_object, []) | last)
+            usage = event(self._envelope(self._chunk_object, []) | {"usage": self.usage()})
         return usage + b"data: [DONE]\n\n"
 
     def failure(self, error: ApiError) -> bytes:

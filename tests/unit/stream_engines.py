@@ -176,11 +176,9 @@ def _vllm(
                 "prompt_token_ids": prompt if first else None,
                 **ids,
             }
-        last = {"system_fingerprint": "vllm-x"} if one.finish and not include else {}
-        yield _event({**head, "choices": [choice], **counted(one.tokens), **last})
+        yield _event({**head, "choices": [choice], **counted(one.tokens)})
     if include:
-        usage = _usage(prompt, said[-1].tokens)
-        yield _event({**head, "choices": [], "usage": usage, "system_fingerprint": "vllm-x"})
+        yield _event({**head, "choices": [], "usage": _usage(prompt, said[-1].tokens)})
     yield b"data: [DONE]\n\n"
 
 

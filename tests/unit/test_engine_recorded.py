@@ -24,7 +24,7 @@ LOGPROBS = [name for name in STREAMS if "logprobs" in name]
 # What vLLM says of itself beside the response, and the count of cached tokens that it sends if it is started so.
 NOT_OURS = {
     "completion_tokens_details", "ec_transfer_params", "kv_transfer_params", "metrics", "prompt_logprobs",
-    "prompt_text", "prompt_tokens_details", "routed_experts", "service_tier",
+    "prompt_text", "prompt_tokens_details", "routed_experts", "service_tier", "system_fingerprint",
 }  # fmt: skip
 LITERAL = {"object", "finish_reason", "role"}
 
