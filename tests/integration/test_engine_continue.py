@@ -135,7 +135,7 @@ def said(events: bytes) -> dict[str, Any]:
         "text": "".join(
             choice.get("text") or choice.get("delta", {}).get("content", "") for choice in choices
         ),
-        "ids": [token for choice in choices for token in choice.get("token_ids", ())],
+        "ids": [token for choice in choices for token in choice.get("token_ids") or ()],
         "finishes": [choice["finish_reason"] for choice in choices if choice["finish_reason"]],
         "roles": sum("role" in choice.get("delta", {}) for choice in choices),
         "names": len({(chunk["id"], chunk["created"], chunk["object"]) for chunk in seen}),
