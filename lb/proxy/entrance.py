@@ -185,29 +185,9 @@ class RequestAdmission:
         if isinstance(overrides, Rejection):
             return overrides
         path, body_left, routed = head.path, client.body_left, self._table.models.mixed
-        parsed: ParsedRequest = NOT_PARSED
-        prompt: bytes | None = None
-        scope = ""
-        session = overrides.session or (head.session.decode("latin-1") if head.session else "")
-        fields, named = self._session_fields, False
-        if fields and not session:
-            session = fields.in_query(head.target)
-            named = not session and head.method == b"POST" and fields.may_be_in(body)
-        resource, brings_ids = None, path.startswith(resources.PREFIXES)
-        if brings_ids:
-            resource, brings_ids = resources.in_path(path), resources.makes_some(path)
-            named = named or (head.method == b"POST" and resources.may_name(path, body))
-        if body and head.method == b"POST" and openai_request.for_model(path):
-            prompts = self._table.policies.needs_prompt or overrides.policy is not None
-            sought = not body_left and (self._by_session or b'"stream"' in body)
-            if prompts or routed or admission.tenant or sought or named:
-                parsed = openai_request.scan(body) if dense else openai_request.read(body)
-            if prompts:
-                prompt = openai_request.prompt_of(parsed.json, body)
-            scope = _scope(admission, parsed.model)
-        if named:
-            named_session, named_resource = self._named(path, parsed, body)
-            session, resource = session or named_session, resource or named_resource
+        parsed, prompt, scope, session, resource, brings_ids = self._read(
+            head, body, overrides, admission, body_left, dense
+        )
         has_model = routed and body and head.method == b"POST" and names_a_model(path)
         model = model_of(parsed, body) if has_model else parsed.model
         if admission.tenant and admission.hop is None and parsed is not NOT_PARSED:
@@ -252,6 +232,45 @@ class RequestAdmission:
             brings_ids,
             parsed.stream and path in openai_request.EVENT_STREAMS,
         )
+
+    def _read(
+        self,
+        head: RequestHead,
+        body: bytes,
+        overrides: RequestOverrides,
+        admission: Admission,
+        body_left: bool,
+        dense: bool,
+    ) -> tuple[ParsedRequest, bytes | None, str, str, Resource | None, bool]:
+        """Return the parsed body, as far as somebody needs it, with its prompt and scope; the session; what is named and stored on one target.
+
+        The last value is whether the response may name such a resource.
+        """
+        path = head.path
+        parsed: ParsedRequest = NOT_PARSED
+        prompt: bytes | None = None
+        scope = ""
+        session = overrides.session or (head.session.decode("latin-1") if head.session else "")
+        fields, named = self._session_fields, False
+        if fields and not session:
+            session = fields.in_query(head.target)
+            named = not session and head.method == b"POST" and fields.may_be_in(body)
+        resource, brings_ids = None, path.startswith(resources.PREFIXES)
+        if brings_ids:
+            resource, brings_ids = resources.in_path(path), resources.makes_some(path)
+            named = named or (head.method == b"POST" and resources.may_name(path, body))
+        if body and head.method == b"POST" and openai_request.for_model(path):
+            prompts = self._table.policies.needs_prompt or overrides.policy is not None
+            sought = not body_left and (self._by_session or b'"stream"' in body)
+            if prompts or self._table.models.mixed or admission.tenant or sought or named:
+                parsed = openai_request.scan(body) if dense else openai_request.read(body)
+            if prompts:
+                prompt = openai_request.prompt_of(parsed.json, body)
+            scope = _scope(admission, parsed.model)
+        if named:
+            named_session, named_resource = self._named(path, parsed, body)
+            session, resource = session or named_session, resource or named_resource
+        return parsed, prompt, scope, session, resource, brings_ids
 
     def _named(self, path: bytes, parsed: ParsedRequest, body: bytes) -> tuple[str, Resource | None]:
         """Return the session and the resource that a body names."""

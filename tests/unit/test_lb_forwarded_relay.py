@@ -54,6 +54,7 @@ class Host:
         self.head = SimpleNamespace(http_1_0=False)
         self.fast_path = SimpleNamespace(forwarding=self._open)
         self.status = 0
+        self.is_early = False
         self.crashes: list[Exception] = []
 
     def _open(self, *arguments: Any) -> Forwarding:

@@ -347,18 +347,19 @@ def test_a_stream_goes_on_from_another_target() -> None:
     plane = Plane("a", "b", kind=EngineKind.VLLM)
     request = chat(plane, Continuation(mode=Continue.AUTO))
     first = next(iter(plane.stock.used))
-    plane.answer(first, STREAM + event("one "))
+    plane.answer(first, STREAM + event("one"))
     plane.stock.last(first).connection_lost(ConnectionResetError())
     assert request.state is State.ATTEMPTING
     assert plane.runtime.buffers.taken > 0
     plane.loop.settle()
     (second,) = plane.stock.used.keys() - {first}
-    assert b"one " in plane.stock.sent(second)
-    plane.answer(second, STREAM + event("two"))
+    assert b'"content":"one"' in plane.stock.sent(second)
+    assert request.placing.tries.failed
+    plane.answer(second, STREAM + event(" two"))
     plane.answer(second, event("", "stop") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
     sent = client_of(request).wire.sent
     assert sent.count(b"HTTP/1.1 200 OK") == 1
-    assert b"one " in sent
+    assert b"one" in sent
     assert b"two" in sent
     assert sent.endswith(b"0\r\n\r\n")
     assert (plane.counts.continued, plane.records[0].continued) == (1, 1)
