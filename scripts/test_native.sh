@@ -11,7 +11,7 @@ git ls-files --cached --others --exclude-standard -z | tar --null --files-from=-
 cp lb/proxy/_fast_path*.so "$copy/lb/proxy/" 2>/dev/null || true  # an editable install has it
 cd "$copy"
 export PYTHONPATH=$copy
-"$python" hatch_build.py "$copy" >/dev/null
+"$python" hatch_build.py "$copy" >build.log || { tail -n 20 build.log >&2; exit 1; }
 "$python" -c 'import lb.http.request_head as compiled; assert compiled.__file__.endswith(".so"), compiled.__file__'
 if [ "${1:-}" = --streams ]; then
   set -- tests/unit/test_lb_{body_framing,fast_path,fast_path_strip,messages,relays,resume_request,sse,stream_merge,transcript}.py \

@@ -24,7 +24,7 @@ class Kind(str, Enum):
 
     UNARY = "unary"
     LARGE = "large"  # a response too long to be kept until it is whole
-    STREAM = "stream"  # a completion, which any engine can continue from its text
+    STREAM = "stream"  # a completion, which any engine that reports its tokens can continue from its text
     CHAT = "chat"  # a chat, which an engine of unknown kind cannot continue
 
 

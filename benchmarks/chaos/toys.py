@@ -226,7 +226,9 @@ class _Attempt:
         finish = "length" if number == case.words - 1 else None
         said = word(case.id, number)
         choice = {"delta": {"content": said}} if case.kind is Kind.CHAT else {"text": said}
-        chunk = {"id": case.id, "choices": [{"index": 0, **choice, "finish_reason": finish}]}
+        # With the id of its token: a stream with a limit is continued only if its tokens are known.
+        told = {"index": 0, **choice, "finish_reason": finish, "token_ids": [number]}
+        chunk = {"id": case.id, "choices": [told]}
         return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
 
     async def _work(self) -> None:

@@ -40,7 +40,7 @@ from lb.stream.first_request import Strip
 from lb.stream.resume_rules import NotResumable, Reason
 from lb.stream.resume_state import ResumeState
 from lb.stream.stream_merge import stripper
-from lb.stream.token_usage import Tokens, usage_of
+from lb.stream.token_usage import Tokens, prompt_tokens_in, usage_of
 from lb.stream.transcript import StreamProgress, Transcript
 
 BY_ENGINE = frozenset({Reason.ENGINE, Reason.PROMPT_IDS, Reason.LAST_MESSAGE})  # another may be able to
@@ -68,6 +68,7 @@ class ResumableRelay(ForwardedRelay):
         "_may_pass_whole",
         "_merger",
         "_payloads",
+        "_prompt_tokens",
         "_reported",
         "_resume_state",
         "_strip",
@@ -84,6 +85,7 @@ class ResumableRelay(ForwardedRelay):
         self._dialect = dialect = resume_state.dialect
         self._decoder = decoder
         self._last = b""  # the last events, as the engine wrote them
+        self._prompt_tokens = 0  # as the first event reports them, where the last does not
         limit = resume_state.options.buffer_bytes
         chunked = isinstance(decoder, ChunkedDecoder)
         self._transcript = Transcript(chunked, limit, dialect.tally)
@@ -156,6 +158,8 @@ class ResumableRelay(ForwardedRelay):
             self._transcript.add(body)
             events = self._gate.feed(payload)
             if events:
+                if not self._last and b'"message_start"' in events:
+                    self._prompt_tokens = prompt_tokens_in(events)
                 sent = events if self._strip is None else self._strip(events)
                 # The usage matters at the end, also if it is not sent. Token ids do not, and a prompt has many.
                 ending = sent if self._mode is ForwardingMode.WITHOUT_IDS else events
@@ -239,7 +243,10 @@ class ResumableRelay(ForwardedRelay):
 
     def tokens(self) -> Tokens | None:
         self._absorb()
-        return usage_of(self._last) if self._merger is None else self._merger.usage
+        if self._merger is not None:
+            return self._merger.usage
+        tokens = usage_of(self._last)
+        return tokens and Tokens(tokens.prompt or self._prompt_tokens, tokens.out)
 
     def generated(self) -> int:
         if self._merger is not None:

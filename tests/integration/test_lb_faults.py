@@ -42,8 +42,8 @@ async def test_memory_does_not_grow_with_the_streams_that_have_been() -> None:
         pytest.param("skyserve", "auto", id="our engine, by tokens", marks=only_long),
         pytest.param("vllm", "auto", id="vLLM's shapes, by tokens"),
         pytest.param("sglang", "auto", id="SGLang's shapes", marks=only_long),
-        pytest.param("llamacpp", "text", id="llama.cpp's shapes, by text"),
-        pytest.param("tgi", "text", id="TGI's shapes, by text", marks=only_long),
+        pytest.param("llamacpp", "auto", id="llama.cpp's shapes, by text"),
+        pytest.param("tgi", "auto", id="TGI's shapes, by text", marks=only_long),
     ],
 )
 async def test_streams_of_killed_engines_say_what_undisturbed_ones_say(kind: str, mode: str) -> None:

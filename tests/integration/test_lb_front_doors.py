@@ -556,13 +556,14 @@ def test_streams_of_other_formats_are_counted(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_streams_of_other_formats_are_cut_and_not_continued(path: str) -> None:
+def test_streams_of_other_formats_that_cannot_go_on_end_with_their_own_error(path: str) -> None:
     async def story() -> None:
         pieces = [b"HTTP/1.1 200 OK\r\n" + EVENTS + b"\r\n", *map(event, STREAMS[path][:2]), DIES]
         bench = Bench(lambda seen: pieces, targets=2)
         got = await ask(bench, "POST", path, body=BODY)
-        assert (got.status, got.whole, len(bench.seen)) == (200, False, 1)
-        assert b"A lake" in got.body
+        assert (got.status, got.whole, len(bench.seen)) == (200, True, 1)
+        error = got.body.split(b"A lake")[1]
+        assert (b"response.failed" if path == "/v1/responses" else b"event: error") in error
         bench.check()
 
     run(story())

@@ -74,7 +74,8 @@ class Fleet(Bench):
             % made.encode()
         )
         begin = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-        return [begin, b"%x\r\n%b\r\n" % (len(event), event), b"0\r\n\r\n"]
+        last = b'event: response.completed\ndata: {"type":"response.completed","response":{"output":[]}}\n\n'
+        return [begin, *(b"%x\r\n%b\r\n" % (len(one), one) for one in (event, last)), b"0\r\n\r\n"]
 
     async def ask(self, json: dict[str, Any], *lines: str) -> Got:
         return await self.send("POST", "/v1/responses", orjson.dumps(json), *lines)

@@ -23,9 +23,8 @@ needs_llama_server = pytest.mark.skipif(
 
 
 @needs_llama_server
-@pytest.mark.parametrize("mode", ["auto", "text"])
-async def test_streams_go_on_from_their_text(mode: str) -> None:
-    report = await streams.run(streams.Plan("llama-server", mode, streams=12, kills=2, tokens=600))
+async def test_streams_go_on_from_their_text() -> None:
+    report = await streams.run(streams.Plan("llama-server", "auto", streams=12, kills=2, tokens=600))
     assert report.broken == []
     assert report.continued > 0
 

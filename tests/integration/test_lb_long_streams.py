@@ -62,7 +62,7 @@ async def metrics(seen: Seen) -> None:
         await seen.answer(b"", "404 Not Found")
 
 
-@pytest.mark.parametrize("mode", ["auto", "text", "off"])
+@pytest.mark.parametrize("mode", ["auto", "exact", "off"])
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS to clients"])
 async def test_a_long_stream_arrives_whole(w: World, tmp_path: Path, mode: str, tls: bool) -> None:
     engine = await w.target("a", as_vllm)

@@ -1102,20 +1102,40 @@ _SAYS: dict[str, Callable[[bytes], list[bytes]]] = {
 # --- streams of models that change their target
 
 ASKS = json.dumps(
-    {"model": "m", "stream": True, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    {"model": "m", "stream": True, "max_tokens": 900, "messages": [{"role": "user", "content": "hi"}]}
 ).encode()
 STREAM = post(ASKS, b"Content-Type: application/json", path=b"/v1/chat/completions")
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
 
 def event(text: str, finish: str | None = None) -> bytes:
+    """A chat's, without ids."""
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
-    told = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return spoken("chat.completion.chunk", choice)
+
+
+def token(text: str, finish: str | None = None, **more: object) -> bytes:
+    """A chat's, of one token with its id, as vLLM says it."""
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish, "token_ids": [5]}
+    return spoken("chat.completion.chunk", choice, **more)
+
+
+def further(text: str, finish: str | None = None) -> bytes:
+    """The same of a completion of ids, by which vLLM continues a chat."""
+    choice = {"index": 0, "text": text, "finish_reason": finish, "token_ids": [5]}
+    return spoken("text_completion", choice)
+
+
+def spoken(kind: str, choice: dict[str, object], **more: object) -> bytes:
+    told = {"id": "c-1", "object": kind, "created": 1, "model": "m", "choices": [choice], **more}
     return b"data: " + json.dumps(told).encode() + b"\n\n"
 
 
-WORDS = [event("one "), event("two "), event("three", "stop"), b"data: [DONE]\n\n"]
-REST = [event("two "), event("three", "stop"), b"data: [DONE]\n\n"]
+PLAIN = [event("one "), event("two "), event("three", "stop"), b"data: [DONE]\n\n"]
+PROMPT_IDS = [1, 2]
+FIRST = token("one ", prompt_token_ids=PROMPT_IDS)
+WORDS = [FIRST, token("two "), token("three", "stop"), b"data: [DONE]\n\n"]
+REST = [further("two "), further("three", "stop"), b"data: [DONE]\n\n"]
 BROKEN = [EVENTS + b"Transfer-Encoding: chunked\r\n\r\n", chunks(WORDS[0], last=b""), DIES]
 
 
@@ -1139,13 +1159,22 @@ async def streamed(answers: list[list[bytes]], targets: int = 2) -> Got:
     assert len(bench.seen) == len(answers)
     assert (got.status, got.whole) == (200, True)
     assert b"HTTP/1.1" not in got.body
+    assert b"token_ids" not in got.body  # the client has not asked for them
+    for later, before in zip(bench.seen[1:], answers, strict=False):
+        if before is BROKEN:
+            asked = json.loads(later.body)
+            assert (later.target, asked["prompt"], asked["max_tokens"]) == (
+                b"/v1/completions",
+                [*PROMPT_IDS, 5],
+                899,
+            )
     bench.check()
     return got
 
 
 CONTINUED: dict[str, list[list[bytes]]] = {
     "not broken": [[EVENTS + b"Transfer-Encoding: chunked\r\n\r\n", chunks(*WORDS)]],
-    "not broken, of known length": [[with_length(WORDS)]],
+    "not broken, of known length": [[with_length(PLAIN)]],
     "not broken, until the connection ends": [[EVENTS + b"\r\n", *WORDS, ENDS]],
     "continued in chunks": [BROKEN, [EVENTS + b"Transfer-Encoding: chunked\r\n\r\n", chunks(*REST)]],
     "continued with a known length": [BROKEN, [with_length(REST)]],
@@ -1162,7 +1191,7 @@ def test_a_stream_is_one_answer_however_its_legs_are_framed(answers: list[list[b
 
 @pytest.mark.parametrize("begin", [0, 1], ids=["of known length", "of known and great length"])
 def test_a_stream_of_known_length_keeps_it(begin: int) -> None:
-    events = [event("x" * 1000) for _ in range(1 + 300 * begin)] + WORDS
+    events = [event("x" * 1000) for _ in range(1 + 300 * begin)] + PLAIN
     got = run(streamed([[with_length(events)]]))
     assert got.values(b"content-length") == [b"%d" % len(b"".join(events))]
     assert got.body == b"".join(events)
@@ -1195,9 +1224,10 @@ def test_a_refusal_from_before_a_stream_is_not_sent_into_it() -> None:
 
 def test_a_client_that_does_not_read_is_not_flooded_by_the_next_target() -> None:
     async def story() -> None:
-        many = [chunks(event("x" * 10_000), last=b"") for _ in range(100)]
+        some = [chunks(token("x" * 10_000), last=b"") for _ in range(8)]
+        many = [chunks(further("x" * 10_000), last=b"") for _ in range(100)]
         legs = [
-            [EVENTS + b"Transfer-Encoding: chunked\r\n\r\n", *many[:8], DIES],
+            [EVENTS + b"Transfer-Encoding: chunked\r\n\r\n", chunks(FIRST, last=b""), *some, DIES],
             [EVENTS + b"Transfer-Encoding: chunked\r\n\r\n", *many, chunks(*REST)],
         ]
         bench = Bench(lambda seen: legs[len(bench.seen) - 1], targets=2, kind=EngineKind.VLLM)
