@@ -227,8 +227,8 @@ class _Attempt:
         said = word(case.id, number)
         choice = {"delta": {"content": said}} if case.kind is Kind.CHAT else {"text": said}
         # With the id of its token: a stream with a limit is continued only if its tokens are known.
-        told = {"index": 0, **choice, "finish_reason": finish, "token_ids": [number]}
-        chunk = {"id": case.id, "choices": [told]}
+        given = {"index": 0, **choice, "finish_reason": finish, "token_ids": [number]}
+        chunk = {"id": case.id, "choices": [given]}
         return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
 
     async def _work(self) -> None:

@@ -25,6 +25,8 @@ from policies.backoff import delay_s
 
 BUDGET_WINDOW_S = 10.0
 MAX_DEATHS = 2  # targets that may die on one request before its first byte
+# The same for the rest of a stream: its request has run well once, so a cut connection is more likely than a fatal request.
+MAX_DEATHS_OF_A_REST = 3
 
 _SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
@@ -51,7 +53,8 @@ class RetryHistory(NamedTuple):
 
     `started` attempts may have started to run, the longest for `longest_s` seconds. `on_target` were made on the target
     that has just failed; `reached` is false if no connection to it could be made, `died` true if the one there was ended.
-    `deaths` targets died on it in a row. `repeatable` requests may run twice (see `is_repeatable`).
+    `deaths` targets died on it in a row. `repeatable` requests may run twice (see `is_repeatable`). `is_rest` if the client has
+    the beginning of the response.
     """
 
     started: int
@@ -61,13 +64,14 @@ class RetryHistory(NamedTuple):
     died: bool = False
     deaths: int = 0
     repeatable: bool = True
+    is_rest: bool = False
 
 
 def may_retry(history: RetryHistory, rules: Retries, others: bool) -> RetryVerdict:
     """Return the verdict of the rules; `others`: whether there is a target that has not failed the request."""
     if history.reached and not history.repeatable:
         return RetryVerdict.NOT_REPEATABLE
-    if history.deaths >= MAX_DEATHS:
+    if history.deaths >= (MAX_DEATHS_OF_A_REST if history.is_rest else MAX_DEATHS):
         return RetryVerdict.KILLS_TARGETS
     if history.started > rules.max_total_retries:
         return RetryVerdict.TOO_OFTEN
@@ -119,6 +123,7 @@ class Tries:
         "deaths",
         "executions",
         "failed",
+        "is_rest",
         "longest_s",
         "queue_left_s",
         "repeatable",
@@ -138,6 +143,7 @@ class Tries:
         self.deaths = 0
         self.longest_s = 0.0  # of the attempts that failed
         self.failed = False
+        self.is_rest = False
         self.stale = False  # a reused connection was stale
         self.was_queued = False
         self.replayable = True
@@ -159,11 +165,19 @@ class Tries:
             self.deaths += 1
         on_target = self.by_epoch.get(epoch, 0)
         return RetryHistory(
-            self.executions, on_target, reached, self.longest_s, died, self.deaths, self.repeatable
+            self.executions,
+            on_target,
+            reached,
+            self.longest_s,
+            died,
+            self.deaths,
+            self.repeatable,
+            self.is_rest,
         )
 
     def resume(self, wait_left_s: float, queue_left_s: float) -> None:
         """A stream that broke goes on: what its request went through before its first byte no longer counts."""
+        self.is_rest = True
         self.executions = self.deaths = 0
         self.longest_s = 0.0
         self.wait_left_s, self.queue_left_s = wait_left_s, queue_left_s

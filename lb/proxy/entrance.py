@@ -242,7 +242,7 @@ class RequestAdmission:
         body_left: bool,
         dense: bool,
     ) -> tuple[ParsedRequest, bytes | None, str, str, Resource | None, bool]:
-        """Return the parsed body, as far as somebody needs it, with its prompt and scope; the session; what is named and stored on one target.
+        """Return the parsed body, as far as it is needed, with its prompt and scope; the session; what is named and stored on one target.
 
         The last value is whether the response may name such a resource.
         """

@@ -16,10 +16,6 @@ PACKAGES = ("policies", "lb", "provisioners", "skyserve", "skyserve_cli")
 #: Bases with one subclass, and why they are bases.
 ALLOWED = {
     "AlternativeSection": "pydantic makes the entries of `any_of` and `ordered` of it",
-    "RequestCore": "a part of a request that is not owned by it yet",
-    "RespondingRequest": "a part of a request that is not owned by it yet",
-    "ForwardingRequest": "a part of a request that is not owned by it yet",
-    "AttemptConnection": "a part of an attempt that is not owned by it yet",
 }
 
 

@@ -12,6 +12,7 @@ from lb.core.retry import (
     RetryBudget,
     RetryHistory,
     RetryVerdict,
+    Tries,
     backoff_s,
     is_free,
     may_retry,
@@ -143,3 +144,24 @@ def test_the_first_retry_is_immediate_and_later_ones_back_off(retry: int, full_s
     assert min(waits) >= full_s * (1.0 - OURS.jitter)
     assert len(set(waits)) == (200 if full_s else 1)
     assert backoff_s(Retries(jitter=0.0), retry, rng) == full_s
+
+
+@pytest.mark.parametrize(
+    ("deaths", "is_rest", "verdict"),
+    [
+        pytest.param(1, False, RetryVerdict.ELSEWHERE, id="one target died"),
+        pytest.param(2, False, RetryVerdict.KILLS_TARGETS, id="two died"),
+        pytest.param(2, True, RetryVerdict.ELSEWHERE, id="two died of the rest of a stream"),
+        pytest.param(3, True, RetryVerdict.KILLS_TARGETS, id="three died of it"),
+    ],
+)
+def test_the_rest_of_a_stream_is_given_to_one_target_more(
+    deaths: int, is_rest: bool, verdict: RetryVerdict
+) -> None:
+    """Its request has run well once; a connection that was cut says less against it."""
+    history = RetryHistory(deaths, 1, True, 0.1, True, deaths, True, is_rest)
+    assert may_retry(history, SGLANG, others=True) is verdict
+    tries = Tries(True, 60.0, 60.0)
+    if is_rest:
+        tries.resume(60.0, 60.0)
+    assert tries.after(reached=True, died=True, ran_s=0.1, epoch=1).is_rest is is_rest
