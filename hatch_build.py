@@ -5,7 +5,7 @@ Two steps, both optional: where one fails, the build warns and the wheel has the
 - `lb/proxy/_fast_path.c` forwards plain chunks between two sockets; a C compiler builds it in a second. Editable installs
   have it, too.
 - mypyc compiles the modules of NATIVE. They then take about 0.7 times the CPU per request (`benchmarks/router/README.md`). The
-  build needs three minutes of a C compiler's CPU, which all cores share, so editable installs do without; SKYSERVE_NATIVE=0
+  build needs some four minutes of CPU, which all cores share, so editable installs do without; SKYSERVE_NATIVE=0
   skips it for wheels as well, and SKYSERVE_NATIVE=1 makes a failure an error.
 
     python hatch_build.py FOLDER      compile NATIVE of this checkout into FOLDER, for benchmarks
