@@ -95,9 +95,9 @@ class Engine:
             self._process.send_signal(signal.SIGSTOP)
 
     async def kill(self) -> None:
-        """SIGKILL, at once."""
+        """SIGKILL, at once, with the processes that it has started."""
         if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)  # it leads a session of its own
             await self._process.wait()
 
     async def healthy(self, http: aiohttp.ClientSession) -> bool:
