@@ -29,7 +29,8 @@ from lb.proxy.resumable_relay import BY_ENGINE, ResumableRelay, is_resumable
 from lb.proxy.states import RequestEvent, State
 from lb.proxy.tunnel import Tunnel
 from lb.stream import resources
-from lb.stream.early_stream import KEEP_ALIVE, early_head, failure, failure_of, whole
+from lb.stream.dialects import DIALECTS
+from lb.stream.early_stream import KEEP_ALIVE, early_head, failure_of, whole
 from lb.stream.resume_rules import NotResumable, Reason
 
 RETRY_AFTER_S = 5
@@ -311,7 +312,8 @@ class Responding:
             self.relay.fail(code, message)
             return
         if self.is_early:
-            self._end_early(failure(self.head.path, code, message), Outcome.ERROR_EVENT)
+            event = DIALECTS[self.head.path].error_event(code, message, None)
+            self._end_early(event, Outcome.ERROR_EVENT)
             return
         self.status = status
         client = self.client

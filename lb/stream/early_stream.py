@@ -6,13 +6,10 @@ whatever fails afterwards is an event in the form of the API. Comments are no ev
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
 
 from lb.http.messages import ResponseHead, read_response
-from lb.http.sse import error_event, event
-from lb.stream.openai_request import MESSAGES, RESPONSES
+from lb.stream.dialects import DIALECTS
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -30,17 +27,6 @@ def early_head() -> ResponseHead:
     return read_response(b"\r\n".join((*lines, b"", b"")), len(lines))
 
 
-def failure(path: bytes, code: str, message: str) -> bytes:
-    """Return the event that ends a stream of this API, of which no event was sent."""
-    if path == RESPONSES:
-        return _typed(
-            {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
-        )
-    if path == MESSAGES:
-        return _typed({"type": "error", "error": {"type": "api_error", "message": message}})
-    return error_event(code, message)
-
-
 def failure_of(path: bytes, status: int, body: bytes) -> bytes:
     """Return the event that stands for an error response of a target."""
     code, message = f"http_status_{status}", body[:_MOST_BYTES].decode("utf-8", "replace")
@@ -54,13 +40,9 @@ def failure_of(path: bytes, status: int, body: bytes) -> bytes:
         text = inner if isinstance(inner, str) else named.get("message") or named.get("detail")
         message = text[:_MOST_BYTES] if isinstance(text, str) else message
         code = str(named.get("code") or code)
-    return failure(path, code, message)
+    return DIALECTS[path].error_event(code, message, None)
 
 
 def whole(body: bytes) -> bytes:
     """Return the events of a response that is here from its first byte to its last, but is no stream of events."""
     return b"".join(b"data: %b\n" % line for line in body.splitlines()) + b"\n"
-
-
-def _typed(data: dict[str, Any]) -> bytes:
-    return b"event: %b\n" % str(data["type"]).encode() + event(data)

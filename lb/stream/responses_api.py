@@ -59,6 +59,7 @@ _CONTINUES_MESSAGES = frozenset({EngineKind.VLLM, EngineKind.SKYSERVE})
 # State that only one engine has.
 _STATE = ("previous_response_id", "conversation", "background")
 _OWN_TOOLS = frozenset({"function", "custom", "namespace"})  # that the client runs
+_SERVER_ERROR = "server_error"
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -160,7 +161,7 @@ class Responses:
         return b"" if sofar.done else None
 
     def error_event(self, code: str, message: str, sofar: StreamProgress | None) -> bytes:
-        return failure(sofar or StreamProgress(), message)
+        return failure(sofar or StreamProgress(), message, code)
 
     def is_over(self, events: bytes) -> bool:
         # Only the last event has a usage, and it may be longer than what is kept of the end.
@@ -254,13 +255,13 @@ def _under_way(sofar: StreamProgress) -> Reason:
     return Reason.TOOL_CALL if any("_call" in kind for kind in kinds) else Reason.SAMPLED
 
 
-def failure(sofar: StreamProgress, message: str) -> bytes:
-    """Return the event that ends a stream which cannot go on."""
+def failure(sofar: StreamProgress, message: str, code: str = _SERVER_ERROR) -> bytes:
+    """Return the event that ends a stream which cannot go on. A response that has failed has one of few codes: no other than ours fits."""
     opened = _opened(sofar)
     if not opened:
-        event = {"type": "error", "code": "server_error", "message": message, "param": None}
+        event = {"type": "error", "code": code, "message": message, "param": None}
         return written({**event, "sequence_number": sofar.sequence})
-    error = {"code": "server_error", "message": message}
+    error = {"code": _SERVER_ERROR, "message": message}
     output = [step.event["item"] for step in sofar.steps if step.event["type"] == _ITEM_DONE]
     response = {**opened, "status": "failed", "error": error, "output": output}
     return written({"type": "response.failed", "sequence_number": sofar.sequence, "response": response})

@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from lb.stream import early_stream
+from lb.stream.dialects import DIALECTS
 
 CHAT, RESPONSES, MESSAGES = b"/v1/chat/completions", b"/v1/responses", b"/v1/messages"
 
@@ -30,7 +31,7 @@ def data_of(event: bytes) -> dict[str, object]:
     ],
 )
 def test_a_failure_is_an_event_of_the_api(path: bytes, data: dict[str, object], name: bytes) -> None:
-    event = early_stream.failure(path, "c", "no")
+    event = DIALECTS[path].error_event("c", "no", None)
     assert data_of(event) == data
     assert event.startswith(name)
 
