@@ -154,12 +154,12 @@ def begin_response(
 ) -> bool:
     """Send the head, unless one was sent early; True if the body has to be framed again.
 
-    Chunked for a body that ends with its connection, not chunked for a client of HTTP/1.0.
+    `length` is that of a body that is passed on as it came. Chunked for a body that ends with its connection, not chunked for a client of HTTP/1.0.
     """
     client = request.client
     frame = False
-    if isinstance(decoder, LengthDecoder) and not request.is_early:
-        framing = b"Content-Length: %d\r\n" % (length or 0)
+    if length is not None and not request.is_early:
+        framing = b"Content-Length: %d\r\n" % length
     elif request.head.http_1_0:
         client.closing = True  # the end of the connection is the end of the body
         framing = b""

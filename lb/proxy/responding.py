@@ -265,9 +265,11 @@ class Responding:
 
     def send_whole(self, response: ResponseHead, body: bytes) -> None:
         """End with a response that is here from its first byte to its last."""
-        request = self._request
+        request, report = self._request, body
+        if self.resume_state is not None and is_resumable(response):
+            body = self.resume_state.shown(body)
         if self.is_early:
-            self._send_whole_early(response, body)
+            self._send_whole_early(response, body, report)
             return
         if response.status == 204:
             framing = b""
@@ -286,15 +288,15 @@ class Responding:
         if self._arrival.brings_ids and 200 <= response.status < 300:
             self._learn(resources.made(body))
         request.ending.bytes_out = len(body)
-        request.end(Outcome.WHOLE, body)
+        request.end(Outcome.WHOLE, report)
 
-    def _send_whole_early(self, response: ResponseHead, body: bytes) -> None:
-        """The client has been promised a stream of events."""
+    def _send_whole_early(self, response: ResponseHead, body: bytes, report: bytes) -> None:
+        """The client has been promised a stream of events. `report` is the body as the engine wrote it, with its usage."""
         if response.status != 200:
             self._request.ending.error = f"http_status_{response.status}"
             self._end_early(failure_of(self.head.path, response.status, body), Outcome.ERROR_EVENT)
         else:
-            self._end_early(body if is_resumable(response) else whole(body), Outcome.WHOLE, body)
+            self._end_early(body if is_resumable(response) else whole(body), Outcome.WHOLE, report)
 
     def _learn(self, ids: list[str]) -> None:
         """The target of the present attempt has made resources of these ids, or has them."""
@@ -430,11 +432,7 @@ class Responding:
         if relay is None:
             if self._arrival.brings_ids and 200 <= attempt.response.status < 300:
                 self._learn(resources.made_at_first(begin))
-            if (
-                self.resume_state is not None
-                and attempt.response_length is None
-                and is_resumable(attempt.response)
-            ):
+            if self.resume_state is not None and is_resumable(attempt.response):
                 relay = ResumableRelay(self, self.resume_state, attempt.response, attempt.decoder)
             else:
                 self.resume_state = None

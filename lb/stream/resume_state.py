@@ -13,6 +13,7 @@ from lb.stream.first_request import Preparation, Strip, with_fields
 from lb.stream.openai_request import ParsedRequest, read
 from lb.stream.resume_request import ResumeRequest
 from lb.stream.resume_rules import NotResumable
+from lb.stream.stream_merge import stripper
 from lb.stream.transcript import StreamProgress
 
 
@@ -52,6 +53,11 @@ class ResumeState:
     def strip(self) -> Strip:
         """What to remove from the first response."""
         return self.preparation.strip if self.preparation is not None else Strip.NOTHING
+
+    def shown(self, events: bytes) -> bytes:
+        """Return the whole first response as the client may see it."""
+        strip = stripper(self.strip)
+        return events if strip is None else strip(events)
 
     def outgoing(self, kind: EngineKind) -> tuple[bytes | None, bytes]:
         """Path (None: the client's) and body of the request for a target of this kind.
