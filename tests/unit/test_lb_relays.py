@@ -393,6 +393,17 @@ class ForwardingHost(Host):
         callback()
 
 
+class ResumingHost(ForwardingHost):
+    """A request at whose end the stream of another one has to go on elsewhere."""
+
+    def __init__(self, helper: Helper, fast_path: FastPath, other: ForwardingHost) -> None:
+        super().__init__(helper, fast_path)
+        self.other = other
+
+    def relayed(self, rest: bool, reusable: bool = True) -> None:
+        self.other.relay.resume("its target is gone")
+
+
 @pytest.fixture
 def helper() -> Helper:
     return Helper()
@@ -425,14 +436,14 @@ def test_what_is_unsent_goes_to_its_client_before_another_stream_can_end_the_for
     helper: Helper, fast_path: FastPath
 ) -> None:
     """The client gets all that the transcript has, and then what continues it."""
-    first, second = ForwardingHost(helper, fast_path), ForwardingHost(helper, fast_path)
+    second = ForwardingHost(helper, fast_path)
+    first = ResumingHost(helper, fast_path, second)
     passed = chunk(event(" world", ids=[6])) + chunk(event("", "stop", ids=[]))
     second.forwarding.passed = passed
     helper.stopped = [
         (first.relay, StopReason.IRREGULAR, chunk(STOP) + chunk(DONE) + LAST_CHUNK),
         (second.relay, StopReason.UNSENT, passed[20:]),
     ]
-    first.relayed = lambda rest, reusable=True: second.relay.resume("its target is gone")  # type: ignore[method-assign]
     helper.turn()
     assert second.events == ["ended_early"]
     assert second.sink.sent == passed[20:] + chunk(DONE) + LAST_CHUNK
@@ -441,8 +452,8 @@ def test_what_is_unsent_goes_to_its_client_before_another_stream_can_end_the_for
 def test_what_was_read_for_a_forwarding_that_is_given_up_is_not_taken_for_the_next_response(
     helper: Helper, fast_path: FastPath
 ) -> None:
-    first, second = ForwardingHost(helper, fast_path), ForwardingHost(helper, fast_path)
-    first.relayed = lambda rest, reusable=True: second.relay.resume("its target is gone")  # type: ignore[method-assign]
+    second = ForwardingHost(helper, fast_path)
+    first = ResumingHost(helper, fast_path, second)
     helper.stopped = [
         (first.relay, StopReason.IRREGULAR, chunk(STOP) + chunk(DONE) + LAST_CHUNK),
         (second.relay, StopReason.IRREGULAR, chunk(event(" world", ids=[6])) + chunk(DONE)),
