@@ -2,7 +2,7 @@
 
 Such state is on one replica, and a request that names it by its id has to go there. The ids are learned from responses that
 are passed on. The list is bounded by memory and age, since what it has forgotten can be looked up: a target that has the
-resource serves it at its path (see `lb.proxy.lookups`).
+resource serves it at its path (see `lb.proxy.home_finder`).
 
 *Tenants.* An id is known for the API key that made the resource. What another key learns under the same id, by choosing the
 id of a resource itself, changes nothing for the first.

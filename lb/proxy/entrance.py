@@ -230,7 +230,7 @@ class RequestAdmission:
             self._zones(admission),
             resource,
             brings_ids,
-            parsed.stream and path in openai_request.EVENT_STREAMS,
+            parsed.stream and path in DIALECTS,
         )
 
     def _read(

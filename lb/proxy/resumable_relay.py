@@ -125,7 +125,7 @@ class ResumableRelay(ForwardedRelay):
             self._expect_forwarding()
 
     def _may_forward(self) -> bool:
-        return self._may_pass_whole and self._dialect.is_forwarded
+        return self._may_pass_whole
 
     def _forwarded(self, passed: bytes) -> None:
         self._transcript.add(passed)

@@ -33,10 +33,6 @@ class ChatCompletions:
     def gives_up(self) -> tuple[bytes, ...]:
         return GIVES_UP
 
-    @property
-    def is_forwarded(self) -> bool:
-        return True
-
     def refusal(self, request: Mapping[str, Any]) -> Reason | None:
         return refusal(self._path, request)
 

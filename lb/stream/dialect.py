@@ -72,11 +72,6 @@ class Dialect(Protocol):
         """Bytes that occur only in an event in which an engine gives a stream up; text would have them escaped."""
         ...
 
-    @property
-    def is_forwarded(self) -> bool:
-        """Whether the fast path knows the events in which a stream ends or is given up (`lb/proxy/_fast_path.c`)."""
-        ...
-
     def refusal(self, request: Mapping[str, Any]) -> Reason | None:
         """Return why a response cannot be continued once the client has some of it; None if it can."""
         ...

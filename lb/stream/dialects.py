@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from lb.stream.chat_completions import ChatCompletions
 from lb.stream.dialect import Dialect
-from lb.stream.messages_api import MESSAGES, Messages
-from lb.stream.openai_request import CHAT, COMPLETIONS
-from lb.stream.responses_api import RESPONSES, Responses
+from lb.stream.messages_api import Messages
+from lb.stream.openai_request import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from lb.stream.responses_api import Responses
 
 DIALECTS: Mapping[bytes, Dialect] = {
     CHAT: ChatCompletions(CHAT),

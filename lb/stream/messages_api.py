@@ -24,7 +24,7 @@ from lb.stream.dialect import Merger
 from lb.stream.first_request import Preparation
 from lb.stream.first_request import written as written_body
 from lb.stream.messages_chat import TextBlockMerger, chat_request, open_text
-from lb.stream.openai_request import CHAT
+from lb.stream.openai_request import CHAT, MESSAGES
 from lb.stream.resume_request import ResumeMethod, ResumeRequest
 from lb.stream.resume_rules import NotResumable, Reason, whole
 from lb.stream.token_usage import Tokens
@@ -41,8 +41,6 @@ from lb.stream.typed_stream import (
     with_names,
     written,
 )
-
-MESSAGES = b"/v1/messages"
 
 _DELTAS = {
     "text_delta": "text",
@@ -111,10 +109,6 @@ class Messages:
     @property
     def gives_up(self) -> tuple[bytes, ...]:
         return (b"event: error\n",)
-
-    @property
-    def is_forwarded(self) -> bool:
-        return True
 
     def refusal(self, request: Mapping[str, Any]) -> Reason | None:
         return _refusal(request)

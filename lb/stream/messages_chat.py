@@ -13,12 +13,11 @@ from typing import Any
 
 import orjson
 
-from lb.http.sse import ABORT, EventReader
+from lb.http.sse import ABORT
 from lb.stream.resume_request import ResumeRequest
 from lb.stream.resume_rules import NotResumable, Reason, whole
-from lb.stream.token_usage import Tokens
 from lb.stream.transcript import StreamProgress
-from lb.stream.typed_stream import EventShape, TypedTally, written
+from lb.stream.typed_stream import EventShape, TypedMerger, written
 
 _NOTHING: Mapping[str, Any] = {}
 _OPEN_TEXT = ("message_start", "content_block_start", "content_block_delta")
@@ -146,8 +145,8 @@ def _message(chunk: Mapping[str, Any]) -> str:
     return message if isinstance(message, str) else "The replica has given the request up."
 
 
-class TextBlockMerger:
-    """The chat that continues a text, as the rest of the client's stream. See `lb.stream.dialect.Merger`."""
+class TextBlockMerger(TypedMerger):
+    """The chat that continues a text, as the rest of the client's stream."""
 
     def __init__(
         self,
@@ -158,12 +157,7 @@ class TextBlockMerger:
         limit_bytes: int,
     ) -> None:
         """`request` is the client's own, `before` what it has received; see `open_text`."""
-        self.error = b""
-        self.refused: Reason | None = None
-        self.inexact = resumption.inexact
-        self._limit = limit_bytes
-        self._reader = EventReader()
-        self._tally = TypedTally(shape, before)
+        super().__init__(shape, before, limit_bytes, resumption.inexact)
         text = open_text(before) or ""
         self._expected = text[len(text.rstrip()) :]  # what stayed back
         self._limit_tokens = whole(request.get("max_tokens")) or 0
@@ -176,34 +170,7 @@ class TextBlockMerger:
         self._has_called = False
         self._finish: str | None = None
 
-    @property
-    def over(self) -> bool:
-        """The stream is complete, or broken: nothing more will be passed on."""
-        return self._tally.done or bool(self.error) or self.refused is not None
-
-    @property
-    def tokens(self) -> int:
-        """Of the response, over all legs."""
-        return self._tally.tokens
-
-    @property
-    def usage(self) -> Tokens | None:
-        """The last report of an engine, over all legs."""
-        return self._tally.usage
-
-    def feed(self, payload: bytes) -> bytes:
-        """Return the events for the client that these bytes complete; possibly none."""
-        return b"".join([self._passed(data) for data in self._reader.feed(payload)])
-
-    def progress(self) -> StreamProgress:
-        """Return how far the stream has come, as the client sees it."""
-        if self._tally.size_bytes > self._limit:
-            self._tally.lost = True
-        return self._tally.progress()
-
     def _passed(self, data: bytes) -> bytes:
-        if self.over:
-            return b""
         if data == b"[DONE]":
             events = self._ending() if self._finish else None
         else:

@@ -36,9 +36,6 @@ CHAT = b"/v1/chat/completions"
 COMPLETIONS = b"/v1/completions"
 RESPONSES = b"/v1/responses"
 MESSAGES = b"/v1/messages"
-EVENT_STREAMS = frozenset(
-    {CHAT, COMPLETIONS, RESPONSES, MESSAGES}
-)  # where `stream` requests server-sent events
 _MODEL_PATHS = frozenset(
     {
         CHAT,

@@ -29,7 +29,7 @@ _NOUNS = {
     "realtime/sessions": "Session",
     "realtime/calls": "Call",
 }
-_ID = rf"[A-Za-z0-9_.:-]{{1,{MAX_ID_BYTES}}}"
+_ID = rf"[A-Za-z0-9_][A-Za-z0-9_.:-]{{0,{MAX_ID_BYTES - 1}}}"  # never `..`, as it becomes part of a path
 _IS_ID = re.compile(_ID)
 PREFIXES = (
     b"/v1/responses",

@@ -19,15 +19,14 @@ that is under way goes on, if it is the first item: vLLM continues a last messag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
-from lb.http.sse import EventReader
 from lb.stream.dialect import Merger
 from lb.stream.first_request import Preparation
 from lb.stream.first_request import written as written_body
+from lb.stream.openai_request import RESPONSES
 from lb.stream.resume_request import ResumeMethod, ResumeRequest
 from lb.stream.resume_rules import NotResumable, Reason, whole
 from lb.stream.token_usage import Tokens
@@ -35,6 +34,7 @@ from lb.stream.transcript import StreamProgress
 from lb.stream.typed_stream import (
     Key,
     ReplayMerger,
+    TypedMerger,
     TypedTally,
     check,
     event_types,
@@ -45,8 +45,6 @@ from lb.stream.typed_stream import (
     with_names,
     written,
 )
-
-RESPONSES = b"/v1/responses"
 
 _OPENING = frozenset({"response.created", "response.in_progress", "response.queued"})
 _ENDS = frozenset({"response.completed", "response.incomplete"})
@@ -123,10 +121,6 @@ class Responses:
     @property
     def gives_up(self) -> tuple[bytes, ...]:
         return (b"event: error\n", b"event: response.failed\n")
-
-    @property
-    def is_forwarded(self) -> bool:
-        return True
 
     def refusal(self, request: Mapping[str, Any]) -> Reason | None:
         return _refusal(request)
@@ -273,18 +267,12 @@ def _opened(sofar: StreamProgress) -> Mapping[str, Any]:
     return response if isinstance(response, dict) else _NOTHING
 
 
-class MessageMerger:
+class MessageMerger(TypedMerger):
     """The response that continues a message under way, as the rest of the client's stream."""
 
     def __init__(self, before: StreamProgress, resumption: ResumeRequest, limit_bytes: int) -> None:
         """`before` is what the client has received; see `open_text`."""
-        self.error = b""
-        self.refused: Reason | None = None
-        self.inexact = resumption.inexact
-        self._before = before
-        self._limit = limit_bytes
-        self._reader = EventReader()
-        self._tally = TypedTally(EVENTS, before)
+        super().__init__(EVENTS, before, limit_bytes, resumption.inexact)
         text = open_text(before) or ""
         self._text = text
         self._expected = text[len(text.rstrip()) :]  # what stayed back
@@ -298,34 +286,7 @@ class MessageMerger:
         self._is_closed = False
         self._shift = 0  # of the items behind the message
 
-    @property
-    def over(self) -> bool:
-        """The stream is complete, or broken: nothing more will be passed on."""
-        return self._tally.done or bool(self.error) or self.refused is not None
-
-    @property
-    def tokens(self) -> int:
-        """Of the response, over all legs."""
-        return self._tally.tokens
-
-    @property
-    def usage(self) -> Tokens | None:
-        """The last report of an engine, over all legs."""
-        return self._tally.usage
-
-    def feed(self, payload: bytes) -> bytes:
-        """Return the events for the client that these bytes complete; possibly none."""
-        return b"".join([self._passed(data) for data in self._reader.feed(payload)])
-
-    def progress(self) -> StreamProgress:
-        """Return how far the stream has come, as the client sees it."""
-        if self._tally.size_bytes > self._limit:
-            self._tally.lost = True
-        return replace(self._tally.progress(), diverged=self._before.diverged)
-
     def _passed(self, data: bytes) -> bytes:
-        if self.over:
-            return b""
         event = parsed(data)
         if event is None:
             return b""

@@ -47,9 +47,9 @@ vLLM, a bias of -penalty * count on each token of the response (both are added t
 repetition penalty, which multiplies in between, rules that out). A repetition penalty itself counts the prompt as well
 (vLLM). A presence penalty has no such form: a token that returns would be charged twice.
 
-An *inexact* continuation differs in its tokens, not in its distribution: a seeded sampler starts again (but that of our engine,
-whose next token depends on the seed and the context alone), or the text is not surely read into the same tokens. If the engine
-reports ids, those of its prompt prove that they are the same (`proof`).
+An *inexact* continuation may differ in its tokens: a seeded sampler starts again (but that of our engine, whose next token depends
+on the seed and the context alone), or the text is not surely read into the same tokens. If the engine reports ids, those of its
+prompt prove that they are the same (`proof`), and a greedy stream for which they prove the contrary ends.
 
 Refusals are decided by `lb.stream.resume_rules` (by the request) and by `resume` (by the stream, and by the engine).
 """
@@ -95,7 +95,8 @@ class ResumeRequest:
     The leg goes on from `kept`, so it begins with `repeated`, which the client has; it makes at most `most_tokens` (None: no
     limit is known). `given_ids` are the ids of its prompt, if it was given as such. `is_whole` is false if the prompt may end
     within a character. `inexact` is how the rest may differ from that of an undisturbed engine; with `proof` it does not if the
-    engine reports that it has read its prompt into the ids known, and with `must_prove` it has to.
+    engine reports that it has read its prompt into the ids known, and with `must_prove` it has to: a greedy response of other tokens
+    would be another response.
     """
 
     way: ResumeMethod
@@ -110,11 +111,6 @@ class ResumeRequest:
     inexact: Reason | None = None
     proof: bool = False
     must_prove: bool = False
-
-    @property
-    def exact(self) -> bool:
-        """Whether the rest is known to be that of an undisturbed engine, before the engine has responded."""
-        return self.inexact is None
 
 
 # How long a completion gets that sets no limit; others have none, or one that the operator sets.
@@ -310,7 +306,9 @@ def _position(request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKin
         if one.whole:
             return Position(one.tokens, chars, True)
         fallback = fallback or Position(one.tokens, chars, False)
-    if fallback is None or fallback.chars < _KNOWN_BY:
+    # Behind half a character the engine's text begins with the prompt, in which it would find stop strings, too.
+    finds_more = longest > 0 and kind not in _OWN_SAMPLER
+    if fallback is None or fallback.chars < _KNOWN_BY or finds_more:
         return sofar.base if may_repeat else None  # all of it once more
     return fallback
 
@@ -395,7 +393,7 @@ def _by_text(
         most_tokens=rest,
         inexact=seed or Reason.RETOKENIZED,
         proof=proof and seed is None,
-        must_prove=mode is Continue.EXACT,
+        must_prove=mode is Continue.EXACT or is_greedy(request),
     )
 
 

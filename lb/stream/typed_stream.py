@@ -163,35 +163,26 @@ class TypedTally:
             self._texts = []
 
 
-class ReplayMerger:
-    """The response to the same request, sent again: what the client has not received of it yet.
+class TypedMerger:
+    """What all mergers of typed streams do; see `lb.stream.dialect.Merger`. Each of them has `_passed`."""
 
-    See `lb.stream.dialect.Merger`. A response that differs from what the client has is an `error`: nothing of it has been sent,
-    so that the stream may still go on in another way.
-    """
-
-    def __init__(self, shape: EventShape, before: StreamProgress, failure: Failure, limit_bytes: int) -> None:
-        """`before` is what the client has received, `failure` makes the event that ends the stream as an error."""
+    def __init__(
+        self, shape: EventShape, before: StreamProgress, limit_bytes: int, inexact: Reason | None = None
+    ) -> None:
+        """`before` is what the client has received."""
         self.error = b""
         self.refused: Reason | None = None
-        self.inexact: Reason | None = None
-        self._failure = failure
-        self._has_diverged = False
-        self._usage: Tokens | None = None
-        self._shape = shape
+        self.inexact = inexact
         self._before = before
+        self._has_diverged = before.diverged
         self._limit = limit_bytes
         self._reader = EventReader()
         self._tally = TypedTally(shape, before)
-        self._names: dict[str, str] = {}  # the client's name for an id of this leg
-        self._at = 0  # the step that is expected next
-        self._seen = 0  # characters of it that have come, if it is one of deltas
-        self._has_caught_up = not before.steps
 
     @property
     def over(self) -> bool:
         """The stream is complete, or broken: nothing more will be passed on."""
-        return self._tally.done or bool(self.error)
+        return self._tally.done or bool(self.error) or self.refused is not None
 
     @property
     def tokens(self) -> int:
@@ -200,22 +191,48 @@ class ReplayMerger:
 
     @property
     def usage(self) -> Tokens | None:
-        """The last report of an engine."""
-        return self._usage
+        """The last report of an engine, over all legs."""
+        return self._tally.usage
 
     def feed(self, payload: bytes) -> bytes:
         """Return the events for the client that these bytes complete; possibly none."""
-        return b"".join([self._passed(data) for data in self._reader.feed(payload)])
+        return b"".join([b"" if self.over else self._passed(data) for data in self._reader.feed(payload)])
 
     def progress(self) -> StreamProgress:
         """Return how far the stream has come, as the client sees it."""
         if self._tally.size_bytes > self._limit:
             self._tally.lost = True
-        return replace(self._tally.progress(), diverged=self._has_diverged or self._before.diverged)
+        return replace(self._tally.progress(), diverged=self._has_diverged)
 
     def _passed(self, data: bytes) -> bytes:
-        if self.over:
-            return b""
+        """Return what the data of an event of this leg means to the client."""
+        raise NotImplementedError
+
+
+class ReplayMerger(TypedMerger):
+    """The response to the same request, sent again: what the client has not received of it yet.
+
+    A response that differs from what the client has is an `error`: nothing of it has been sent,
+    so that the stream may still go on in another way.
+    """
+
+    def __init__(self, shape: EventShape, before: StreamProgress, failure: Failure, limit_bytes: int) -> None:
+        """`failure` makes the event that ends the stream as an error."""
+        super().__init__(shape, before, limit_bytes)
+        self._failure = failure
+        self._usage: Tokens | None = None
+        self._shape = shape
+        self._names: dict[str, str] = {}  # the client's name for an id of this leg
+        self._at = 0  # the step that is expected next
+        self._seen = 0  # characters of it that have come, if it is one of deltas
+        self._has_caught_up = not before.steps
+
+    @property
+    def usage(self) -> Tokens | None:
+        """The last report of an engine, whether the client has it already or not."""
+        return self._usage
+
+    def _passed(self, data: bytes) -> bytes:
         event = parsed(data)
         if event is None:
             return b""

@@ -162,6 +162,15 @@ def test_a_client_reads_what_the_undisturbed_engine_says_or_an_error(
 ALLOWED = {Reason.RETOKENIZED, Reason.UNCOUNTED, Reason.PENALTIES, Reason.MISMATCH}
 
 
+def test_a_stop_string_in_the_prompt_does_not_end_a_stream_that_was_cut_within_a_character() -> None:
+    request = a_request(COMPLETIONS, max_tokens=21, stop=["日"])
+    engine = Engine(groups=(2, 4))
+    client = Client(engine, COMPLETIONS, request, Continue.EXACT)
+    client.run([1351], 7)
+    assert (client.refused, read(client.got)) == (None, read(engine.stream(COMPLETIONS, request, 0)))
+    assert client.legs
+
+
 @PATHS
 @settings(max_examples=200)
 @given(engine=ENGINES, more=OPTIONS, cuts=CUTS)

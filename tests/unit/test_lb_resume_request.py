@@ -266,7 +266,7 @@ def test_ways(
 ) -> None:
     resumption = resume(path, asked(path, more), sofar, kind)
     assert resumption.way is way
-    assert resumption.exact is (way is not ResumeMethod.TEXT)
+    assert (resumption.inexact is None) is (way is not ResumeMethod.TEXT)
 
 
 @pytest.mark.parametrize(
@@ -600,7 +600,7 @@ def test_from_which_position_tokens_go_on(
     )
     assert body["prompt"] == [8, 9, *(sofar.output_ids or ())[:kept]] == resumption.given_ids
     assert (body["max_tokens"], body["min_tokens"]) == (20 - kept, 10 - kept)
-    assert resumption.exact
+    assert resumption.inexact is None
 
 
 @pytest.mark.parametrize(

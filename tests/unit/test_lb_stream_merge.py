@@ -535,19 +535,29 @@ def test_a_leg_that_is_no_continuation_is_refused(
         pytest.param(None, Reason.RETOKENIZED, id="not reported"),
     ],
 )
-@pytest.mark.parametrize("mode", [Continue.AUTO, Continue.EXACT])
+@pytest.mark.parametrize(
+    ("mode", "temperature"),
+    [
+        pytest.param(Continue.AUTO, 1.0, id="sampled"),
+        pytest.param(Continue.AUTO, 0, id="greedy"),
+        pytest.param(Continue.EXACT, 1.0, id="sampled, exact"),
+        pytest.param(Continue.EXACT, 0, id="greedy, exact"),
+    ],
+)
 def test_ids_prove_that_text_was_read_into_the_same_tokens(
-    prompt_ids: list[int] | None, inexact: Reason | None, mode: Continue
+    prompt_ids: list[int] | None, inexact: Reason | None, mode: Continue, temperature: float
 ) -> None:
-    request = a_request(CHAT, temperature=0, tools=[{"type": "function"}])
+    """A greedy stream of other tokens would be another one, so it ends."""
+    goes_on = mode is Continue.AUTO and temperature > 0
+    request = a_request(CHAT, temperature=temperature, tools=[{"type": "function"}])
     resumption = resume(CHAT, request, SEEN, VLLM, mode)
     assert resumption.way is ResumeMethod.TEXT
     merger = StreamMerger(CHAT, request, SEEN, resumption, LIMIT)
     delta = {"index": 0, "delta": {"content": "ef"}, "finish_reason": None, "token_ids": [4]}
     event = {"id": "y", "choices": [delta], "prompt_token_ids": prompt_ids}
     got = merger.feed(b"data: " + orjson.dumps(event) + b"\n\n")
-    assert merger.inexact is (inexact if mode is Continue.AUTO else None)
-    assert merger.refused is (inexact if mode is Continue.EXACT else None)
+    assert merger.inexact is (inexact if goes_on else None)
+    assert merger.refused is (None if goes_on else inexact)
     assert text_of(got) == ("" if merger.refused else "ef")
     if inexact is None:
         assert list(merger.progress().output_ids or ()) == [*(prompt_ids or ())[1:], 4]

@@ -17,8 +17,7 @@ from lb.engines.kinds import EngineKind
 from lb.http.sse import EventBuffer
 from lb.stream.dialect import Dialect, Merger
 from lb.stream.dialects import DIALECTS
-from lb.stream.messages_api import MESSAGES
-from lb.stream.responses_api import RESPONSES
+from lb.stream.openai_request import MESSAGES, RESPONSES
 from lb.stream.resume_request import ResumeMethod, ResumeRequest
 from lb.stream.resume_rules import NotResumable, Reason
 from lb.stream.transcript import StreamProgress, Transcript
