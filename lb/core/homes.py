@@ -11,11 +11,23 @@ id of a resource itself, changes nothing for the first.
 from __future__ import annotations
 
 from collections import OrderedDict
+from enum import Enum
 from typing import NamedTuple
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_AGE_S = 24 * 3600.0
 _ENTRY_BYTES = 320  # of the objects of an entry, besides its texts
+
+
+class Absence(Enum):
+    """Why no target is known to have a resource."""
+
+    GONE = "no target has it"
+    SILENT = "targets that may have it do not respond"
+    UNKNOWN = "targets do not tell"
+
+
+Found = str | Absence  # the id of the target that has it
 
 
 class _Home(NamedTuple):

@@ -23,12 +23,13 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from lb.config.schema import Target
+from lb.core.api_keys import Admission
 from lb.core.failures import is_local
-from lb.core.homes import Homes
+from lb.core.homes import Absence, Found, Homes
 from lb.core.residency import Zones, may_have
 from lb.core.targets import TargetTable
 from lb.engines.kinds import Fetched
-from lb.proxy.ending import Arrival
+from lb.http.messages import RequestHead
 from lb.stream import resources
 from lb.stream.resources import Resource
 
@@ -50,12 +51,19 @@ class Look(Protocol):
         ...
 
 
-class Absence(Enum):
-    """Why no target is known to have a resource."""
+class Naming(Protocol):
+    """A request that names a resource, or makes one."""
 
-    GONE = "no target has it"
-    SILENT = "targets that may have it do not respond"
-    UNKNOWN = "targets do not tell"
+    @property
+    def admission(self) -> Admission: ...
+    @property
+    def head(self) -> RequestHead: ...
+    @property
+    def resource(self) -> Resource | None: ...
+    @property
+    def zones(self) -> Zones:
+        """Those of its residency."""
+        ...
 
 
 class _Verdict(Enum):
@@ -74,7 +82,6 @@ class _Search(NamedTuple):
     lines: bytes
 
 
-Found = str | Absence  # the id of the target that has it
 Done = Callable[[Found], None]
 
 
@@ -89,18 +96,18 @@ class HomeFinder:
         self._waiting: dict[_Search, list[Done]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def known(self, arrival: Arrival) -> str | None:
+    def known(self, arrival: Naming) -> str | None:
         """Return the target that has the resource of the request, which may have left; None if that is not known."""
         resource = arrival.resource
         if resource is None:
             return None
         return self._homes.find(arrival.admission.tenant, resource.id, self._clock())
 
-    def learn(self, arrival: Arrival, target_id: str, resource_id: str) -> None:
+    def learn(self, arrival: Naming, target_id: str, resource_id: str) -> None:
         """The response to the request was of a resource with this id."""
         self._homes.learn(arrival.admission.tenant, resource_id, target_id, self._clock())
 
-    def search(self, arrival: Arrival, done: Done) -> bool:
+    def search(self, arrival: Naming, done: Done) -> bool:
         """Look at all targets, and call `done` later. Returns False if there are too many looks under way."""
         resource = arrival.resource
         assert resource is not None  # noqa: S101 (for the type checker)

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from lb.core.failures import RETRY_STATUSES, Failure
 from lb.core.forwarding import explained
+from lb.core.homes import Absence, Found
 from lb.core.hop import FULL, RequestHop, hop_lines
 from lb.core.queue import Ticket
 from lb.core.residency import may_have
@@ -31,7 +32,6 @@ from lb.observe.explain import Explanation
 from lb.proxy.account import Account
 from lb.proxy.dispatch import Dispatch
 from lb.proxy.ending import Arrival, Ending
-from lb.proxy.home_finder import Absence, Found
 from lb.proxy.ports import Downstream, Relay
 from lb.proxy.registry import Waiting
 from lb.proxy.states import RequestEvent, State
