@@ -27,6 +27,8 @@ BUDGET_WINDOW_S = 10.0
 MAX_DEATHS = 2  # targets that may die on one request before its first byte
 # The same for the rest of a stream: its request has run well once, so a cut connection is more likely than a fatal request.
 MAX_DEATHS_OF_A_REST = 3
+# Attempts on the rest of a stream, on targets that have failed it, too: its client waits, and what cut it may be over by now.
+MAX_ATTEMPTS_ON_A_REST = 6
 
 _SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
@@ -53,8 +55,8 @@ class RetryHistory(NamedTuple):
 
     `started` attempts may have started to run, the longest for `longest_s` seconds. `on_target` were made on the target
     that has just failed; `reached` is false if no connection to it could be made, `died` true if the one there was ended.
-    `deaths` targets died on it in a row. `repeatable` requests may run twice (see `is_repeatable`). `is_rest` if the client has
-    the beginning of the response.
+    `deaths` targets died on it in a row. `repeatable` requests may run twice (see `is_repeatable`). `attempts_on_rest` were made on
+    the rest of a stream; 0 if the client has nothing of the response.
     """
 
     started: int
@@ -64,14 +66,14 @@ class RetryHistory(NamedTuple):
     died: bool = False
     deaths: int = 0
     repeatable: bool = True
-    is_rest: bool = False
+    attempts_on_rest: int = 0
 
 
 def may_retry(history: RetryHistory, rules: Retries, others: bool) -> RetryVerdict:
     """Return the verdict of the rules; `others`: whether there is a target that has not failed the request."""
     if history.reached and not history.repeatable:
         return RetryVerdict.NOT_REPEATABLE
-    if history.deaths >= (MAX_DEATHS_OF_A_REST if history.is_rest else MAX_DEATHS):
+    if history.deaths >= (MAX_DEATHS_OF_A_REST if history.attempts_on_rest else MAX_DEATHS):
         return RetryVerdict.KILLS_TARGETS
     if history.started > rules.max_total_retries:
         return RetryVerdict.TOO_OFTEN
@@ -79,7 +81,7 @@ def may_retry(history: RetryHistory, rules: Retries, others: bool) -> RetryVerdi
         return RetryVerdict.TOO_SLOW
     if others:
         return RetryVerdict.ELSEWHERE
-    if history.on_target <= rules.max_worker_retries:
+    if history.on_target <= rules.max_worker_retries or 0 < history.attempts_on_rest < MAX_ATTEMPTS_ON_A_REST:
         return RetryVerdict.SAME_TARGET
     return RetryVerdict.NO_TARGET_LEFT
 
@@ -119,11 +121,11 @@ class Tries:
 
     __slots__ = (
         "attempts",
+        "attempts_before_rest",
         "by_epoch",
         "deaths",
         "executions",
         "failed",
-        "is_rest",
         "longest_s",
         "queue_left_s",
         "repeatable",
@@ -143,7 +145,7 @@ class Tries:
         self.deaths = 0
         self.longest_s = 0.0  # of the attempts that failed
         self.failed = False
-        self.is_rest = False
+        self.attempts_before_rest: int | None = None
         self.stale = False  # a reused connection was stale
         self.was_queued = False
         self.replayable = True
@@ -152,6 +154,11 @@ class Tries:
         """Count the start of an attempt on a target."""
         self.by_epoch[epoch] = self.by_epoch.get(epoch, 0) + 1
         self.attempts += 1
+
+    @property
+    def attempts_on_rest(self) -> int:
+        """How many attempts were made since the stream broke; 0 if there is none."""
+        return 0 if self.attempts_before_rest is None else self.attempts - self.attempts_before_rest
 
     def may_move(self) -> bool:
         """Return True if an attempt that has been sent may be given up for another."""
@@ -172,12 +179,12 @@ class Tries:
             died,
             self.deaths,
             self.repeatable,
-            self.is_rest,
+            self.attempts_on_rest,
         )
 
     def resume(self, wait_left_s: float, queue_left_s: float) -> None:
         """A stream that broke goes on: what its request went through before its first byte no longer counts."""
-        self.is_rest = True
+        self.attempts_before_rest = self.attempts
         self.executions = self.deaths = 0
         self.longest_s = 0.0
         self.wait_left_s, self.queue_left_s = wait_left_s, queue_left_s

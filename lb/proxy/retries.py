@@ -74,6 +74,9 @@ class Retries:
 
     def delay_s(self, verdict: RetryVerdict, tries: Tries, epoch: int) -> float:
         """Return how long to wait before the attempt that a verdict allows. `epoch` is the target's that failed."""
-        if verdict is RetryVerdict.SAME_TARGET:
+        if verdict is RetryVerdict.SAME_TARGET and tries.attempts_on_rest:
+            tries.by_epoch.clear()  # the one where the stream broke may be as good as the last one by now
+        elif verdict is RetryVerdict.SAME_TARGET:
             tries.by_epoch.pop(epoch, None)
-        return backoff_s(self._table.table.retries, tries.executions, self._rng)
+        retry = max(tries.executions, tries.attempts_on_rest)  # those that did not reach a target, too
+        return backoff_s(self._table.table.retries, retry, self._rng)

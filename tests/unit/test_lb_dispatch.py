@@ -308,6 +308,11 @@ def test_a_target_that_is_tried_again_is_no_longer_barred() -> None:
     tries.executions = 2
     assert some.delay_s(RetryVerdict.SAME_TARGET, tries, 7) == 0.5
     assert tries.by_epoch == {}
+    tries.by_epoch = {6: 1, 7: 2}
+    tries.resume(60.0, 60.0)
+    tries.begin(7)
+    some.delay_s(RetryVerdict.SAME_TARGET, tries, 7)
+    assert tries.by_epoch == {}  # for the rest of a stream all targets may be tried again
 
 
 # --- the warmer

@@ -147,21 +147,31 @@ def test_the_first_retry_is_immediate_and_later_ones_back_off(retry: int, full_s
 
 
 @pytest.mark.parametrize(
-    ("deaths", "is_rest", "verdict"),
+    ("deaths", "attempts_on_rest", "others", "verdict"),
     [
-        pytest.param(1, False, RetryVerdict.ELSEWHERE, id="one target died"),
-        pytest.param(2, False, RetryVerdict.KILLS_TARGETS, id="two died"),
-        pytest.param(2, True, RetryVerdict.ELSEWHERE, id="two died of the rest of a stream"),
-        pytest.param(3, True, RetryVerdict.KILLS_TARGETS, id="three died of it"),
+        pytest.param(1, 0, True, RetryVerdict.ELSEWHERE, id="one target died"),
+        pytest.param(2, 0, True, RetryVerdict.KILLS_TARGETS, id="two died"),
+        pytest.param(2, 2, True, RetryVerdict.ELSEWHERE, id="two died of the rest of a stream"),
+        pytest.param(3, 3, True, RetryVerdict.KILLS_TARGETS, id="three died of it"),
+        pytest.param(1, 0, False, RetryVerdict.NO_TARGET_LEFT, id="all have failed it: held"),
+        pytest.param(1, 1, False, RetryVerdict.SAME_TARGET, id="all have failed the rest: once more"),
+        pytest.param(1, 5, False, RetryVerdict.SAME_TARGET, id="and again"),
+        pytest.param(1, 6, False, RetryVerdict.NO_TARGET_LEFT, id="often enough: held"),
     ],
 )
-def test_the_rest_of_a_stream_is_given_to_one_target_more(
-    deaths: int, is_rest: bool, verdict: RetryVerdict
+def test_the_rest_of_a_stream_is_tried_more_often(
+    deaths: int, attempts_on_rest: int, others: bool, verdict: RetryVerdict
 ) -> None:
-    """Its request has run well once; a connection that was cut says less against it."""
-    history = RetryHistory(deaths, 1, True, 0.1, True, deaths, True, is_rest)
-    assert may_retry(history, SGLANG, others=True) is verdict
+    """Its request has run well once, so a connection that was cut says less against it, and its client waits."""
+    history = RetryHistory(1, 1, True, 0.1, True, deaths, True, attempts_on_rest)
+    assert may_retry(history, OURS, others) is verdict
+
+
+def test_attempts_on_the_rest_are_counted_from_the_break() -> None:
     tries = Tries(True, 60.0, 60.0)
-    if is_rest:
-        tries.resume(60.0, 60.0)
-    assert tries.after(reached=True, died=True, ran_s=0.1, epoch=1).is_rest is is_rest
+    tries.begin(1)
+    assert tries.after(reached=True, died=True, ran_s=0.1, epoch=1).attempts_on_rest == 0
+    tries.resume(60.0, 60.0)
+    tries.begin(2)
+    tries.begin(3)
+    assert tries.after(reached=False, died=False, ran_s=0.1, epoch=3).attempts_on_rest == 2
