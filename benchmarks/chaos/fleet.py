@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +21,10 @@ from benchmarks.chaos.tiny_model import write_tiny_model
 
 Command = Callable[[int], Sequence[str]]
 """What to run so that an engine listens on a port."""
+
+NO_LLAMA_SERVER = (
+    "no llama.cpp: install xllamacpp, or name a llama-server in SKYSERVE_LLAMA_SERVER or on the path"
+)
 
 
 def our_engine(speed: float) -> Command:
@@ -38,10 +43,16 @@ def shaped_engine(kind: str, pace_s: float) -> Command:
     )  # fmt: skip
 
 
-def llama_server() -> Path | None:
-    """llama.cpp's server: $SKYSERVE_LLAMA_SERVER, else `llama-server` on the path; None if there is none."""
-    found = os.environ.get("SKYSERVE_LLAMA_SERVER") or shutil.which("llama-server")
-    return Path(found) if found and Path(found).is_file() else None
+def llama_server() -> Sequence[str]:
+    """What starts llama.cpp's server: $SKYSERVE_LLAMA_SERVER, `llama-server` on the path, or the wheel of `xllamacpp`.
+
+    Empty if there is none of them.
+    """
+    if found := os.environ.get("SKYSERVE_LLAMA_SERVER") or shutil.which("llama-server"):
+        return (found,)
+    if find_spec("xllamacpp") is not None:
+        return (sys.executable, str(Path(__file__).with_name("llama_server.py")))
+    return ()
 
 
 def llama_engine(folder: Path, slots: int, context_tokens: int = 2048) -> Command:
@@ -50,14 +61,14 @@ def llama_engine(folder: Path, slots: int, context_tokens: int = 2048) -> Comman
     Keys and values are kept as they are computed: values rounded to 16 bits differ between a prompt that is read at
     once and a response made token by token, and now and then that is enough for another token to win.
     """
-    binary = llama_server()
-    if binary is None:
-        raise FileNotFoundError("no llama-server: set SKYSERVE_LLAMA_SERVER or PATH")
+    server = llama_server()
+    if not server:
+        raise FileNotFoundError(NO_LLAMA_SERVER)
     model = folder / "tiny.gguf"
     if not model.exists():
         write_tiny_model(model)
     return lambda port: (
-        str(binary), "-m", str(model), "--alias", "m", "--host", "127.0.0.1", "--port", str(port),
+        *server, "-m", str(model), "--alias", "m", "--host", "127.0.0.1", "--port", str(port),
         "-c", str(context_tokens * slots), "-np", str(slots), "-t", "1", "-tb", "1", "--no-warmup", "--metrics",
         "--slots", "--jinja", "-cb", "--no-webui", "-ctk", "f32", "-ctv", "f32", "-fa", "off",
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Real engines without a GPU: vLLM on the CPU from a virtual environment of its own, llama.cpp's server.
+"""A real vLLM without a GPU, from a virtual environment of its own.
 
-`scripts/real_engines.sh` makes both, and a tiny model for each, in the folder that SKYSERVE_REAL_ENGINES names (default:
+`scripts/real_engines.sh` makes it, and a tiny model, in the folder that SKYSERVE_REAL_ENGINES names (default:
 `~/.cache/skyserve/real-engines`). Nothing is downloaded here.
 """
 

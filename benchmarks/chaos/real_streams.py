@@ -1,7 +1,7 @@
 """Streams of a real engine that are cut at random places, against undisturbed ones: the same to the last character, or an error.
 
-Two vLLM on the CPU (`benchmarks.chaos.real_engines`) stand behind relays and behind one agent; a third one is asked
-directly and is what the others are compared with. Every request is greedy, so an undisturbed stream has one text.
+Two vLLM on the CPU (`benchmarks.chaos.real_engines`), or two of llama.cpp's servers, stand behind relays and behind one
+agent; a third one is asked directly and is what the others are compared with. Every request is greedy, so an undisturbed stream has one text.
 For each cell (an API and what is asked of it) `--samples` streams are cut once and as many twice: behind a random number
 of events, and within the next one, the relay ends the connection by RST or FIN. `--how replicas` cuts a
 whole replica every second instead, with every stream on it. A stream ends in one of five ways:
@@ -14,7 +14,7 @@ whole replica every second instead, with every stream on it. A stream ends in on
 
 Exits with 1 if there is a stream of the last two.
 
-    python -m benchmarks.chaos.real_streams [--cells chat:stop,messages] [--samples 50] [--seed 1] [--json FILE]
+    python -m benchmarks.chaos.real_streams [--engine vllm|llamacpp] [--cells chat:stop,messages] [--samples 50] [--seed 1] [--json FILE]
         [--parallel 8] [--how streams|replicas] [--hogs 2] [--lb-python PYTHON] [--engines URL,URL]
 """
 
@@ -33,6 +33,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,7 +41,7 @@ import aiohttp
 import uvloop
 
 from benchmarks.chaos.balancer import Balancer, until
-from benchmarks.chaos.fleet import Fleet
+from benchmarks.chaos.fleet import NO_LLAMA_SERVER, Command, Fleet, llama_engine, llama_server
 from benchmarks.chaos.real_engines import has_vllm, vllm_engine
 from benchmarks.chaos.relay import Cut, Cuts, Relay
 from benchmarks.chaos.stream_apis import TOOLS, Api, Received, Turn, common_length, request, with_image
@@ -99,6 +100,26 @@ class Cell:
 
 
 CELLS = tuple(Cell(api, kind) for api in Api for kind, apis in _APIS.items() if api in apis)
+_NOT_OF_LLAMA = {Kind.CHARACTER, Kind.MIN_TOKENS}  # its tiny model says ASCII, and it reports no token ids
+
+
+class RealEngine(str, Enum):
+    """Named as the agent names its kind."""
+
+    VLLM = "vllm"
+    LLAMACPP = "llamacpp"
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return CELLS if self is self.VLLM else tuple(cell for cell in CELLS if cell.kind not in _NOT_OF_LLAMA)
+
+    @property
+    def is_here(self) -> bool:
+        return has_vllm() if self is self.VLLM else bool(llama_server())
+
+    def command(self, folder: Path) -> Command:
+        """Return what starts it; `folder` is for the model of llama.cpp."""
+        return vllm_engine() if self is self.VLLM else llama_engine(folder, slots=16)
 
 
 class Ending(str, Enum):
@@ -111,6 +132,7 @@ class Ending(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    engine: RealEngine = RealEngine.VLLM
     cells: tuple[Cell, ...] = CELLS
     samples: int = 50
     cuts: tuple[int, ...] = (1, 2)
@@ -169,7 +191,7 @@ class Bench:
             for number, one in enumerate(expected):
                 assert one.ended or one.status != 200, f"{cell} {PROMPTS[number]!r}: {one.fault}"
             rows: list[tuple[int, int]] = [(0, len(PROMPTS))]
-            if cell.kind is not Kind.IMAGES:
+            if expected[0].status == 200:  # else this is refused
                 rows += [(cuts, self._plan.samples) for cuts in self._plan.cuts]
             for cuts, count in rows:
                 drawn = [self._draw(cell, cuts, number, expected) for number in range(count)]
@@ -325,7 +347,9 @@ async def _bench(plan: Plan) -> AsyncIterator[Bench]:
     async with AsyncExitStack() as stack:
         urls = plan.engines
         if not urls:
-            fleet = await stack.enter_async_context(Fleet(vllm_engine(), 3, _START_TIMEOUT_S))
+            folder = stack.enter_context(TemporaryDirectory())
+            command = plan.engine.command(Path(folder))
+            fleet = await stack.enter_async_context(Fleet(command, 3, _START_TIMEOUT_S))
             urls = tuple(engine.url for engine in fleet.engines)
         relays = [
             await stack.enter_async_context(Relay(f"replica-{number}", urlsplit(url).port or 80, cuts))
@@ -333,7 +357,9 @@ async def _bench(plan: Plan) -> AsyncIterator[Bench]:
         ]
         balancer = await stack.enter_async_context(Balancer(python=plan.lb_python))
         http = await stack.enter_async_context(
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout())
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout()
+            )
         )
         for _ in range(plan.hogs):
             hog = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
@@ -350,9 +376,9 @@ async def _bench(plan: Plan) -> AsyncIterator[Bench]:
         )
 
         async def recognised() -> bool:
-            return list((await balancer.kinds()).values()).count("vllm") == len(relays)
+            return list((await balancer.kinds()).values()).count(plan.engine.value) == len(relays)
 
-        await until(recognised, "the engines are not recognised as vLLM")
+        await until(recognised, f"the engines are not recognised as {plan.engine.value}")
         bench = Bench(plan, http, balancer, relays, cuts, urls[-1])
         if plan.whole_replicas:
             cutter = asyncio.ensure_future(bench.cut_replicas())
@@ -413,9 +439,10 @@ def _cells(text: str) -> tuple[Cell, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description="Streams of a real vLLM, cut and compared with undisturbed ones."
+        description="Streams of a real engine, cut and compared with undisturbed ones."
     )
-    parser.add_argument("--cells", type=_cells, default=CELLS, help="APIs, kinds or API:KIND, with commas")
+    parser.add_argument("--engine", type=RealEngine, choices=tuple(RealEngine), default=RealEngine.VLLM)
+    parser.add_argument("--cells", type=_cells, help="APIs, kinds or API:KIND, with commas; default: all")
     parser.add_argument("--samples", type=int, default=50, help="streams per cell and number of cuts")
     parser.add_argument("--cuts", default="1,2", help="numbers of cuts per stream")
     parser.add_argument("--tokens", type=int, default=160)
@@ -432,11 +459,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     engines = tuple(given.engines.split(",")) if given.engines else ()
-    if not engines and not has_vllm():
-        print("no vLLM: run scripts/real_engines.sh first", file=sys.stderr)
+    engine: RealEngine = given.engine
+    if not engines and not engine.is_here:
+        missing = "no vLLM: run scripts/real_engines.sh" if engine is RealEngine.VLLM else NO_LLAMA_SERVER
+        print(missing, file=sys.stderr)
         return 2
     plan = Plan(
-        given.cells, given.samples, tuple(map(int, given.cuts.split(","))), given.tokens, given.seed, given.parallel,
+        engine, given.cells or engine.cells, given.samples, tuple(map(int, given.cuts.split(","))), given.tokens, given.seed, given.parallel,
         given.how == "replicas", given.hogs, given.lb_python, engines,
     )  # fmt: skip
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # engines end with us, however we are ended

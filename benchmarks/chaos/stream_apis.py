@@ -50,10 +50,20 @@ def request(api: Api, turns: Sequence[Turn], tokens: int, *, usage: bool) -> dic
     system = " ".join(text for role, text in turns if role == "system")
     others = [message for message in messages if message["role"] != "system"]
     if api is Api.RESPONSES:
-        body |= {"input": others, "max_output_tokens": tokens, "store": False}
+        items = [_item(number, message) for number, message in enumerate(others)]
+        body |= {"input": items, "max_output_tokens": tokens, "store": False}
         return body | ({"instructions": system} if system else {})
     body |= {"messages": others, "max_tokens": tokens}
     return body | ({"system": system} if system else {})
+
+
+def _item(number: int, message: dict[str, str]) -> dict[str, Any]:
+    """Return a message as the Responses API has it: what the assistant has said is an output item."""
+    if message["role"] != "assistant":
+        return message
+    part = {"type": "output_text", "text": message["content"], "annotations": []}
+    item = {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed"}
+    return {**item, "content": [part]}
 
 
 def with_image(api: Api, body: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +153,7 @@ class Received:
 
     def _responses(self, event: dict[str, Any]) -> None:
         kind = event["type"]
-        if event["sequence_number"] != self._sequence:
+        if event.get("sequence_number", self._sequence) != self._sequence:  # llama.cpp does not number events
             self.problems.append(f"{kind} has number {event['sequence_number']}, not {self._sequence}")
         self._sequence += 1
         if kind == "response.output_text.delta":
@@ -176,7 +186,7 @@ class Received:
         if kind == "message_start":
             self.ids.add(event["message"]["id"])
             self._roles += 1
-            self.usage = (event["message"]["usage"]["input_tokens"], 0)
+            self.usage = (_prompt_tokens(event["message"]["usage"]) or 0, 0)
         elif kind == "content_block_start":
             if self._open:
                 self.problems.append("a block begins within another")
@@ -191,7 +201,7 @@ class Received:
             self.finish = event["delta"]["stop_reason"]
             self.stop_reason = event["delta"].get("stop_sequence")
             usage = event["usage"]
-            prompt = usage.get("input_tokens") or (self.usage or (0, 0))[0]
+            prompt = _prompt_tokens(usage) or (self.usage or (0, 0))[0]
             self.usage = (prompt, usage["output_tokens"])
         elif kind == "message_stop":
             self.ended = True
@@ -213,6 +223,12 @@ class Received:
         if len(self.ids) > 1:
             found.append(f"{len(self.ids)} ids")
         return found
+
+
+def _prompt_tokens(usage: Mapping[str, int]) -> int | None:
+    """Return how long the prompt is. The API counts what was in the cache by itself, which depends on the replica."""
+    fresh = usage.get("input_tokens")
+    return None if fresh is None else fresh + (usage.get("cache_read_input_tokens") or 0)
 
 
 _READ: Mapping[Api, Callable[[Received, dict[str, Any]], None]] = {

@@ -2,7 +2,7 @@
 so that no connection is closed and no byte comes, as when a machine is taken away.
 
 Engine processes that say the same (`--kinds`: ours, the shapes of vLLM, SGLang, llama.cpp and TGI over sockets, and
-llama.cpp's own server with a tiny random model, where `llama-server` is on the path or in SKYSERVE_LLAMA_SERVER) stand
+llama.cpp's own server with a tiny random model, where there is one) stand
 behind one agent. `--streams` streams run all the while, chats and completions in turn; the engine that has
 most of them is killed at a random moment and started again on its port. Claims:
 
@@ -41,6 +41,7 @@ import uvloop
 
 from benchmarks.chaos.balancer import Balancer, until
 from benchmarks.chaos.fleet import (
+    NO_LLAMA_SERVER,
     Command,
     Engine,
     Fleet,
@@ -364,8 +365,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = given.kinds.split(",")
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"unknown kinds: {', '.join(sorted(unknown))}")
-    if LLAMA in kinds and llama_server() is None:
-        print(f"without {LLAMA}: it is neither in SKYSERVE_LLAMA_SERVER nor on the path", file=sys.stderr)
+    if LLAMA in kinds and not llama_server():
+        print(NO_LLAMA_SERVER, file=sys.stderr)
         kinds.remove(LLAMA)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # engines end with us, however we are ended
     print(f"{'engines':13}{'mode':6}{'endpoint':18}{'streams':>8}{'whole':>8}{'hit':>8}{'seams':>8}"

