@@ -267,7 +267,9 @@ class ApiKey:
     """One client's key, known by its SHA-256 only.
 
     Limits of 0 mean none; `weight` is its share of a full queue. `max_concurrent` bounds its requests under way, those that
-    wait for a target included. `residency` is the zone of its requests (see `lb.core.residency`), empty: none.
+    wait for a target included. `residency` is the zone of its requests (see `lb.core.residency`), empty: none. With a limit of
+    tokens a key may use the APIs whose tokens are known, and of other paths those in `paths`; `*` at the end of one stands for
+    anything.
     """
 
     name: str
@@ -277,11 +279,14 @@ class ApiKey:
     weight: float = 1.0
     max_concurrent: int = 0
     residency: str = ""
+    paths: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        # An agent that is older than `residency` takes the tables in which it is not.
-        shown = (one.name for one in fields(self) if one.name != "residency" or self.residency)
-        return {name: getattr(self, name) for name in shown}
+        # An agent that is older than some of these takes the tables in which they are not.
+        newer = ("residency", "paths")
+        shown = (one.name for one in fields(self) if one.name not in newer or getattr(self, one.name))
+        plain = {name: getattr(self, name) for name in shown}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> ApiKey:
@@ -294,6 +299,7 @@ class ApiKey:
             weight=given.number("weight", 0.001, 1000.0, 1.0),
             max_concurrent=given.integer("max_concurrent", 0, MAX_CONCURRENT, 0),
             residency=given.text("residency", ""),
+            paths=given.names("paths"),
         )
         given.done()
         return key
@@ -304,20 +310,25 @@ class Access:
     """Who may call.
 
     Without keys everybody may, and all are one tenant. `overrides`: whether a request may name its routing policy
-    (`X-SkyServe-Policy`); each policy that is named stays in use and is informed of every request.
+    (`X-SkyServe-Policy`); each policy that is named stays in use and is informed of every request. `strict_json`: whether the
+    body of a request to a model must be JSON as everybody reads it; what some parsers take and others do not is refused.
     """
 
     keys: tuple[ApiKey, ...] = ()
     overrides: bool = True
+    strict_json: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        return {"keys": [key.to_json() for key in self.keys], "overrides": self.overrides}
+        shown = {"keys": [key.to_json() for key in self.keys], "overrides": self.overrides}
+        return shown if self.strict_json else {**shown, "strict_json": False}
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> Access:
         given = Fields(value, path)
         access = cls(
-            tuple(ApiKey.from_json(one, at) for one, at in given.items("keys")), given.flag("overrides", True)
+            tuple(ApiKey.from_json(one, at) for one, at in given.items("keys")),
+            given.flag("overrides", True),
+            given.flag("strict_json", True),
         )
         given.done()
         return access

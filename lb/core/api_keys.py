@@ -16,11 +16,11 @@ a full queue, for a bad body) are settled with 0 tokens.
 Limits of requests and tokens are token buckets. A bucket holds one minute's worth and fills evenly: a tenant that was
 idle may send a minute's worth at once (as people read "60 per minute"), and over any t minutes it gets no more than 1 + t
 minutes' worth. A request takes 1 from the bucket of requests. From the bucket of tokens it takes its prompt and the tokens
-it is expected to generate, which is `max_tokens`, or what the tenant's requests have generated lately if that is less;
-`settle` replaces this reservation by what was used. A request is let in while the bucket holds at least one token, and
-may take it below zero; the debt is paid by waiting. So a request that is larger than a whole bucket passes when its turn
-comes, and n requests in parallel get the limit plus one request, not n times as much. Tokens used beyond the
-expectation is charged in full, afterwards.
+it is expected to generate, which is `max_tokens`, or what nine of ten of the tenant's responses have had lately if that is
+less (see `lb.core.tenant.PastResponses`); `settle` replaces this reservation by what was used. A request is let in while the
+bucket holds at least one token, and may take it below zero; the debt is paid by waiting. So a request that is larger than a
+whole bucket passes when its turn comes, and n requests in parallel get the limit plus one request, not n times as much.
+Tokens used beyond the expectation are charged in full, afterwards.
 
 `max_concurrent` bounds the requests between `admit_head` and `settle`, held ones included.
 
@@ -85,19 +85,23 @@ class Usage(NamedTuple):
 class Admission:
     """A request that was let in, from `admit_head` to `settle`.
 
-    Its place among the tenant's requests under way and the tokens it has reserved. `carried_by` names the headers, in lower
+    Its place among the tenant's requests under way; the tokens of its prompt, as estimated, those it has reserved, and those
+    it was charged. `carried_by` names the headers, in lower
     case, that must not reach a target. `hop` is that of a request which was let in, and is charged, by an agent of another region.
     `zones` are those of the key's residency (see `lb.core.residency`).
     """
 
     __slots__ = (
         "_account",
-        "_prompt",
         "_settled",
         "carried_by",
+        "charged",
         "hop",
+        "most_out",
+        "prompt_tokens",
         "reserved",
         "tenant",
+        "text_bytes",
         "weight",
         "zones",
     )
@@ -108,9 +112,12 @@ class Admission:
         self.zones = ANYWHERE if account is None else account.zones
         self.carried_by = carried_by
         self.hop: RequestHop | None = None
+        self.text_bytes = 0  # of a prompt that is nothing but text
+        self.prompt_tokens = 0
+        self.most_out: int | None = 0  # the client's limit on generated tokens, over all choices; None: none
         self.reserved = 0
+        self.charged = 0
         self._account = account
-        self._prompt = 0
         self._settled = False
 
     @staticmethod
@@ -124,6 +131,19 @@ class Admission:
     @property
     def settled(self) -> bool:
         return self._settled
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether its key has a limit of tokens."""
+        return self._account is not None and self._account.key.tokens_per_minute > 0
+
+    def may_use(self, path: bytes) -> bool:
+        """Return whether the key may use a path whose work nothing counts."""
+        account = self._account
+        return account is None or any(
+            path.startswith(allowed[:-1].encode()) if allowed.endswith("*") else path == allowed.encode()
+            for allowed in account.key.paths
+        )
 
 
 _NO_KEY = Unauthorized(False)
@@ -194,23 +214,23 @@ class ApiKeyStore:
         return Admission(account, carried_by)
 
     def reserve(
-        self, admission: Admission, prompt_tokens: int, max_tokens: int | None, now: float
+        self, admission: Admission, prompt_tokens: int, max_tokens: int | None, now: float, choices: int = 1
     ) -> Limited | None:
         """Take the tokens that the request is expected to use, at most once; None if it may go on.
 
-        `max_tokens` is the client's limit on generated tokens, over all choices; None or below zero is no limit.
+        `max_tokens` is the client's limit on generated tokens, over all `choices`; None or below zero is no limit.
         A request that is refused here has taken no request from its bucket; it is still to be settled.
         """
         account = admission._account
         if admission._settled or admission.reserved:
             raise AlreadySettledError("a request reserves its tokens once, before it is settled")
-        admission._prompt = prompt_tokens
+        admission.prompt_tokens, admission.most_out = prompt_tokens, max_tokens
         if account is None or not account.key.tokens_per_minute:
             return None
-        generated = account.expected
+        generated = account.past.expected * choices
         if max_tokens is not None and max_tokens >= 0:
             generated = min(generated, max_tokens)
-        wanted = prompt_tokens + round(generated)
+        wanted = prompt_tokens + generated
         row = account.row
         self._limits.lock(now)
         try:
@@ -230,9 +250,10 @@ class ApiKeyStore:
         admission.reserved = wanted
         return None
 
-    def settle(self, admission: Admission, tokens: int, now: float) -> None:
+    def settle(self, admission: Admission, tokens: int, now: float, generated: int | None = None) -> None:
         """Charge a request that is over: `tokens` are those of its prompt and those generated.
 
+        `generated` is how many tokens each choice of a response has that is whole; None: there is none to learn from.
         Raises AlreadySettledError the second time.
         """
         if admission._settled:
@@ -242,8 +263,9 @@ class ApiKeyStore:
         if account is None:
             return
         account.row.own_in_flight -= 1
-        if tokens:
-            account.learn(tokens - admission._prompt)
+        admission.charged = tokens
+        if generated is not None:
+            account.past.add(generated)
         self._charge(account, tokens, admission.reserved, now)
 
     def usage(self, now: float) -> Iterator[Usage]:

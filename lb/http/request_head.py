@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import httptools
 
+from lb.http.api_paths import plain_path
 from lb.http.head_lines import (
     API_KEY,
     AUTHORITY,
@@ -54,7 +55,7 @@ class RequestHead:
     """
 
     method = b""
-    target = b""  # path and query, as sent
+    target = b""  # path and query, as sent, but for the spelling of paths of engines' APIs
     path = b""  # without the query
     method_text = ""
     path_text = ""
@@ -149,7 +150,10 @@ def read_request(head: bytes, max_headers: int) -> RequestHead:
     if request.method == b"CONNECT":  # for any target: a 2xx would make a tunnel of the connection
         raise HeadError(400, "bad_request_target", "The request target must be a path.")
     authority, request.target = _origin_form(seen.url)
-    request.path = request.target.partition(b"?")[0]
+    path, query, rest = request.target.partition(b"?")
+    request.path = plain_path(path)
+    if request.path is not path:
+        request.target = request.path + query + rest
     request.method_text = request.method.decode("ascii")
     request.path_text = request.path.decode("latin-1")
     request.http_1_0 = version == "1.0"

@@ -18,7 +18,9 @@ class RequestRecord(NamedTuple):
     is the last target it was on. `queued_s` is how long it waited for targets in all, `ttft_s` when the first byte
     of the response's body was sent, None if none was. `continued` counts the times its stream went on on another
     target, `inexact` is how the last of these may differ from an undisturbed stream ("seed", "retokenized"), empty if none does.
-    Tokens are None if no engine reported them. `error` names in a word what went wrong, empty if nothing did
+    Tokens are None if no engine reported them. `reserved` are the tokens that were taken from those of the key when the request
+    was let in, `charged` what it cost in the end, and `charge` says where that comes from ("reported", "counted", "estimated",
+    "refused", "not_sent", "no_tokens"), empty without a key. `error` names in a word what went wrong, empty if nothing did
     ("client_gone", "no_target_ready", "cut" ...).
 
     `traceparent` is the client's (W3C Trace Context), `span` what `lb.observe.tracing.Tracing.begin` made of it; empty if
@@ -42,6 +44,9 @@ class RequestRecord(NamedTuple):
     bytes_out: int = 0
     tokens_in: int | None = None
     tokens_out: int | None = None
+    reserved: int = 0
+    charged: int = 0
+    charge: str = ""
     traceparent: str = ""
     span: str = ""
     error: str = ""
@@ -75,6 +80,9 @@ class AccessLog:
                 "bytes": facts.bytes_out,
                 "tokens_in": facts.tokens_in,
                 "tokens_out": facts.tokens_out,
+                "reserved": facts.reserved or None,
+                "charged": facts.charged or None,
+                "charge": facts.charge or None,
             }
         )
 

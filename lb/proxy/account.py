@@ -7,17 +7,21 @@ from typing import Protocol
 
 from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.demand_minutes import DemandMinutes, is_late, ready_targets
+from lb.core.model_costs import ModelCost, ModelCosts
 from lb.core.sliding_window import WindowCounter, WindowMean
 from lb.core.target_state import TargetState
 from lb.core.targets import Booking, TargetTable
+from lb.http.api_paths import Work, work_of
 from lb.observe.access_log import RequestRecord
 from lb.observe.counters import TargetCounts
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
-from lb.proxy.ending import Arrival, Ending, Outcome, TokensSpent
-from lb.stream.token_usage import Tokens, estimated_prompt, usage_of
+from lb.proxy.ending import NOTHING_SPENT, Arrival, ChargeReason, Ending, Outcome, TokensSpent
+from lb.stream.token_usage import Tokens, usage_of
 
-_SERVER_ERRORS = 500
+_CLIENT_ERRORS, _SERVER_ERRORS = 400, 500
+_REFUSED = TokensSpent(0, 0, ChargeReason.REFUSED)
+_NOT_SENT = TokensSpent(0, 0, ChargeReason.NOT_SENT)
 
 
 class EndedRelay(Protocol):
@@ -48,8 +52,6 @@ class Ended(Protocol):
 
     @property
     def attempts(self) -> int: ...
-    @property
-    def executions(self) -> int: ...
 
 
 class Account:
@@ -73,6 +75,7 @@ class Account:
         self.rejections = WindowCounter()
         self.ongoing = WindowMean(now)  # requests in flight or queued
         self.demand = DemandMinutes(now, unix_offset_s, lambda: ready_targets(table.table))
+        self.costs = ModelCosts()
         self._table = table
         self._record = record
         self._counts: dict[TargetState, TargetCounts] = {}  # until the table changes
@@ -113,24 +116,64 @@ class Account:
         if arrival.hop is None:
             self.ongoing.step(now, -1)
 
-    def spent(self, request: Ended, body: bytes | None) -> TokensSpent:
+    def spent(self, request: Ended, body: bytes | None, now: float) -> TokensSpent:
         """Return the tokens of a request, before its target is released. `body` is that of a response sent whole.
 
-        An engine that does not count is estimated: four bytes of prompt are one token, and of the response what its
-        relay has counted. A request that reached no engine costs nothing.
+        What the engine reports counts. Where it does not, because it never does or because the client left before it did, the
+        prompt is estimated and the response counted as far as it was passed on, or estimated by the time that the engine had.
+        A request that no engine has served costs nothing.
         """
-        relay = request.relay
-        tokens: Tokens | None = None
-        if body is not None:
-            tokens = usage_of(body)
-        elif relay is not None:
-            tokens = relay.tokens()
+        arrival, relay, status = request.arrival, request.relay, request.status
+        if status >= _CLIENT_ERRORS:
+            return _REFUSED
+        tokens = usage_of(body) if body is not None else relay.tokens() if relay is not None else None
+        cost = self.costs.of(arrival.model)
+        sent_at = request.ending.sent_at
+        sent_s = None if sent_at is None else now - sent_at
         if tokens is not None:
-            return TokensSpent(tokens.prompt, tokens.out, True)
-        if not request.executions and relay is None:
-            return TokensSpent(0, 0, False)
-        out = relay.generated() if relay is not None else 0
-        return TokensSpent(estimated_prompt(request.arrival.view), out, False)
+            self._learn(request, cost, tokens, now)
+            return TokensSpent(tokens.prompt, tokens.out, ChargeReason.REPORTED)
+        work = work_of(arrival.head.path) if arrival.head.method == b"POST" else None
+        if work is None or work is Work.NONE:
+            return NOTHING_SPENT
+        if relay is not None or body is not None:
+            reason, out = ChargeReason.COUNTED, 0
+            if relay is not None:
+                out = relay.generated()
+            elif body is not None and work is Work.GENERATES:
+                out = cost.prompt_tokens(len(body))
+        elif sent_s is not None:
+            reason, out = ChargeReason.ESTIMATED, self._estimated_out(arrival, cost, sent_s)
+        else:
+            return _NOT_SENT
+        return TokensSpent(self._prompt_tokens(arrival, cost), out, reason)
+
+    def _prompt_tokens(self, arrival: Arrival, cost: ModelCost) -> int:
+        """Return about how many tokens a prompt has whose engine did not count."""
+        if arrival.admission.prompt_tokens:
+            return arrival.admission.prompt_tokens
+        view = arrival.view
+        return cost.prompt_tokens(len(view.prompt) if view.prompt is not None else view.body_bytes)
+
+    def _estimated_out(self, arrival: Arrival, cost: ModelCost, sent_s: float) -> int:
+        """Return about how many tokens an engine has made of a response of which nothing came."""
+        if arrival.streams:
+            return 0  # a stream shows each token at once
+        admission, generated = arrival.admission, cost.generated(sent_s)
+        if generated is None:
+            return max(0, admission.reserved - admission.prompt_tokens)
+        most = admission.most_out
+        return generated if most is None else min(most, generated)
+
+    def _learn(self, request: Ended, cost: ModelCost, tokens: Tokens, now: float) -> None:
+        """Learn from a request whose engine has counted what one of its model costs."""
+        arrival, ending = request.arrival, request.ending
+        sent_at, first_at = ending.sent_at, ending.first_at
+        if arrival.admission.text_bytes:
+            cost.read(arrival.admission.text_bytes, tokens.prompt)
+        if sent_at is not None and not ending.continued:
+            is_stream = arrival.streams and first_at is not None
+            cost.wrote(now - sent_at, first_at - sent_at if is_stream and first_at else None, tokens.out)
 
     def charged_to_target(self, booking: Booking, spent: TokensSpent) -> None:
         """Count the tokens of a request for its last target."""
@@ -141,7 +184,9 @@ class Account:
     def ended(self, request: Ended, outcome: Outcome, spent: TokensSpent, now: float) -> None:
         """Report a request that is over. Called exactly once per request, at its end."""
         arrival, ending, status = request.arrival, request.ending, request.status
-        self.api_keys.settle(arrival.admission, spent.prompt + spent.out, now)
+        whole = outcome is Outcome.WHOLE and spent.out > 0
+        generated = spent.out // arrival.choices if whole else None
+        self.api_keys.settle(arrival.admission, spent.prompt + spent.out, now, generated)
         counts = self.metrics.counts
         if outcome is Outcome.CLIENT_GONE:
             counts.client_gone += 1
@@ -202,6 +247,9 @@ class Account:
             bytes_out=ending.bytes_out,
             tokens_in=spent.prompt if spent.reported else None,
             tokens_out=spent.out if spent.reported else None,
+            reserved=arrival.admission.reserved,
+            charged=arrival.admission.charged,
+            charge=spent.reason.value if arrival.admission.tenant else "",
             traceparent=arrival.head.traceparent.decode("latin-1"),
             span=arrival.span,
             error=ending.error,

@@ -15,6 +15,7 @@ from typing import Protocol
 from lb.config.options import Limits
 from lb.core.failures import RETRY_STATUSES, Failure, described, is_local
 from lb.core.targets import Booking
+from lb.http.api_paths import for_model
 from lb.http.body_framing import (
     BodyDecoder,
     ChunkedDecoder,
@@ -30,7 +31,6 @@ from lb.proxy.ending import Arrival
 from lb.proxy.ports import Downstream, Relay
 from lb.proxy.resumable_relay import is_resumable
 from lb.proxy.runtime import Runtime
-from lb.stream.openai_request import for_model
 
 WHOLE_UP_TO_BYTES = 256 * 1024
 # A reused connection that ends without a byte so soon had gone stale: the target may be well.

@@ -18,6 +18,7 @@ from typing import Protocol, cast
 from lb.config.options import Limits
 from lb.core.api_keys import Admission
 from lb.http import error_responses
+from lb.http.api_paths import for_model
 from lb.http.body_framing import FramingError
 from lb.http.cors import CorsRules
 from lb.http.messages import END, HeadError, Hop, Reader, RequestHead
@@ -31,7 +32,6 @@ from lb.proxy.rejections import (
 )
 from lb.proxy.runtime import Runtime
 from lb.proxy.upload import TinyChunksError, Upload, refusal_of
-from lb.stream.openai_request import for_model
 
 WRITE_HIGH_WATER = 64 * 1024
 _NEVER = float("inf")

@@ -47,12 +47,22 @@ class Arrival(NamedTuple):
     resource: Resource | None = None  # which it names, and which one target has
     brings_ids: bool = False  # its response may be of a resource that is on one target from now on
     streams: bool = False  # a model's API, and a stream of events was requested
+    choices: int = 1  # how many responses were requested in one
 
 
 class Ending:
     """What a request collects for its report."""
 
-    __slots__ = ("bytes_out", "continued", "error", "first_at", "inexact", "last_target", "queued_s")
+    __slots__ = (
+        "bytes_out",
+        "continued",
+        "error",
+        "first_at",
+        "inexact",
+        "last_target",
+        "queued_s",
+        "sent_at",
+    )
 
     def __init__(self) -> None:
         self.bytes_out = 0
@@ -62,11 +72,31 @@ class Ending:
         self.inexact = ""
         self.last_target = ""
         self.queued_s = 0.0
+        self.sent_at: float | None = None  # when the target of the present attempt got the request
+
+
+class ChargeReason(str, Enum):
+    """Where the tokens come from that a request is charged."""
+
+    REPORTED = "reported"  # by the engine
+    COUNTED = "counted"  # of the response that was passed on; the prompt is estimated
+    ESTIMATED = "estimated"  # by how long the engine was at it
+    REFUSED = "refused"  # nothing: no engine served it
+    NOT_SENT = "not_sent"  # nothing: no engine had it
+    NO_TOKENS = "no_tokens"  # nothing: work that is not counted in tokens
 
 
 class TokensSpent(NamedTuple):
-    """Tokens of a request that is over. `reported` if the engine counted them; else they are estimates."""
+    """Tokens of a request that is over."""
 
     prompt: int
     out: int
-    reported: bool
+    reason: ChargeReason
+
+    @property
+    def reported(self) -> bool:
+        """Whether the engine counted them."""
+        return self.reason is ChargeReason.REPORTED
+
+
+NOTHING_SPENT = TokensSpent(0, 0, ChargeReason.NO_TOKENS)

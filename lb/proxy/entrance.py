@@ -12,11 +12,13 @@ from lb.config.options import Continue, CookieMode
 from lb.core.api_keys import Admission, ApiKeyStore, Unauthorized
 from lb.core.hop import NAME as HOP
 from lb.core.hop import RequestHop
+from lb.core.model_costs import ModelCosts
 from lb.core.residency import Zones
 from lb.core.targets import TargetTable
 from lb.core.tenant import Limited
 from lb.core.warming import PromptSample, PromptSamples
 from lb.http import error_responses, session_cookie
+from lb.http.api_paths import Work, for_model, names_a_model, work_of
 from lb.http.cors import CorsRules
 from lb.http.messages import RequestHead
 from lb.observe.explain import Explanations
@@ -26,12 +28,12 @@ from lb.proxy.ports import Downstream
 from lb.proxy.rejections import Rejection
 from lb.stream import openai_request, resources
 from lb.stream.dialects import DIALECTS
-from lb.stream.model_name import model_of, names_a_model
-from lb.stream.openai_request import NOT_PARSED, ParsedRequest
+from lb.stream.model_name import model_of
+from lb.stream.openai_request import NOT_PARSED, UNREADABLE, ParsedRequest
+from lb.stream.request_size import size_of
 from lb.stream.resources import Resource
 from lb.stream.resume_state import ResumeState
 from lb.stream.session_fields import SessionFields
-from lb.stream.token_usage import BYTES_PER_TOKEN
 from lb.stream.warming_request import PATHS as SAMPLED
 from policies.routing.base import RequestView
 from policies.routing.registry import GO_BY_SESSIONS, POLICIES, SESSION_POLICY
@@ -56,6 +58,17 @@ _DOT_SEGMENT = re.compile(  # `.` or `..` as a server reads it that decodes, or 
     rb"(?:/|\\|%2f|%5c)(?:\.|%2e){1,2}(?=/|\\|%2f|%5c|;|%3b|$)", re.IGNORECASE
 )
 _DOTS = Rejection(400, "dot_segments", "The path must not contain the segments . and .. here.")
+_READING = (b"GET", b"HEAD", b"OPTIONS")
+_UNREADABLE = Rejection(
+    400, "invalid_json", "The body is not a JSON object as RFC 8259 has it: UTF-8, without NaN and Infinity."
+)
+_ENCODED = Rejection(415, "unsupported_content_encoding", "Send the body without Content-Encoding.")
+_AMBIGUOUS = Rejection(400, "duplicate_fields", "A field is in the body more than once.")
+_TOO_LONG_TO_COUNT = Rejection(
+    413,
+    "request_too_large",
+    "The body is too long for a key with a limit of tokens: it is not read as a whole.",
+)
 _TRACE = Rejection(
     405, "method_not_allowed", "TRACE is not served: it would show the client's headers to scripts."
 )
@@ -68,6 +81,7 @@ class RequestAdmission:
         self,
         table: TargetTable,
         api_keys: ApiKeyStore,
+        costs: ModelCosts,
         metrics: Metrics,
         explanations: Explanations,
         id_prefix: str,
@@ -77,6 +91,7 @@ class RequestAdmission:
         """`ready` returns True if a request that came now would find a healthy target."""
         self._table = table
         self._api_keys = api_keys
+        self._costs = costs
         self._metrics = metrics
         self._explanations = explanations
         self._id_prefix = id_prefix
@@ -190,11 +205,12 @@ class RequestAdmission:
         )
         has_model = routed and body and head.method == b"POST" and names_a_model(path)
         model = model_of(parsed, body) if has_model else parsed.model
-        if admission.tenant and admission.hop is None and parsed is not NOT_PARSED:
-            prompt_tokens = (len(prompt) if prompt is not None else len(body)) // BYTES_PER_TOKEN
-            limited = self._api_keys.reserve(admission, prompt_tokens, parsed.most_tokens, now)
-            if limited is not None:
-                return self._limited(limited)
+        if parsed is UNREADABLE and self._table.table.access.strict_json:
+            return _ENCODED if b"\r\ncontent-encoding:" in b"\r\n" + head.lines.lower() else _UNREADABLE
+        if admission.counts_tokens:
+            refusal = self._reserve(head, body, parsed, admission, body_left, now)
+            if refusal is not None:
+                return refusal
         if now >= self.samples.due_at and not (dense or body_left):
             self._sample(head, body, admission, now)
         set_cookie = b""
@@ -231,7 +247,36 @@ class RequestAdmission:
             resource,
             brings_ids,
             parsed.stream and path in DIALECTS,
+            parsed.choices,
         )
+
+    def _reserve(
+        self,
+        head: RequestHead,
+        body: bytes,
+        parsed: ParsedRequest,
+        admission: Admission,
+        body_left: bool,
+        now: float,
+    ) -> Rejection | None:
+        """Take the tokens that a request is expected to use from those of its key."""
+        if head.method in _READING and not head.websocket:
+            return None
+        path = head.path
+        work = work_of(path)
+        if work is None or head.websocket:
+            return None if admission.may_use(path) else _not_counted(path)
+        if work is Work.NONE or head.method != b"POST":
+            return None
+        if body_left and work is not Work.MEDIA:
+            return _TOO_LONG_TO_COUNT
+        if parsed.json is not None and openai_request.is_ambiguous(parsed.json, body):
+            return _AMBIGUOUS
+        size = size_of(work, parsed, body)
+        admission.text_bytes = 0 if size.tokens else size.text_bytes
+        prompt_tokens = self._costs.of(parsed.model).prompt_tokens(size.text_bytes) + size.tokens
+        limited = self._api_keys.reserve(admission, prompt_tokens, size.most_out, now, size.choices)
+        return None if limited is None else self._limited(limited)
 
     def _read(
         self,
@@ -259,11 +304,13 @@ class RequestAdmission:
         if brings_ids:
             resource, brings_ids = resources.in_path(path), resources.makes_some(path)
             named = named or (head.method == b"POST" and resources.may_name(path, body))
-        if body and head.method == b"POST" and openai_request.for_model(path):
+        if body and head.method == b"POST" and for_model(path):
             prompts = self._table.policies.needs_prompt or overrides.policy is not None
             sought = not body_left and (self._by_session or b'"stream"' in body)
             if prompts or self._table.models.mixed or admission.tenant or sought or named:
                 parsed = openai_request.scan(body) if dense else openai_request.read(body)
+                if parsed is NOT_PARSED and not body_left:
+                    parsed = UNREADABLE
             if prompts:
                 prompt = openai_request.prompt_of(parsed.json, body)
             scope = _scope(admission, parsed.model)
@@ -327,6 +374,11 @@ class RequestAdmission:
             ours.get(b"session", b"")[: openai_request.MAX_SESSION_BYTES].decode("latin-1"),
             ours.get(b"continue", b"").lower() != b"off",
         )
+
+
+def _not_counted(path: bytes) -> Rejection:
+    text = f"Nothing counts the tokens of {path.decode('latin-1')}, and the key has a limit of them: add the path to its `paths`."
+    return Rejection(403, "path_not_allowed", text)
 
 
 def _scope(admission: Admission, model: str) -> str:

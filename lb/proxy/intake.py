@@ -8,6 +8,7 @@ from collections.abc import Callable
 from lb.core.api_keys import Admission
 from lb.core.byte_budget import SMALL_BYTES, SMALL_FACTOR, parsed_bytes
 from lb.core.retry import Tries, is_repeatable
+from lb.http.api_paths import for_model
 from lb.http.cors import CorsRules
 from lb.http.messages import Reader, RequestHead
 from lb.proxy import model_list
@@ -17,7 +18,7 @@ from lb.proxy.entrance import RequestAdmission
 from lb.proxy.ports import ClientPort
 from lb.proxy.rejections import NO_ROOM, Rejection
 from lb.proxy.request import ProxiedRequest
-from lb.stream.openai_request import for_model, is_dense
+from lb.stream.openai_request import is_dense
 
 _log = logging.getLogger("lb.proxy")
 
@@ -40,6 +41,7 @@ class Intake:
         self.gate = RequestAdmission(
             dispatch.table,
             account.api_keys,
+            account.costs,
             account.metrics,
             account.explanations,
             id_prefix,

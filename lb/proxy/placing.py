@@ -494,6 +494,7 @@ class Placing:
         """Return path and body for the target of the attempt; None if it cannot serve the request: the attempt is over."""
         request = self._request
         resume_state, booking, target = request.resume_state, request.booking, self._arrival.head.target
+        request.ending.sent_at = self._dispatch.runtime.clock()
         if resume_state is None or booking is None:
             return target, request.body
         try:

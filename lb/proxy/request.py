@@ -100,10 +100,6 @@ class ProxiedRequest:
         return self.placing.tries.attempts
 
     @property
-    def executions(self) -> int:
-        return self.placing.tries.executions
-
-    @property
     def hop_lines(self) -> bytes:
         return self.placing.hop_lines
 
@@ -262,7 +258,7 @@ class ProxiedRequest:
         attempt, relay = self.attempt, responding.relay
         if attempt is not None:
             attempt.finish(gracefully=outcome is Outcome.TUNNEL_CLOSED)
-        spent = account.spent(self, body)
+        spent = account.spent(self, body, now)
         if relay is not None:
             self.ending.bytes_out = relay.sent_bytes
         if attempt is not None and (spent.reported or spent.out):
@@ -287,6 +283,7 @@ class ProxiedRequest:
         registry, placing, attempt = self._dispatch.registry, self.placing, self.attempt
         registry.waiting.pop(placing, None)
         registry.relays.pop(self.responding, None)
+        self.ending.sent_at = None
         if attempt is not None:
             attempt.finish()
             self._dispatch.release(attempt.booking, now, tokens)

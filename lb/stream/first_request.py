@@ -15,7 +15,7 @@ import orjson
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
-from lb.stream.openai_request import CHAT, COMPLETIONS
+from lb.http.api_paths import CHAT, COMPLETIONS
 from lb.stream.resume_rules import NotResumable, Reason, refusal
 
 

@@ -20,11 +20,11 @@ from typing import Any
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import CHAT, MESSAGES
 from lb.stream.dialect import Merger
 from lb.stream.first_request import Preparation
 from lb.stream.first_request import written as written_body
 from lb.stream.messages_chat import TextBlockMerger, chat_request, open_text
-from lb.stream.openai_request import CHAT, MESSAGES
 from lb.stream.resume_request import ResumeMethod, ResumeRequest
 from lb.stream.resume_rules import NotResumable, Reason, whole
 from lb.stream.token_usage import Tokens

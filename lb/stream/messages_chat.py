@@ -15,7 +15,7 @@ import orjson
 
 from lb.http.sse import ABORT
 from lb.stream.resume_request import ResumeRequest
-from lb.stream.resume_rules import NotResumable, Reason, whole
+from lb.stream.resume_rules import NotResumable, Reason, settled, whole
 from lb.stream.transcript import StreamProgress
 from lb.stream.typed_stream import EventShape, TypedMerger, written
 
@@ -47,7 +47,7 @@ def open_text(sofar: StreamProgress) -> str | None:
     if kinds != _OPEN_TEXT or sofar.steps[1].event["content_block"].get("type") != "text":
         return None
     text = sofar.steps[2].text or ""
-    return text if text.strip() else None
+    return text if settled(text) else None
 
 
 def chat_request(request: Mapping[str, Any], sofar: StreamProgress, text: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def chat_request(request: Mapping[str, Any], sofar: StreamProgress, text: str) -
         body["tool_choice"] = choice
         if (request.get("tool_choice") or _NOTHING).get("disable_parallel_tool_use"):
             body["parallel_tool_calls"] = False
-    body["messages"] = [*messages, {"role": "assistant", "content": text.rstrip()}]
+    body["messages"] = [*messages, {"role": "assistant", "content": settled(text)}]
     body.update(add_generation_prompt=False, continue_final_message=True)
     body.update(max_tokens=limit - sofar.tokens, max_completion_tokens=limit - sofar.tokens)
     body.update(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
@@ -159,7 +159,7 @@ class TextBlockMerger(TypedMerger):
         """`request` is the client's own, `before` what it has received; see `open_text`."""
         super().__init__(shape, before, limit_bytes, resumption.inexact)
         text = open_text(before) or ""
-        self._expected = text[len(text.rstrip()) :]  # what stayed back
+        self._expected = text[len(settled(text)) :]  # what stayed back
         self._limit_tokens = whole(request.get("max_tokens")) or 0
         self._tokens_before = before.tokens
         start = before.steps[0].event.get("message") or _NOTHING

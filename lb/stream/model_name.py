@@ -6,38 +6,10 @@ import re
 
 import orjson
 
-from lb.stream.openai_request import ParsedRequest, for_model
+from lb.stream.openai_request import ParsedRequest
 
-# Besides those of `openai_request.for_model`, whose bodies are prompts.
-_PATHS = frozenset(
-    {
-        b"/v1/rerank",
-        b"/v2/rerank",
-        b"/rerank",
-        b"/v1/score",
-        b"/score",
-        b"/pooling",
-        b"/classify",
-        b"/tokenize",
-        b"/detokenize",
-        b"/v1/moderations",
-        b"/v1/images/generations",
-        b"/v1/images/edits",
-        b"/v1/audio/speech",
-        b"/v1/audio/transcriptions",
-        b"/v1/audio/translations",
-        b"/v1/messages/count_tokens",
-        b"/api/embed",
-        b"/api/embeddings",
-    }
-)
 _IN_JSON = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')
 _IN_FORM = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
-
-
-def names_a_model(path: bytes) -> bool:
-    """Return True if bodies of requests to this path name a model."""
-    return for_model(path) or path in _PATHS
 
 
 def model_of(parsed: ParsedRequest, body: bytes) -> str:

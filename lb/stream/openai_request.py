@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from json import JSONDecoder
 from typing import Any, NamedTuple
 
 import orjson
@@ -23,7 +24,19 @@ MAX_SESSION_BYTES = 256
 _DENSE_ABOVE_BYTES = 256 * 1024
 _DENSE_FACTOR = 3
 _MEDIA_BYTES = 2048  # 512 tokens
-_LIMITS = (b"max_completion_tokens", b"max_tokens", b"max_output_tokens")
+# Of OpenAI's APIs; llama.cpp's; and within the fields of others: SGLang, TGI, Ollama.
+_LIMITS = (
+    "max_completion_tokens",
+    "max_tokens",
+    "max_output_tokens",
+    "n_predict",
+    "max_new_tokens",
+    "num_predict",
+)
+_NESTED = ("sampling_params", "parameters", "options")
+_MOST_TOKENS = 2**31
+_MOST_CHOICES = 1 << 20
+_COUNTED = (*_LIMITS, *_NESTED, "n", "best_of", "model", "messages", "prompt", "input", "stream")
 _MOST_LOOKED_AT = 64  # fields of one name
 _TEXT_VALUE = re.compile(rb'\s*:\s*"([^"\\]{1,256})"')
 _NUMBER = re.compile(rb"\s*:\s*(\d{1,9})\b")
@@ -31,23 +44,6 @@ _TRUE = re.compile(rb"\s*:\s*(true)\b")
 
 _FIELD = b"\x1f"
 _MESSAGE = b"\x1e"
-
-CHAT = b"/v1/chat/completions"
-COMPLETIONS = b"/v1/completions"
-RESPONSES = b"/v1/responses"
-MESSAGES = b"/v1/messages"
-_MODEL_PATHS = frozenset(
-    {
-        CHAT,
-        COMPLETIONS,
-        RESPONSES,
-        MESSAGES,
-        b"/v1/embeddings",
-        b"/generate",
-        b"/api/chat",
-        b"/api/generate",
-    }
-)
 
 
 class ParsedRequest(NamedTuple):
@@ -66,11 +62,7 @@ class ParsedRequest(NamedTuple):
 
 
 NOT_PARSED = ParsedRequest(None)
-
-
-def for_model(path: bytes) -> bool:
-    """Return whether requests to this path carry prompts."""
-    return path in _MODEL_PATHS
+UNREADABLE = ParsedRequest(None, stream=False)  # by our parser; others may read it
 
 
 def is_dense(body: bytes, parsed: int) -> bool:
@@ -87,12 +79,13 @@ def scan(body: bytes) -> ParsedRequest:
     A field of the same name deeper down may be taken for the request's own; text never is, as quotes in it are escaped.
     """
     model = _field(body, b'"model"', _TEXT_VALUE)
-    limits = (_field(body, b'"%b"' % name, _NUMBER) for name in _LIMITS)
+    limits = (_field(body, b'"%b"' % name.encode(), _NUMBER) for name in _LIMITS)
     return ParsedRequest(
         None,
         model.decode("utf-8", "replace"),
-        int(next(filter(None, limits), 0)),
+        max(int(limit or b"0") for limit in limits),
         bool(_field(body, b'"stream"', _TRUE)),
+        max(1, int(_field(body, b'"n"', _NUMBER) or b"1")),
     )
 
 
@@ -110,7 +103,7 @@ def _field(body: bytes, name: bytes, value: re.Pattern[bytes]) -> bytes:
 
 
 def read(body: bytes) -> ParsedRequest:
-    """Parse a body of a model's API."""
+    """Parse a body of a model's API. Numbers are read as engines read them: as text, too, and with a fraction of zero."""
     try:
         json = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -118,15 +111,65 @@ def read(body: bytes) -> ParsedRequest:
     if type(json) is not dict:
         return NOT_PARSED
     model = json.get("model")
-    limit = json.get("max_completion_tokens") or json.get("max_tokens") or json.get("max_output_tokens") or 0
-    choices = json.get("n")
+    limit, choices = _limit_of(json), whole(json.get("n")) if "n" in json else 1
+    for name in _NESTED:
+        if type(json.get(name)) is dict:
+            nested = json[name]
+            limit = max(limit, _limit_of(nested))
+            choices = max(choices, whole(nested.get("n")))
+    if "best_of" in json:
+        choices *= max(1, whole(json["best_of"]))
+    batch = json.get("prompt", json.get("text", json.get("inputs")))
+    if type(batch) is list and batch and type(batch[0]) is not int:
+        choices *= len(batch)
     return ParsedRequest(
         json,
         model if type(model) is str else "",
-        limit if type(limit) is int and 0 < limit < 2**31 else 0,
+        limit if 0 < limit < _MOST_TOKENS else 0,
         json.get("stream") is True,
-        choices if type(choices) is int and 1 <= choices <= 1024 else 1,
+        min(_MOST_CHOICES, max(1, choices)),
     )
+
+
+def _limit_of(json: Mapping[str, Any]) -> int:
+    """Return the largest of the fields that limit a response; 0 if there is none."""
+    limit = 0
+    for name in _LIMITS:
+        if name in json:
+            limit = max(limit, whole(json[name]))
+    return limit
+
+
+def whole(value: Any) -> int:
+    """Return the whole number that engines take this value for, as pydantic does; 0 if it is none."""
+    if type(value) is int:
+        return value
+    try:
+        if isinstance(value, str):
+            value = float(value)
+        return int(value) if isinstance(value, (bool, float)) and value == int(value) else 0
+    except (ValueError, OverflowError):
+        return 0
+
+
+def is_ambiguous(json: Mapping[str, Any], body: bytes) -> bool:
+    """Return whether a field that counts is there twice: which of them holds is up to the parser."""
+    counted = [name for name in _COUNTED if name in json]
+    counted += [
+        inner for name in _NESTED if type(json.get(name)) is dict for inner in _LIMITS if inner in json[name]
+    ]
+    if all(body.count(b'"%b"' % name.encode()) < 2 for name in counted):
+        return False
+    try:
+        JSONDecoder(object_pairs_hook=_once).decode(body.decode())
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a name is there twice")
 
 
 def prompt_of(json: Mapping[str, Any] | None, body: bytes) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from lb.stream.openai_request import RESPONSES
+from lb.http.api_paths import RESPONSES
 
 MAX_ID_BYTES = 200
 BATCHES = b"/v1/batches"

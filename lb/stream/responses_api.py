@@ -23,12 +23,12 @@ from typing import Any
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import RESPONSES
 from lb.stream.dialect import Merger
 from lb.stream.first_request import Preparation
 from lb.stream.first_request import written as written_body
-from lb.stream.openai_request import RESPONSES
 from lb.stream.resume_request import ResumeMethod, ResumeRequest
-from lb.stream.resume_rules import NotResumable, Reason, whole
+from lb.stream.resume_rules import NotResumable, Reason, settled, whole
 from lb.stream.token_usage import Tokens
 from lb.stream.transcript import StreamProgress
 from lb.stream.typed_stream import (
@@ -221,7 +221,7 @@ def _continued(request: Mapping[str, Any], sofar: StreamProgress, kind: EngineKi
     if not isinstance(items, list) or (items and items[-1].get("status") in ("in_progress", "incomplete")):
         raise NotResumable(Reason.LAST_MESSAGE)
     body = _again(request, sofar, kind)
-    part = {"type": "output_text", "text": text.rstrip(), "annotations": []}
+    part = {"type": "output_text", "text": settled(text), "annotations": []}
     item_id = str(sofar.steps[-1].event.get("item_id") or "")
     open_item = {"type": "message", "role": "assistant", "status": "in_progress", "id": item_id}
     body["input"] = [*items, {**open_item, "content": [part]}]
@@ -235,7 +235,7 @@ def open_text(sofar: StreamProgress) -> str | None:
     if kinds != _OPEN_TEXT or (steps[0].event.get("item") or _NOTHING).get("type") != "message":
         return None
     text = steps[2].text or ""
-    return text if text.strip() else None
+    return text if settled(text) else None
 
 
 def _under_way(sofar: StreamProgress) -> Reason:
@@ -272,7 +272,7 @@ class MessageMerger(TypedMerger):
         super().__init__(EVENTS, before, limit_bytes, resumption.inexact)
         text = open_text(before) or ""
         self._text = text
-        self._expected = text[len(text.rstrip()) :]  # what stayed back
+        self._expected = text[len(settled(text)) :]  # what stayed back
         added, part = (
             step.event for step in before.steps if step.event["type"] in (_ITEM_ADDED, _PART_ADDED)
         )

@@ -64,6 +64,7 @@ from typing import Any
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import CHAT, COMPLETIONS
 from lb.stream.first_request import (
     ASK_IDS,
     TAKES_FLAGS,
@@ -73,8 +74,7 @@ from lb.stream.first_request import (
     reports_ids,
     written,
 )
-from lb.stream.openai_request import CHAT, COMPLETIONS
-from lb.stream.resume_rules import NEVER, Reason, prompts_of, refusal, whole
+from lb.stream.resume_rules import NEVER, Reason, prompts_of, refusal, settled, whole
 from lb.stream.resume_rules import NotResumable as NotResumable
 from lb.stream.transcript import START, Position, StreamProgress, last_positions
 
@@ -360,7 +360,8 @@ def _by_text(
 ) -> ResumeRequest:
     if request.get("truncate_prompt_tokens") is not None:
         raise NotResumable(Reason.TRUNCATED_PROMPT)
-    text = sofar.text.rstrip() if path == CHAT or is_greedy(request) else sofar.text
+    whole_text = sofar.text.rstrip("\ufffd")
+    text = settled(sofar.text) if path == CHAT or is_greedy(request) else whole_text
     if not text:
         return _again(path, request, sofar, kind, mode)
     if _penalizes(request, "frequency_penalty", "presence_penalty"):

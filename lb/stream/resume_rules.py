@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from lb.stream.openai_request import CHAT, COMPLETIONS
+from lb.http.api_paths import CHAT, COMPLETIONS
 
 
 class Reason(str, Enum):
@@ -142,3 +142,15 @@ def prompts_of(prompt: Any) -> Sequence[Any]:
 def whole(value: Any) -> int | None:
     """Return a number without a fraction; true and false are none."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def settled(text: str) -> str:
+    """Return the part of a text that an engine may be given back: chat templates may trim white space at its end.
+
+    An engine takes a replacement character there for a character that is not whole, and vLLM then sends the prompt with its first text.
+    """
+    before = None
+    while text != before:
+        before = text
+        text = text.rstrip().rstrip("\ufffd")
+    return text

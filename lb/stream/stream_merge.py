@@ -21,9 +21,9 @@ from typing import Any
 import orjson
 
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import CHAT
 from lb.http.sse import ABORT, DONE, EventReader, error_event, event
 from lb.stream.first_request import Strip
-from lb.stream.openai_request import CHAT
 from lb.stream.resume_request import (
     ResumeMethod,
     ResumeRequest,
@@ -164,10 +164,9 @@ class StreamMerger:
         self._expected = resumption.repeated  # what is left of it
         self._is_first = True  # no text has come yet
         self._checks_ids = resumption.given_ids is not None or resumption.proof
-        # Ids behind the position that the client was sent already.
-        sent = max(before.sent_tokens, before.tokens)
-        behind = sent - resumption.kept.tokens if way is not ResumeMethod.TEXT else 0
-        self._ids_sent = max(0, behind) if self._asked_ids else 0
+        self._ids_sent = 0  # of those that this leg has, the client was sent so many already
+        if way is not ResumeMethod.TEXT:
+            self._skip_ids()
         self._sent_chars = 0
         # A stop string across the seam of a leg that goes on from text: no engine sees both of its parts.
         seen = stop_length(request) - 1
@@ -288,8 +287,18 @@ class StreamMerger:
         if kept >= 0 and ids == [*context, *output[:kept]]:
             self._tally.proved(before, kept)
             self._tokens_before = before.base.tokens + kept
+            self._skip_ids()
+            if self._most is not None and self._tokens_before != self._resumption.kept.tokens:
+                # Text that is held back for stop strings is behind its tokens: the leg was asked for too few or too many.
+                self.refused = Reason.UNCOUNTED
         else:
             self._not_proved()
+
+    def _skip_ids(self) -> None:
+        """Leave out the ids that the client has been sent: the leg goes on behind `_tokens_before`."""
+        if self._asked_ids:
+            sent = max(self._before.sent_tokens, self._before.tokens)
+            self._ids_sent = max(0, sent - self._tokens_before)
 
     def _not_proved(self) -> None:
         """The engine has not read the text into the tokens that made it, or does not report it."""

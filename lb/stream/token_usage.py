@@ -8,9 +8,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from policies.routing.base import RequestView
-
-BYTES_PER_TOKEN = 4  # of a prompt whose engine does not count, on average
 _TAIL_BYTES = 2048  # `usage` is the last field of a response, or nearly so
 _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens|prompt_eval_count)"\s*:\s*(\d{1,12})\b')
 _OUT = re.compile(rb'"(?:completion_tokens|output_tokens|eval_count)"\s*:\s*(\d{1,12})\b')
@@ -79,8 +76,3 @@ class OutputCounter:
     @property
     def tokens(self) -> int:
         return self.ids or self.events
-
-
-def estimated_prompt(request: RequestView) -> int:
-    """Return about how many tokens a prompt has whose engine does not count: one for four bytes."""
-    return (len(request.prompt) if request.prompt is not None else request.body_bytes) // BYTES_PER_TOKEN

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 
 from lb.engines.kinds import EngineKind
-from lb.stream.openai_request import CHAT, COMPLETIONS, prompt_of
+from lb.http.api_paths import CHAT, COMPLETIONS
+from lb.stream.openai_request import prompt_of
 
 PATHS = frozenset({CHAT, COMPLETIONS})
 _KEPT = (

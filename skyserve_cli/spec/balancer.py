@@ -157,6 +157,8 @@ class ApiKeySection(Section):
     """Its share of a full queue, relative to others."""
     residency: Text | None = None
     """A zone of service.residency, in which its requests are served. Default: anywhere."""
+    paths: tuple[Annotated[str, Field(pattern=r"^/[!-~]{0,200}$")], ...] = ()
+    """With tokens_per_minute: paths it may use beside those of known APIs, whose tokens are counted; * at the end of one is anything."""
 
 
 class MetricsSection(Section):
@@ -200,6 +202,8 @@ class LoadBalancerSection(Section):
     """Whether a stream goes on when its replica fails: exact, auto or off."""
     api_keys: list[ApiKeySection] | None = None
     """Who may call. Default: everybody."""
+    strict_json: bool = True
+    """Whether a request to a model gets 400 if its body is not the JSON of RFC 8259, which all engines read alike."""
     allow_policy_override: bool = True
     """Whether a request may choose its load_balancing_policy by the header X-SkyServe-Policy."""
     cors: CorsSection = CorsSection()
@@ -248,7 +252,7 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
         ),
         pushing=Pushing(PushMode(section.pushing), _pushing.cap if cap is None else cap),
         continuation=Continuation(Continue(section.continuation)),
-        access=Access(tuple(keys), section.allow_policy_override),
+        access=Access(tuple(keys), section.allow_policy_override, section.strict_json),
         cors=cors(section.cors),
         trusted_proxies=section.trusted_proxies,
         session=Session(CookieMode(section.session.cookie), section.session.fields),

@@ -60,6 +60,7 @@ def digests(
                 weight=entry.weight,
                 max_concurrent=entry.max_concurrent or 0,
                 residency=entry.residency or "",
+                paths=entry.paths,
             )
         )
     return found

@@ -17,9 +17,9 @@ import pytest
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import CHAT, COMPLETIONS
 from lb.http.sse import EventBuffer, EventReader, is_readable
 from lb.stream.first_request import prepare
-from lb.stream.openai_request import CHAT, COMPLETIONS
 from lb.stream.resume_request import ResumeMethod, ResumeRequest, resume
 from lb.stream.stream_merge import StreamMerger, closing, stripper
 from lb.stream.transcript import StreamProgress, Transcript

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from lb.stream.openai_request import CHAT
+from lb.http.api_paths import CHAT
 
 _PIECES = ["a", "b", " ", "  ", "\n", "x", " a", "ab", "\n  ", "é", "日", ".", "\ufffd"]
 TOKENS = [

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from lb.engines.kinds import EngineKind
-from lb.stream.openai_request import CHAT
+from lb.http.api_paths import CHAT
 from skyserve_cli.engine import chat
 from skyserve_cli.engine.api import Kind, parse_generation
 from skyserve_cli.engine.errors import BadRequest

@@ -22,13 +22,16 @@ from lb.core.retry import RetryHistory, RetryVerdict, Tries
 from lb.core.sliding_window import WindowCounter
 from lb.core.targets import Health, TargetTable
 from lb.engines.kinds import EngineKind, Fetched, common_kind
+from lb.http.api_paths import CHAT
+from lb.http.request_head import read_request
 from lb.proxy.account import Account
 from lb.proxy.dispatch import Dispatch
-from lb.proxy.ending import Ending, Outcome, TokensSpent
+from lb.proxy.ending import ChargeReason, Ending, Outcome, TokensSpent
 from lb.proxy.registry import RequestRegistry, Waiting
 from lb.proxy.retries import Retries
 from lb.proxy.runtime import Runtime
 from lb.proxy.warmer import Warmer
+from lb.stream.token_usage import Tokens
 from policies.routing.base import RequestView
 from tests.kit.lb_parts import GET, Plane
 
@@ -197,9 +200,10 @@ def ended(plane: Plane, outcome: Outcome, *, status: int = 200, error: str = "",
     ending = Ending()
     ending.error, ending.bytes_out = error, 5
     request = SimpleNamespace(
-        arrival=plane.arrival(GET, **more), ending=ending, relay=None, status=status, attempts=1, executions=1
+        arrival=plane.arrival(GET, **more), ending=ending, relay=None, status=status, attempts=1
     )
-    plane.account.ended(cast(Any, request), outcome, TokensSpent(3, 4, True), plane.loop.now)
+    spent = TokensSpent(3, 4, ChargeReason.REPORTED)
+    plane.account.ended(cast(Any, request), outcome, spent, plane.loop.now)
     return plane.account
 
 
@@ -246,19 +250,69 @@ def test_a_request_is_settled_once() -> None:
     assert admission.settled
 
 
+REPORT = b'{"text":"hello","usage":{"prompt_tokens":11,"completion_tokens":13}}'
+WITHOUT = b'{"text":"' + b"y" * 389 + b'"}'  # 400 bytes
+
+
+def relay_of(tokens: Tokens | None, generated: int = 0) -> Any:
+    return SimpleNamespace(tokens=lambda: tokens, generated=lambda: generated)
+
+
 @pytest.mark.parametrize(
-    ("executions", "relay", "tokens"),
+    ("path", "status", "sent", "relay", "body", "spent"),
     [
-        (0, None, TokensSpent(0, 0, False)),
-        (1, None, TokensSpent(25, 0, False)),
-        (1, SimpleNamespace(tokens=lambda: None, generated=lambda: 7), TokensSpent(25, 7, False)),
+        # what the engine reports
+        (CHAT, 200, True, None, REPORT, (11, 13, "reported")),
+        (CHAT, 200, True, relay_of(Tokens(11, 13), 9), None, (11, 13, "reported")),
+        (b"/own", 200, True, None, REPORT, (11, 13, "reported")),
+        # what it does not
+        (CHAT, 200, True, relay_of(None, 7), None, (25, 7, "counted")),
+        (CHAT, 200, True, None, WITHOUT, (25, 100, "counted")),
+        (b"/v1/embeddings", 200, True, None, WITHOUT, (25, 0, "counted")),
+        (b"/tokenize", 200, True, None, WITHOUT, (0, 0, "no_tokens")),
+        (b"/own", 200, True, None, WITHOUT, (0, 0, "no_tokens")),
+        # what was not served
+        (CHAT, 500, True, None, REPORT, (0, 0, "refused")),
+        (CHAT, 404, True, None, WITHOUT, (0, 0, "refused")),
+        (CHAT, 503, False, None, None, (0, 0, "refused")),
+        # what the client did not wait for
+        (CHAT, 0, False, None, None, (0, 0, "not_sent")),
+        (CHAT, 0, True, None, None, (25, 0, "estimated")),
+        (b"/own", 0, True, None, None, (0, 0, "no_tokens")),
     ],
 )
-def test_what_no_engine_counted_is_estimated(executions: int, relay: Any, tokens: TokensSpent) -> None:
+def test_what_a_request_has_cost(
+    path: bytes, status: int, sent: bool, relay: Any, body: bytes | None, spent: tuple[int, int, str]
+) -> None:
     plane = Plane("a")
     view = plane.arrival().view._replace(prompt=b"x" * 100)
-    request = SimpleNamespace(arrival=plane.arrival(view=view), relay=relay, executions=executions)
-    assert plane.account.spent(cast(Any, request), None) == tokens
+    ending = Ending()
+    ending.sent_at = plane.loop.now if sent else None
+    head = read_request(b"POST %b HTTP/1.1\r\nHost: x\r\n\r\n" % path, 10)
+    arrival = plane.arrival(view=view)._replace(head=head)
+    request = SimpleNamespace(arrival=arrival, relay=relay, status=status, ending=ending)
+    found = plane.account.spent(cast(Any, request), body, plane.loop.now + 1.0)
+    assert found == TokensSpent(*spent[:2], ChargeReason(spent[2]))
+
+
+def test_a_response_that_nobody_waited_for_costs_what_its_engine_has_made_by_its_pace() -> None:
+    plane = Plane("a")
+    admission = Admission(None, ())
+    admission.prompt_tokens, admission.reserved, admission.most_out = 10, 10 + 300, 500
+    head = read_request(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n", 10)
+    arrival = plane.arrival(admission=admission)._replace(head=head)
+    ending = Ending()
+    ending.sent_at = plane.loop.now
+    left = cast(Any, SimpleNamespace(arrival=arrival, relay=None, status=0, ending=ending))
+    assert plane.account.spent(left, None, plane.loop.now + 1.0)[:2] == (
+        10,
+        300,
+    )  # all of it, for all we know
+    done = cast(Any, SimpleNamespace(arrival=arrival, relay=None, status=200, ending=ending))
+    usage = b'{"usage":{"prompt_tokens":10,"completion_tokens":200}}'
+    plane.account.spent(done, usage, plane.loop.now + 2.0)  # a token every 10 ms
+    assert plane.account.spent(left, None, plane.loop.now + 1.0)[:2] == (10, 100)
+    assert plane.account.spent(left, None, plane.loop.now + 9.0)[:2] == (10, 500)
 
 
 # --- retries

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import CHAT, COMPLETIONS
 from lb.http.sse import EventBuffer
 from lb.stream.first_request import prepare
-from lb.stream.openai_request import CHAT, COMPLETIONS
 from lb.stream.resume_request import resume
 from lb.stream.resume_rules import NotResumable, Reason
 from lb.stream.stream_merge import StreamMerger, closing, stripper
@@ -157,6 +157,16 @@ def test_a_client_reads_what_the_undisturbed_engine_says_or_an_error(
     else:
         assert not got["done"]
         assert client.refused in ALLOWED
+
+
+def test_ids_that_come_again_with_white_space_are_not_sent_twice() -> None:
+    engine = Engine(groups=(1,), trims=False, ends=0.0)
+    more = {"max_tokens": 5, "tools": TOOLS, "min_tokens": 1, "logit_bias": {"1": 2.0, "3": -100.0}}
+    request = a_request(CHAT, stop=["a"], return_token_ids=True, **more)
+    client = Client(engine, CHAT, request, Continue.EXACT)
+    client.run([1015])  # the white space has come, and the last token has not
+    assert len(client.legs) == 1
+    assert read(client.got) == read(engine.stream(CHAT, request, 0))
 
 
 ALLOWED = {Reason.RETOKENIZED, Reason.UNCOUNTED, Reason.PENALTIES, Reason.MISMATCH}

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import CHAT, COMPLETIONS
 from lb.http.body_framing import ChunkedDecoder, chunk
 from lb.proxy.fast_path import ForwardingMode, StopReason
 from lb.stream.first_request import Strip, prepare
-from lb.stream.openai_request import CHAT, COMPLETIONS
 from lb.stream.stream_merge import stripper
 from lb.stream.token_usage import OutputCounter
 from tests.unit.stream_engines import MODEL, stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from typing import Any, cast
@@ -17,6 +18,8 @@ from lb.core.byte_budget import ByteBudget
 from lb.core.forwarding import Forwarding
 from lb.core.hop import RequestHop
 from lb.core.models import read_models
+from lb.core.tenant import LEAST_EXPECTED
+from lb.http.api_paths import CHAT
 from lb.http.messages import Reader
 from lb.proxy import model_list
 from lb.proxy.downstream import MAX_AHEAD_BYTES, ClientConnection
@@ -28,7 +31,6 @@ from lb.proxy.request import ProxiedRequest
 from lb.proxy.runtime import Runtime
 from lb.proxy.states import State
 from lb.proxy.upload import TinyChunksError, Upload, refusal_of
-from lb.stream.openai_request import CHAT
 from tests.kit.lb_parts import GET, Client, Plane, Wire
 
 KEY = "sk-of-a-test"
@@ -271,11 +273,94 @@ def test_a_body_is_collected_and_its_bytes_are_counted_once() -> None:
 
 def test_a_body_exactly_as_long_as_it_may_be_is_taken() -> None:
     limits = Limits(max_body_bytes=2000, buffer_bytes=2000)
-    assert Door("a", limits=limits).status(post("/v1/embeddings", b"x" * 2000)) == 0
-    assert Door("a", limits=limits).status(post("/v1/embeddings", b"x" * 2001)) == 413
+    body = b'{"input":"%b"}'
+    assert Door("a", limits=limits).status(post("/v1/embeddings", body % (b"x" * 1988))) == 0
+    assert Door("a", limits=limits).status(post("/v1/embeddings", body % (b"x" * 1989))) == 413
     assert (
         Door("a", limits=limits).status(post("/up", b"x" * 2001, TWICE)) == 0
     )  # not parsed, and passed on as it comes
+
+
+# --- what a key with a limit of tokens may send
+
+BEARER = b"Authorization: Bearer ka\r\n"
+PROMPT = b'{"model":"m","prompt":"hello","max_tokens":5}'
+HANDSHAKE = (
+    b"GET %b HTTP/1.1\r\nHost: x\r\n" + BEARER + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
+)
+
+
+def limited(strict_json: bool = True, **limits: Any) -> Door:
+    key = ApiKey("a", hashlib.sha256(b"ka").hexdigest(), **{"tokens_per_minute": 1000.0, **limits})
+    access = Access((key,), strict_json=strict_json)
+    return Door("a", access=access)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "code"),
+    [
+        (post("/v1/completions", PROMPT, BEARER), ""),
+        (post("/v1/completions", PROMPT[:-1] + b',"x":NaN}', BEARER), "invalid_json"),
+        (post("/v1/completions", b"\xef\xbb\xbf" + PROMPT, BEARER), "invalid_json"),
+        (post("/v1/completions", PROMPT.decode().encode("utf-16"), BEARER), "invalid_json"),
+        (post("/v1/completions", PROMPT[:-1] + b',"x":"\\ud800"}', BEARER), "invalid_json"),
+        (post("/v1/completions", b"[1]", BEARER), "invalid_json"),
+        (
+            post("/v1/completions", gzip.compress(PROMPT), BEARER + b"Content-Encoding: gzip\r\n"),
+            "unsupported_content_encoding",
+        ),
+        (post("/v1/completions", PROMPT[:-1] + b',"max_tokens":9}', BEARER), "duplicate_fields"),
+        (post("/v1/completions", PROMPT[:-1] + b',"metadata":{"max_tokens":9}}', BEARER), ""),
+        (post("/v1/rerank", b'{"query":"a","documents":["b"]}', BEARER), ""),
+        (post("/tokenize", PROMPT, BEARER + TWICE), ""),
+        (post("/own", PROMPT, BEARER), "path_not_allowed"),
+        (post("/v1/batches", PROMPT, BEARER), "path_not_allowed"),
+        (b"GET /own HTTP/1.1\r\nHost: x\r\n" + BEARER + b"\r\n", ""),
+        (b"DELETE /v1/files HTTP/1.1\r\nHost: x\r\n" + BEARER + TWICE + b"\r\n", ""),
+        (b"DELETE /own HTTP/1.1\r\nHost: x\r\n" + BEARER + b"\r\n", "path_not_allowed"),
+        (HANDSHAKE % b"/v1/realtime", "path_not_allowed"),
+    ],
+)
+def test_a_limited_key_may_send_what_can_be_counted(request_bytes: bytes, code: str) -> None:
+    door = limited()
+    _, wire = door.send(request_bytes)
+    assert (code.encode() in wire.sent) if code else not wire.sent
+    assert bool(door.plane.stock.used.get("a")) is not bool(code)
+
+
+@pytest.mark.parametrize(
+    ("paths", "path", "allowed"),
+    [
+        (("/own",), "/own", True),
+        (("/own",), "/own/more", False),
+        (("/own/*",), "/own/more", True),
+        (("/own/*",), "/other", False),
+        (("*",), "/any", True),
+    ],
+)
+def test_other_paths_are_allowed_one_by_one(paths: tuple[str, ...], path: str, allowed: bool) -> None:
+    door = limited(paths=paths)
+    assert door.status(post(path, b"x", BEARER + TWICE)) == (0 if allowed else 403)
+
+
+def test_a_key_without_a_limit_of_tokens_may_use_any_path() -> None:
+    assert limited(tokens_per_minute=0.0).status(post("/own", b"x", BEARER + TWICE)) == 0
+
+
+def test_a_body_that_our_parser_refuses_passes_if_the_operator_says_so() -> None:
+    door = limited(strict_json=False)
+    _, wire = door.send(post("/v1/completions", PROMPT[:-1] + b',"x":NaN}', BEARER))
+    assert not wire.sent
+    (usage,) = door.plane.account.api_keys.usage(0.0)
+    assert usage.reserved > LEAST_EXPECTED
+
+
+def test_a_body_that_is_not_read_as_a_whole_cannot_be_counted() -> None:
+    door = limited()
+    long = b'{"prompt":"' + b"x" * door.intake.limits.buffer_bytes + b'"}'
+    assert door.status(post("/v1/completions", long, BEARER)[:-1]) == 413
+    door.plane.check()
 
 
 def test_a_long_body_is_passed_on_as_the_target_takes_it() -> None:

@@ -18,7 +18,7 @@ from lb.core.api_keys import (
     Unauthorized,
     Usage,
 )
-from lb.core.tenant import Limited
+from lb.core.tenant import LEAST_EXPECTED, Limited
 
 
 def key(name: str = "alice", **limits: float) -> ApiKey:
@@ -169,15 +169,45 @@ def test_the_lesser_of_max_tokens_and_the_expected_length_is_reserved(
     assert admission.reserved == 7 + reserved
 
 
-def test_the_expected_length_follows_what_was_generated() -> None:
-    keys = store(tokens_per_minute=1e9)
-    for _ in range(50):
+def settled(keys: ApiKeyStore, *generated: int) -> None:
+    for tokens in generated:
         admission = enter(keys)
         keys.reserve(admission, 100, None, 0.0)
-        keys.settle(admission, 100 + 2000, 0.0)
+        keys.settle(admission, 100 + tokens, 0.0, tokens)
+
+
+def reserved(keys: ApiKeyStore, **more: int) -> int:
     admission = enter(keys)
-    keys.reserve(admission, 100, None, 0.0)
-    assert admission.reserved == pytest.approx(2100, abs=5)
+    keys.reserve(admission, 0, None, 0.0, **more)
+    keys.settle(admission, 0, 0.0)
+    return admission.reserved
+
+
+def test_what_nine_of_ten_responses_have_is_reserved() -> None:
+    keys = store(tokens_per_minute=1e9)
+    settled(keys, *[2000] * 50)
+    assert reserved(keys) == 2000
+    settled(keys, *[300] * 54, *[2000] * 10)
+    assert reserved(keys) == 2000  # they are not few enough
+    settled(keys, *[300] * 64)
+    assert reserved(keys) == 300
+    assert reserved(keys, choices=5) == 1500
+
+
+def test_short_requests_do_not_make_the_next_one_cheap() -> None:
+    keys = store(tokens_per_minute=1e9)
+    settled(keys, *[1] * 200)
+    assert reserved(keys) == LEAST_EXPECTED
+
+
+def test_a_client_that_leaves_teaches_nothing() -> None:
+    keys = store(tokens_per_minute=1e9)
+    settled(keys, *[2000] * 50)
+    for _ in range(100):
+        admission = enter(keys)
+        keys.reserve(admission, 100, None, 0.0)
+        keys.settle(admission, 101, 0.0)
+    assert reserved(keys) == 2000
 
 
 # --- requests under way

@@ -13,6 +13,7 @@ from lb.core.models import ModelList, read_models
 from lb.core.queue import RequestQueue
 from lb.core.scheduler import Scheduler
 from lb.core.targets import TargetTable
+from lb.http.api_paths import names_a_model
 from lb.stream import model_name
 from lb.stream.openai_request import NOT_PARSED, read
 from policies.routing.base import RequestView
@@ -328,4 +329,4 @@ def test_a_404_means_the_model_if_it_names_it(body: bytes, model: str, means_it:
     ],
 )
 def test_only_known_paths_name_models(path: bytes, named: bool) -> None:
-    assert model_name.names_a_model(path) is named
+    assert names_a_model(path) is named

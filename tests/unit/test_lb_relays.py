@@ -12,6 +12,7 @@ import pytest
 from lb.config.options import Continuation, Continue
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import CHAT
 from lb.http.body_framing import LAST_CHUNK, ChunkedDecoder, CloseDelimitedDecoder, chunk
 from lb.http.messages import RequestHead, ResponseHead, response_bytes
 from lb.http.upstream import Pool, TargetConnection
@@ -20,7 +21,7 @@ from lb.proxy.forwarded_relay import ForwardedRelay
 from lb.proxy.ports import RelayHost
 from lb.proxy.relay import PlainRelay
 from lb.proxy.resumable_relay import ResumableRelay
-from lb.stream.openai_request import CHAT, read
+from lb.stream.openai_request import read
 from lb.stream.resume_rules import Reason
 from lb.stream.resume_state import ResumeState
 

@@ -12,6 +12,7 @@ from lb.config.options import Continuation, Continue, Limits, Pushing, PushMode,
 from lb.config.schema import Table, Target
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import CHAT
 from lb.http.error_responses import SERVER
 from lb.http.write_batch import JOIN_BELOW_BYTES
 from lb.proxy import attempt as attempts
@@ -24,7 +25,7 @@ from lb.proxy.responding import RETRY_AFTER_S, Responding
 from lb.proxy.states import TABLE, RequestEvent, State, TransitionError, move
 from lb.proxy.sweep import Sweep
 from lb.proxy.tunnel import Tunnel
-from lb.stream.openai_request import CHAT, read
+from lb.stream.openai_request import read
 from lb.stream.resume_state import ResumeState
 from tests.kit.lb_parts import GET, Client, Plane, StepLoop, Wire, steps
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import CHAT, COMPLETIONS
 from lb.stream.first_request import Strip, prepare, with_fields
-from lb.stream.openai_request import CHAT, COMPLETIONS
 from lb.stream.resume_request import ResumeMethod, ResumeRequest, left, resume
 from lb.stream.resume_rules import NotResumable, Reason, refusal
 from lb.stream.transcript import StreamProgress

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import CHAT, COMPLETIONS
 from lb.http.sse import EventBuffer
 from lb.stream.first_request import Strip, prepare
-from lb.stream.openai_request import CHAT, COMPLETIONS
 from lb.stream.resume_request import ResumeMethod, resume
 from lb.stream.resume_rules import Reason
 from lb.stream.stream_merge import StreamMerger, closing, stripper

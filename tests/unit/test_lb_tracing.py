@@ -196,6 +196,9 @@ def test_the_access_log_is_one_line_of_json_per_request() -> None:
         "bytes": 1000,
         "tokens_in": None,
         "tokens_out": 34,
+        "reserved": None,
+        "charged": None,
+        "charge": None,
     }
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import CHAT, COMPLETIONS
 from lb.http.body_framing import LAST_CHUNK, chunk
-from lb.stream.openai_request import CHAT, COMPLETIONS
 from lb.stream.transcript import START, ProgressTally, StreamProgress, Transcript
 from tests.unit.stream_engines import MODEL, stream
 

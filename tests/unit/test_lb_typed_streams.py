@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
+from lb.http.api_paths import MESSAGES, RESPONSES
 from lb.http.sse import EventBuffer
 from lb.stream.dialect import Dialect, Merger
 from lb.stream.dialects import DIALECTS
-from lb.stream.openai_request import MESSAGES, RESPONSES
 from lb.stream.resume_request import ResumeMethod, ResumeRequest
 from lb.stream.resume_rules import NotResumable, Reason
 from lb.stream.transcript import StreamProgress, Transcript

@@ -31,7 +31,8 @@ from lb.core.warming import (
     new_replicas,
 )
 from lb.engines.kinds import EngineKind
-from lb.stream.openai_request import CHAT, COMPLETIONS, prompt_of
+from lb.http.api_paths import CHAT, COMPLETIONS
+from lb.stream.openai_request import prompt_of
 from lb.stream.warming_request import warming_body
 from policies.routing.base import RequestView
 from policies.routing.registry import POLICIES

@@ -1,0 +1,160 @@
+"""How much work a request will be, before an engine counts it. Pure.
+
+Text counts by its bytes, which `lb.core.model_costs` turns into tokens. Images and sound do not: an image is as many tokens
+as its area needs patches, a sound as many as it has frames, and where neither can be read off their first bytes, a usual size
+is taken.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from lb.http.api_paths import Work
+from lb.stream.openai_request import ParsedRequest
+
+PIXELS_PER_TOKEN = 750  # Claude's rule; the patches of Qwen2-VL are of 784 pixels
+MOST_IMAGE_TOKENS = 16_384
+USUAL_IMAGE_TOKENS = 1_398  # one megapixel
+AUDIO_TOKENS_PER_S = 50.0  # Whisper's encoder: 1,500 positions for 30 s
+AUDIO_BYTES_PER_S = 16_000.0  # of what is compressed: 128 kbit/s
+MESSAGE_BYTES = 16  # role and marks of a message, in a usual chat template
+
+_PROMPT_FIELDS = (
+    "messages", "prompt", "input", "inputs", "text", "input_ids", "system", "instructions", "tools", "query", "documents",
+    "text_1", "text_2", "queries", "suffix", "functions",
+)  # fmt: skip
+_HEAD_BYTES = 64 * 1024  # of an image, in which its size is looked for
+_WAV = re.compile(rb"RIFF.{4}WAVEfmt .{12}(.{4})", re.DOTALL)
+_MEDIA_KEYS = ("image_url", "source", "image", "input_audio", "audio_url", "video_url", "file_data", "data")
+_IMAGE_TYPES = ("image_url", "input_image", "image", "image_embeds")
+_AUDIO_TYPES = ("input_audio", "audio_url", "audio")
+
+
+class RequestSize(NamedTuple):
+    """What is read: `text_bytes` and `tokens` beside them. What is written at most: `most_out` tokens over all `choices`; None: no limit."""
+
+    text_bytes: int = 0
+    tokens: int = 0
+    most_out: int | None = None
+    choices: int = 1
+
+
+def size_of(work: Work, parsed: ParsedRequest, body: bytes) -> RequestSize:
+    """Return the size of a request whose body is here. A body that is not parsed is all text, or all sound."""
+    if work is Work.NONE:
+        return RequestSize(most_out=0)
+    most_out = 0 if work is Work.READS else parsed.most_tokens
+    choices = parsed.choices
+    if parsed.json is not None:
+        text_bytes, tokens = _prompt_size(parsed.json)
+        return RequestSize(text_bytes, tokens, most_out, choices)
+    if work is Work.MEDIA:
+        return RequestSize(0, round(_seconds_of(body) * AUDIO_TOKENS_PER_S), None, 1)
+    return RequestSize(len(body), 0, most_out, choices)
+
+
+def _prompt_size(json: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the bytes of text and the other tokens of a prompt."""
+    text_bytes = tokens = 0
+    left = [json[name] for name in _PROMPT_FIELDS if name in json]
+    while left:
+        one = left.pop()
+        kind = type(one)
+        if kind is str:
+            text_bytes += len(one) if one.isascii() else len(one.encode("utf-8", "surrogatepass"))
+        elif kind is list:
+            if one and type(one[0]) is int:
+                tokens += len(one)
+            else:
+                left += one
+        elif kind is dict:
+            part = one.get("type")
+            if part in _IMAGE_TYPES:
+                tokens += _image_tokens(_media(one))
+            elif part in _AUDIO_TYPES:
+                tokens += round(_seconds_of(_media(one)) * AUDIO_TOKENS_PER_S)
+            else:
+                text_bytes += MESSAGE_BYTES
+                left += one.values()
+        elif one is not None:
+            text_bytes += 4
+    return text_bytes, tokens
+
+
+def _media(part: Mapping[str, Any]) -> bytes:
+    """Return the bytes of an image or a sound, empty if they are elsewhere."""
+    value: Any = part
+    for _ in range(3):
+        if type(value) is not dict:
+            break
+        value = next((value[key] for key in (*_MEDIA_KEYS, "url") if key in value), None)
+    if type(value) is not str:
+        return b""
+    if value.startswith("data:"):
+        value = value.partition(",")[2]
+    elif "://" in value[:16]:
+        return b""
+    try:
+        head = base64.b64decode(value[: _HEAD_BYTES // 3 * 4], validate=False)
+    except (binascii.Error, ValueError):
+        return b""
+    return head + bytes(max(0, len(value) * 3 // 4 - len(head)))
+
+
+def _image_tokens(image: bytes) -> int:
+    width, height = _pixels_of(image)
+    if not width * height:
+        return USUAL_IMAGE_TOKENS
+    return max(1, min(MOST_IMAGE_TOKENS, width * height // PIXELS_PER_TOKEN))
+
+
+def _pixels_of(image: bytes) -> tuple[int, int]:
+    """Return width and height as the head of a PNG, GIF, JPEG or WebP has them; zeros if it does not."""
+    try:
+        if image.startswith(b"\x89PNG\r\n\x1a\n"):
+            width, height = struct.unpack_from(">II", image, 16)
+        elif image.startswith((b"GIF87a", b"GIF89a")):
+            width, height = struct.unpack_from("<HH", image, 6)
+        elif image.startswith(b"\xff\xd8"):
+            return _pixels_of_jpeg(image)
+        elif image[8:15] == b"WEBPVP8":
+            return _pixels_of_webp(image)
+        else:
+            return 0, 0
+    except struct.error:
+        return 0, 0
+    return width, height
+
+
+def _pixels_of_jpeg(image: bytes) -> tuple[int, int]:
+    at = 2
+    while image[at] == 0xFF if at < len(image) else False:
+        marker, length = struct.unpack_from(">BH", image, at + 1)
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame, and no table
+            height, width = struct.unpack_from(">HH", image, at + 5)
+            return width, height
+        at += 2 + length
+    return 0, 0
+
+
+def _pixels_of_webp(image: bytes) -> tuple[int, int]:
+    form = image[15:16]
+    if form == b"X":
+        return 1 + int.from_bytes(image[24:27], "little"), 1 + int.from_bytes(image[27:30], "little")
+    if form == b"L":
+        bits = int.from_bytes(image[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    width, height = struct.unpack_from("<HH", image, 26)
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _seconds_of(sound: bytes) -> float:
+    """Return how long a sound lasts, by the rate in a WAV's head or a usual one."""
+    wav = _WAV.search(sound, 0, 4096)
+    rate = float(struct.unpack("<I", wav[1])[0]) if wav is not None else AUDIO_BYTES_PER_S
+    return len(sound) / max(1000.0, rate)
