@@ -21,6 +21,7 @@ from typing import Any
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
 from lb.http.api_paths import CHAT, MESSAGES
+from lb.http.sse import ends_with_done
 from lb.stream.dialect import Merger
 from lb.stream.first_request import Preparation
 from lb.stream.first_request import written as written_body
@@ -156,7 +157,7 @@ class Messages:
 
     def is_over(self, events: bytes) -> bool:
         types = event_types(events)
-        return bool(types) and types[-1] == b"message_stop"
+        return (bool(types) and types[-1] == b"message_stop") or ends_with_done(events)
 
     def has_finished(self, events: bytes) -> bool:
         return b"message_delta" in event_types(events)

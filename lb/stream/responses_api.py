@@ -24,6 +24,7 @@ from typing import Any
 from lb.config.options import Continue
 from lb.engines.kinds import EngineKind
 from lb.http.api_paths import RESPONSES
+from lb.http.sse import ends_with_done
 from lb.stream.dialect import Merger
 from lb.stream.first_request import Preparation
 from lb.stream.first_request import written as written_body
@@ -160,6 +161,8 @@ class Responses:
     def is_over(self, events: bytes) -> bool:
         # Only the last event has a usage, and it may be longer than what is kept of the end.
         types = event_types(events)
+        if ends_with_done(events):
+            return True
         return types[-1].decode("latin-1") in _ENDS if types else b'"usage":{"input_tokens":' in events
 
     def has_finished(self, events: bytes) -> bool:

@@ -459,6 +459,15 @@ def test_only_the_last_event_ends_a_stream(name: str) -> None:
     assert dialect.closing(request, progress(dialect, recorded["stream"]), VLLM) == b""
 
 
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+def test_done_ends_a_stream_whatever_was_in_it(path: bytes) -> None:
+    """An engine without these APIs may respond as to a chat."""
+    dialect = DIALECTS[path]
+    chunk = b'data: {"object":"chat.completion.chunk","choices":[]}\n\n'
+    assert not dialect.is_over(chunk)
+    assert dialect.is_over(chunk + b"data: [DONE]\n\n")
+
+
 @EVERY_STREAM
 def test_only_single_deltas_pass_unread(name: str) -> None:
     recorded = RECORDED[name]
