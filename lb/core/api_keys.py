@@ -40,7 +40,7 @@ from lb.core.hop import RequestHop
 from lb.core.limit_store import LimitStore, MemoryLimits
 from lb.core.residency import ANYWHERE
 from lb.core.shared_quota import Charge, SharedQuota
-from lb.core.tenant import ONE, Limited, Tenant
+from lb.core.tenant import ONE, Allowance, Limited, Tenant
 
 __all__ = [
     "ANONYMOUS",
@@ -136,6 +136,10 @@ class Admission:
     def counts_tokens(self) -> bool:
         """Whether its key has a limit of tokens."""
         return self._account is not None and self._account.key.tokens_per_minute > 0
+
+    def allowances(self) -> tuple[Allowance, ...]:
+        """Return what is left of the limits per minute of its key, reservations taken off."""
+        return () if self._account is None else self._account.allowances()
 
     def may_use(self, path: bytes) -> bool:
         """Return whether the key may use a path whose work nothing counts."""

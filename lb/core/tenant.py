@@ -47,8 +47,19 @@ class Limited(NamedTuple):
         return _OPTIONS[self.what]
 
     @property
-    def per_minute(self) -> float:
-        return self.limit
+    def allowance(self) -> Allowance | None:
+        """What is left of the limit; None if it is not one per minute."""
+        if self.what == CONCURRENT:
+            return None
+        return Allowance(self.what, self.limit, ONE - self.retry_after_s * self.limit / 60.0)
+
+
+class Allowance(NamedTuple):
+    """What is left of a limit per minute, which fills evenly. `left` is below zero for a debt."""
+
+    what: str
+    per_minute: float
+    left: float
 
 
 class PastResponses:
@@ -93,6 +104,16 @@ class Tenant:
     def is_limited(self) -> bool:
         key = self.key
         return bool(key.requests_per_minute or key.tokens_per_minute or key.max_concurrent)
+
+    def allowances(self) -> tuple[Allowance, ...]:
+        """Return what is left of each limit per minute."""
+        row, key = self.row, self.key
+        left = []
+        if key.requests_per_minute:
+            left.append(Allowance(REQUESTS, key.requests_per_minute, row.requests))
+        if key.tokens_per_minute:
+            left.append(Allowance(TOKENS, key.tokens_per_minute, row.tokens))
+        return tuple(left)
 
     def fill(self, now: float, share: float = 1.0) -> None:
         """Bring the levels up to now, by a share of the limits."""

@@ -1,6 +1,7 @@
 """Responses of the load balancer itself.
 
-Errors in the shape OpenAI's clients parse, `{"error": {"message", "type", "param", "code"}}`, and short texts.
+Errors in the shape OpenAI's clients parse, `{"error": {"message", "type", "param", "code"}}`, or, of the Messages API, Anthropic's; and
+short texts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,22 @@ from http import HTTPStatus
 
 import orjson
 
+from lb.http.api_paths import MESSAGES
+
 SERVER = "skyserve"
+# Clients of OpenAI and Anthropic wait for `Retry-After`: older ones if it is at most so many seconds, and otherwise try again within
+# seconds; newer ones however long it is, in silence. Beyond it this header makes them report the error.
+MOST_WAITED_S = 60
+_FORBIDS_RETRY = b"X-Should-Retry: false\r\n"
+_MESSAGE_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 def raw_error(
@@ -22,13 +38,14 @@ def raw_error(
     close: bool = False,
     head_only: bool = False,
     more_lines: bytes = b"",
+    path: bytes = b"",
 ) -> bytes:
-    """Return a whole response on the wire.
+    """Return a whole response on the wire, in the form of the API at `path`.
 
     `retry_after_s` becomes a `Retry-After` header: the client may try again then. `more_lines` are header lines, each with
     its CRLF.
     """
-    body = error_body(status, code, message)
+    body = message_error_body(status, message) if path == MESSAGES else error_body(status, code, message)
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
         "Content-Type: application/json",
@@ -39,6 +56,8 @@ def raw_error(
         lines.append(f"X-Request-Id: {request_id.decode('latin-1')}")
     if retry_after_s is not None:
         lines.append(f"Retry-After: {retry_after_s}")
+        if retry_after_s > MOST_WAITED_S:
+            more_lines += _FORBIDS_RETRY
     if status == HTTPStatus.UNAUTHORIZED:
         lines.append("WWW-Authenticate: Bearer")
     if close:
@@ -76,6 +95,12 @@ def closing(response: bytes) -> bytes:
 def error_body(status: int, code: str, message: str) -> bytes:
     """Return the JSON alone."""
     return orjson.dumps({"error": {"message": message, "type": kind(status), "param": None, "code": code}})
+
+
+def message_error_body(status: int, message: str) -> bytes:
+    """Return the JSON alone, as Anthropic's clients parse it."""
+    error = {"type": _MESSAGE_ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")}
+    return orjson.dumps({"type": "error", "error": {**error, "message": message}})
 
 
 def kind(status: int) -> str:

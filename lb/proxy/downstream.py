@@ -572,7 +572,9 @@ class ClientConnection(asyncio.Protocol):
             retry_after_s=None if retry_after_s is None else max(1, round(retry_after_s + 0.5)),
             close=close,
             head_only=head is not None and head.method == b"HEAD",
-            more_lines=b"" if cors is None else cors[head.origin if head is not None else None],
+            more_lines=refusal.more_lines
+            + (b"" if cors is None else cors[head.origin if head is not None else None]),
+            path=head.path if head is not None else b"",
         )
 
     def _linger(self) -> None:

@@ -41,7 +41,9 @@ class Arrival(NamedTuple):
     continues: bool = True  # the client has not forbidden to resume its stream
     resume_state: ResumeState | None = None
     cors: bytes | None = None  # header lines of any response to it; None if CORS is off
-    set_cookie: bytes = b""  # a header line of a target's response, with its CRLF
+    lines: bytes = (
+        b""  # header lines of the response, each with its CRLF: a cookie, what is left of the key's limits
+    )
     hop: RequestHop | None = None  # of a request that a peer has forwarded
     zones: Zones = ANYWHERE  # of its residency
     resource: Resource | None = None  # which it names, and which one target has

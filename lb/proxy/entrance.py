@@ -25,6 +25,7 @@ from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
 from lb.proxy.ending import Arrival
 from lb.proxy.ports import Downstream
+from lb.proxy.rate_limits import lines_of
 from lb.proxy.rejections import Rejection
 from lb.stream import openai_request, resources
 from lb.stream.dialects import DIALECTS
@@ -165,7 +166,9 @@ class RequestAdmission:
     def _limited(self, verdict: Limited) -> Rejection:
         self._metrics.counts.limited += 1
         self._metrics.of_key(verdict.tenant).refusals[verdict.reason] += 1
-        return Rejection(429, "rate_limit_exceeded", verdict.message, verdict.retry_after_s)
+        allowance = verdict.allowance
+        lines = b"" if allowance is None else lines_of((allowance,))
+        return Rejection(429, "rate_limit_exceeded", verdict.message, verdict.retry_after_s, lines)
 
     def _own_path(self, head: RequestHead) -> Rejection | bytes:
         """Return whether the process serves, and whether a target would take a request.
@@ -241,7 +244,7 @@ class RequestAdmission:
             continues,
             resume_state,
             None if cors is None or admission.hop is not None else cors[head.origin],
-            set_cookie,
+            set_cookie + lines_of(admission.allowances()) if admission.tenant else set_cookie,
             admission.hop,
             self._zones(admission),
             resource,

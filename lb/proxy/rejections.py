@@ -12,6 +12,7 @@ class Rejection(NamedTuple):
     code: str
     message: str
     retry_after_s: float | None = None
+    more_lines: bytes = b""  # of the response's head
 
 
 NO_ROOM = Rejection(503, "out_of_memory", "The load balancer keeps as many bodies as it may; try again.", 1.0)

@@ -24,6 +24,7 @@ from lb.proxy.account import Account
 from lb.proxy.dispatch import Dispatch
 from lb.proxy.ending import Arrival, Ending, Outcome
 from lb.proxy.ports import Downstream, Relay
+from lb.proxy.rate_limits import lines_of
 from lb.proxy.relay import PlainRelay
 from lb.proxy.resumable_relay import BY_ENGINE, ResumableRelay, is_resumable
 from lb.proxy.states import RequestEvent, State
@@ -239,8 +240,8 @@ class Responding:
         arrival = self._arrival
         if arrival.hop is not None:
             framing += self._credit(arrival.hop.peer)
-        if arrival.set_cookie:
-            framing = arrival.set_cookie + framing
+        if arrival.lines:
+            framing = arrival.lines + framing
         request_id = arrival.request_id if arrival.hop is None else b""
         return response_bytes(response, request_id, framing, arrival.cors)
 
@@ -330,7 +331,8 @@ class Responding:
                 retry_after_s=RETRY_AFTER_S if status in RETRY_STATUSES or status == 429 else None,
                 close=client.closing,
                 head_only=self.head.method == b"HEAD",
-                more_lines=self._arrival.cors or b"",
+                more_lines=lines_of(self._arrival.admission.allowances()) + (self._arrival.cors or b""),
+                path=self.head.path,
             )
         )
         request.end(Outcome.REFUSED)

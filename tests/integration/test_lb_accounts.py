@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from lb.config.options import Access, ApiKey
 from lb.config.schema import Table, Target
 from lb.engines.kinds import EngineKind
+from lb.stream.request_size import MESSAGE_BYTES
 
 from .lb_wires import DIES, ENDS, Bench, Seen, run, settle
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PROMPT = b"p" * 400
-PROMPT_TOKENS = len(b"user\x1f" + PROMPT + b"\x1e") // 4
+PROMPT_TOKENS = (len(b"user" + PROMPT) + MESSAGE_BYTES) // 4
 
 
 def chunk(data: bytes) -> bytes:

@@ -114,7 +114,7 @@ def test_tokens_are_charged_afterwards_and_debts_are_paid_by_waiting() -> None:
     admit(keyring, bearer("alice"), 0.0, tokens=1200)  # 600 more than there were
     verdict = admit(keyring, bearer("alice"), 0.0)
     assert isinstance(verdict, Limited)
-    assert (verdict.what, verdict.per_minute) == ("tokens", 600)
+    assert (verdict.what, verdict.limit) == ("tokens", 600)
     assert verdict.retry_after_s == pytest.approx(60.1)
     assert is_let_in(keyring, "alice", 60.2)
 

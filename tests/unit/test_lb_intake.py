@@ -513,14 +513,14 @@ def test_what_may_run_twice_is_known_at_the_beginning(data: bytes, repeatable: b
 def test_a_session_cookie_is_set_once_and_not_for_peers() -> None:
     door = Door("a", session=Session(CookieMode.AUTO))
     request = admitted(door, GET)
-    assert request.arrival.set_cookie.startswith(b"Set-Cookie: ")
+    assert request.arrival.lines.startswith(b"Set-Cookie: ")
     assert request.arrival.view.session
     named = GET.replace(b"\r\n\r\n", b"\r\nX-SkyServe-Session: s\r\n\r\n")
-    assert (admitted(door, named).arrival.set_cookie, admitted(door, named).arrival.view.session) == (
+    assert (admitted(door, named).arrival.lines, admitted(door, named).arrival.view.session) == (
         b"",
         "s",
     )
-    assert admitted(door, GET, HOP).arrival.set_cookie == b""
+    assert admitted(door, GET, HOP).arrival.lines == b""
 
 
 def test_a_session_may_stand_in_the_body() -> None:
