@@ -70,7 +70,8 @@ class Limits(_Options):
 
     Of clients: `head_timeout_s` for a whole head, `keepalive_s` between two requests, `max_head_bytes` and
     `max_headers` per head. Bodies up to `buffer_bytes` are kept, so that they can be sent again; longer ones are
-    passed on as they come, and have one attempt.
+    passed on as they come, and have one attempt. A body that arrives more slowly than `min_upload_bytes_per_s`, over
+    `UPLOAD_WINDOW_S` of `lb.proxy.upload`, is refused; 0: never.
     """
 
     time_to_first_byte_s: float = _number(600.0, 0.001, 86_400.0)
@@ -88,6 +89,7 @@ class Limits(_Options):
     max_headers: int = _number(128, 1, 10_000)
     buffer_bytes: int = _number(8 * _MIB, 0, 1024 * _MIB)
     stream_keepalive_s: float = _number(0.0, 0.0, 3600.0, newer=True)
+    min_upload_bytes_per_s: int = _number(1024, 0, 1024 * _MIB, newer=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +268,10 @@ class Session:
 class ApiKey:
     """One client's key, known by its SHA-256 only.
 
-    Limits of 0 mean none; `weight` is its share of a full queue. `max_concurrent` bounds its requests under way, those that
-    wait for a target included. `residency` is the zone of its requests (see `lb.core.residency`), empty: none. With a limit of
-    tokens a key may use the APIs whose tokens are known, and of other paths those in `paths`; `*` at the end of one stands for
-    anything.
+    Limits of 0 mean none; `weight` is its share of a full queue and of full memory. `max_concurrent` bounds its requests under
+    way, those that wait for a target included. `residency` is the zone of its requests (see `lb.core.residency`), empty: none.
+    With a limit of tokens a key may use the APIs whose tokens are known, and of other paths those in `paths`; `*` at the end
+    of one stands for anything.
     """
 
     name: str

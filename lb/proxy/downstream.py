@@ -1,10 +1,10 @@
 """Connections from clients: requests in, one at a time, and the bytes of responses out.
 
 Bounded in everything a client can make long: heads (`max_head_bytes`, `max_headers`, `head_timeout_s`), bodies
-(`max_body_bytes` where they are parsed, `idle_timeout_s` between two parts, one budget for what all of them keep), idleness (`keepalive_s`), and
-what it sends ahead of its response (the connection is closed). Whether a request is let in is decided on its head, before
-its body is requested or kept. Bodies up to `buffer_bytes` are collected, so that they can be sent again; of longer ones only
-the first part is, and the rest is passed on as the target takes it.
+(`max_body_bytes` where they are parsed, `idle_timeout_s` between two parts, `min_upload_bytes_per_s`, one budget for what
+all of them keep), idleness (`keepalive_s`), and what it sends ahead of its response (the connection is closed). Whether a
+request is let in is decided on its head, before its body is requested or kept. Bodies up to `buffer_bytes` are collected, so
+that they can be sent again; of longer ones only the first part is, and the rest is passed on as the target takes it.
 
 Every callback is an entrance of the fault barrier (`lb.proxy.faults`).
 """
@@ -29,6 +29,7 @@ from lb.proxy.rejections import (
     NO_ROOM,
     TOO_MANY_CONNECTIONS,
     Rejection,
+    too_slow,
 )
 from lb.proxy.runtime import Runtime
 from lb.proxy.upload import TinyChunksError, Upload, refusal_of
@@ -123,8 +124,8 @@ class Entrance(Protocol):
         """Count a client that left before its request was whole."""
         ...
 
-    def refused(self, refusal: Rejection) -> None:
-        """Count a response to what never became a request."""
+    def refused(self, refusal: Rejection, tenant: str = "") -> None:
+        """Count a response to what never became a request, for a key if one let it in."""
         ...
 
 
@@ -301,8 +302,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if length > limits.max_body_bytes and for_model(head.path):
             self._admission = verdict
-            self._drop_upload()
-            self._refuse(self._too_large())
+            self._refuse_body(self._too_large())
             return
         if whole and length <= limits.buffer_bytes:
             self._ahead = rest[length:]
@@ -314,7 +314,9 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._phase = BODY
         self._admission = verdict
-        self.upload = Upload(length, head.chunked, self._runtime.buffers)
+        holding = self._runtime.buffers.open(self._out_of_room, verdict.tenant, verdict.weight)
+        self.upload = Upload(length, head.chunked, holding, self._runtime.clock())
+        self._runtime.uploading.add(self)
         self._take_body(rest)
 
     def _take_body(self, data: bytes) -> None:
@@ -333,8 +335,7 @@ class ClientConnection(asyncio.Protocol):
             elif not upload.keep(part):
                 refusal = NO_ROOM
         if refusal is not None:
-            self._drop_upload()
-            self._refuse(refusal)
+            self._refuse_body(refusal)
             return
         self._deadline = self._runtime.clock() + limits.idle_timeout_s
         if end >= 0:
@@ -346,7 +347,7 @@ class ClientConnection(asyncio.Protocol):
         body = upload.take()
         upload.release()  # the request reserves what it keeps
         if not self.body_left:
-            self.upload = None
+            self._upload_over()
         self._begin(head, body, admission)
 
     def _begin(self, head: RequestHead, body: bytes, admission: Admission) -> None:
@@ -389,7 +390,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if end >= 0:
             self.body_left = False
-            self.upload = None
+            self._upload_over()
             self._ahead = data[end:]
         if request is not None:
             request.more_body(part, last=end >= 0)
@@ -474,12 +475,18 @@ class ClientConnection(asyncio.Protocol):
             self.transport.abort()
 
     def _drop_upload(self) -> None:
-        upload, self.upload = self.upload, None
+        upload = self.upload
         if upload is not None:
+            self._upload_over()
             upload.release()
         admission, self._admission = self._admission, None
         if admission is not None:
             self._intake.abandoned(admission)
+
+    def _upload_over(self) -> None:
+        """All of the body is here, or no more of it is taken."""
+        self.upload = None
+        self._runtime.uploading.discard(self)
 
     # --- responses out
 
@@ -532,7 +539,10 @@ class ClientConnection(asyncio.Protocol):
             self._paused_by &= ~who
             if not self._paused_by and not self.transport.is_closing():
                 if self.body_left:  # it could not send while we did not read
-                    self._deadline = self._runtime.clock() + self._intake.limits.idle_timeout_s
+                    now = self._runtime.clock()
+                    self._deadline = now + self._intake.limits.idle_timeout_s
+                    if self.upload is not None:
+                        self.upload.restart_window(now)
                 self.transport.resume_reading()
 
     def _too_large(self) -> Rejection:
@@ -555,9 +565,22 @@ class ClientConnection(asyncio.Protocol):
         self.transport.write(refusal)
         self.next()
 
-    def _refuse(self, refusal: Rejection) -> None:
+    def _refuse_body(self, refusal: Rejection) -> None:
+        """Refuse a request that was let in, and whose body is not all here."""
+        tenant = self._admission.tenant if self._admission is not None else ""
+        self._drop_upload()
+        self._refuse(refusal, tenant)
+
+    def _out_of_room(self) -> None:
+        """Another tenant has got the memory of the body that is being collected."""
+        try:
+            self._refuse_body(NO_ROOM)
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            self._crashed(error)
+
+    def _refuse(self, refusal: Rejection, tenant: str = "") -> None:
         """Respond here and now, and read no more of this connection."""
-        self._intake.refused(refusal)
+        self._intake.refused(refusal, tenant)
         self.transport.write(self._error(refusal, self.head, close=True))
         self._linger()
 
@@ -624,6 +647,19 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 (the barrier)
             self._crashed(error)
 
+    def check_upload(self, now: float) -> None:
+        """Refuse the body that is arriving, if it is too slow."""
+        upload, least = self.upload, self._intake.limits.min_upload_bytes_per_s
+        if upload is None or self._phase == OVER or self._paused_by or not upload.is_slow(now, least):
+            return
+        try:
+            if self.request is not None:
+                self._abort_body(too_slow(least))
+            else:
+                self._refuse_body(too_slow(least))
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            self._crashed(error)
+
     def _check_time(self, now: float) -> None:
         if self.request is not None:  # which has a clock of its own, but for what its client owes it
             if not self.body_left:
@@ -641,8 +677,7 @@ class ClientConnection(asyncio.Protocol):
             if phase == HEAD:
                 self._refuse(HEAD_TIMEOUT)
             elif phase == BODY:
-                self._drop_upload()
-                self._refuse(BODY_TIMEOUT)
+                self._refuse_body(BODY_TIMEOUT)
             elif phase == IDLE:
                 self._close()
             else:

@@ -109,11 +109,15 @@ class Intake:
                 parsed = parsed_bytes(body)
                 dense = is_dense(body, parsed)
                 size += 0 if dense else parsed
-        if not runtime.buffers.take(size):
+        tenant = admission.tenant
+        if size and not runtime.buffers.take(size, tenant, admission.weight):
+            if tenant and admission.hop is None:
+                account.metrics.of_key(tenant).refusals[NO_ROOM.code] += 1
             return NO_ROOM
         arrival = self.gate.arrival(head, body, admission, client, dense, now)
         if isinstance(arrival, Rejection):
-            runtime.buffers.give_back(size)
+            if size:
+                runtime.buffers.give_back(size, tenant)
             return arrival
         limits = self.limits
         repeatable = model or is_repeatable(head.method, model, head.idempotent)
@@ -135,11 +139,13 @@ class Intake:
         """Count a client that left before its request was whole."""
         self._account.metrics.counts.client_gone += 1
 
-    def refused(self, refusal: Rejection) -> None:
-        """Count a response to what never became a request."""
-        counts = self._account.metrics.counts
-        counts.responded(refusal.status)
-        counts.errors[refusal.code] += 1
+    def refused(self, refusal: Rejection, tenant: str = "") -> None:
+        """Count a response to what never became a request, for a key if one let it in."""
+        metrics = self._account.metrics
+        metrics.counts.responded(refusal.status)
+        metrics.counts.errors[refusal.code] += 1
+        if tenant:
+            metrics.of_key(tenant).refusals[refusal.code] += 1
 
     # --- for the agent
 
@@ -160,6 +166,7 @@ class Intake:
             "client_connections": len(runtime.clients),
             "buffered_bytes": runtime.buffers.taken,
             "buffer_limit_bytes": runtime.buffers.limit,
+            "evicted_uploads": runtime.buffers.evicted,
             "internal_errors": runtime.faults.total,
             "retries_refused": self._dispatch.retries.refused,
         }

@@ -84,5 +84,5 @@ class PeerEntrance:
     def client_gone(self) -> None:
         self._intake.client_gone()
 
-    def refused(self, refusal: Rejection) -> None:
-        self._intake.refused(refusal)
+    def refused(self, refusal: Rejection, tenant: str = "") -> None:
+        self._intake.refused(refusal)  # the key's refusals are counted where its request entered

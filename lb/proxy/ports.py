@@ -54,6 +54,10 @@ class ClientPort(Downstream, Protocol):
     """A client's connection, as the proxy keeps it."""
 
     def close_soon(self, grace_s: float, fresh_s: float | None = None) -> None: ...
+    def check_upload(self, now: float) -> None:
+        """Refuse the body that is arriving, if it is too slow."""
+        ...
+
     def identify(self) -> None:
         """Find out again who the client is: other proxies are trusted."""
         ...

@@ -23,3 +23,11 @@ TOO_MANY_CONNECTIONS = Rejection(
 )
 HEAD_TIMEOUT = Rejection(408, "head_timeout", "The head of the request did not arrive in time.")
 BODY_TIMEOUT = Rejection(408, "body_timeout", "The body did not arrive in time.")
+
+
+def too_slow(bytes_per_s: int) -> Rejection:
+    """Return what the client of a body gets that arrives more slowly than this."""
+    option = "load_balancer.min_upload_bytes_per_second"
+    return Rejection(
+        408, "upload_too_slow", f"The body arrives at less than {bytes_per_s} bytes per second ({option})."
+    )

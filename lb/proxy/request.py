@@ -293,8 +293,9 @@ class ProxiedRequest:
     def forget_body(self) -> None:
         """Drop a body that is not needed any longer, and give its bytes back to the budget."""
         self.body = b""
-        self._dispatch.runtime.buffers.give_back(self._reserved_bytes)
-        self._reserved_bytes = 0
+        if self._reserved_bytes:
+            self._dispatch.runtime.buffers.give_back(self._reserved_bytes, self.arrival.admission.tenant)
+            self._reserved_bytes = 0
 
     def _let_go(self) -> None:
         """The parts are not needed any longer."""

@@ -28,6 +28,7 @@ class Runtime:
         self.write_batcher = WriteBatcher(loop)
         self.buffers = ByteBudget(buffers_bytes)  # for the bodies of requests
         self.clients: set[ClientPort] = set()
+        self.uploading: set[ClientPort] = set()  # those of which more of a body is to come
         self.closing = False  # no connection is kept alive any longer
         self.draining = False  # serves on, but is not ready
 

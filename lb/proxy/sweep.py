@@ -1,7 +1,7 @@
 """The sweep of timeouts: one timer for all requests, instead of some for each.
 
 At each tick of the agent it compares the time with the earliest deadline of the requests without a first byte, and of those in
-the queue; less often it checks running responses and tunnels. Requests that wait cost nothing until a deadline is over,
+the queue; less often it checks running responses, tunnels and uploads. Requests that wait cost nothing until a deadline is over,
 and a request that goes well costs no timer at all.
 """
 
@@ -69,5 +69,7 @@ class Sweep:
             registry.guard(_ENTRANCE, relay, lambda one: one.check_relay(now, elapsed))
         for tunnel in list(registry.tunnels):
             registry.guard(_ENTRANCE, tunnel, lambda one: one.check_tunnel(now))
+        for client in list(self._dispatch.runtime.uploading):
+            client.check_upload(now)
         self._dispatch.pools.expire(now)
         self._table.drop_unused_policies(now)

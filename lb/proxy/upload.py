@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from lb.core.byte_budget import ByteBudget
+from lb.core.byte_budget import Holding
 from lb.http.body_framing import ChunkedDecoder, FramingError
 from lb.proxy.rejections import MALFORMED_BODY, TINY_CHUNKS, Rejection
 
+UPLOAD_WINDOW_S = 30.0  # over which a body must keep up its rate: a lost packet or a slow start is no reason
 _LEAST_CHUNK_BYTES = 2  # on average, once `_CHUNKS_TO_JUDGE` have come
 _CHUNKS_TO_JUDGE = 4096
 
@@ -17,17 +18,28 @@ class TinyChunksError(Exception):
 class Upload:
     """One body. `kept` is what has been collected and not taken yet, `size` all that has come."""
 
-    __slots__ = ("_budget", "_chunks", "_decoder", "_parts", "_reserved", "kept", "length", "size")
+    __slots__ = (
+        "_chunks",
+        "_decoder",
+        "_holding",
+        "_parts",
+        "_window_at",
+        "_window_size",
+        "kept",
+        "length",
+        "size",
+    )
 
-    def __init__(self, length: int, chunked: bool, budget: ByteBudget) -> None:
+    def __init__(self, length: int, chunked: bool, holding: Holding, now: float) -> None:
         self.length = length
         self.size = 0
         self.kept = bytearray()  # one object, however small its pieces
         self._parts: list[bytes] = []  # where the decoder leaves what it finds
         self._decoder = ChunkedDecoder(self._parts) if chunked else None
-        self._budget = budget
-        self._reserved = 0
+        self._holding = holding
         self._chunks = 0
+        self._window_at = now
+        self._window_size = 0  # what had come then
 
     def feed(self, data: bytes) -> tuple[bytes, int]:
         """Return the next bytes of the body, and the index in `data` one past its end (-1 while it goes on).
@@ -48,11 +60,26 @@ class Upload:
             raise TinyChunksError
         return part, end
 
+    def is_slow(self, now: float, bytes_per_s: float) -> bool:
+        """Return whether less has come than that, on average over the last window. Each window is judged once.
+
+        An average over the whole body would let a client send most of it at once, and then keep its memory for hours.
+        """
+        elapsed_s = now - self._window_at
+        if elapsed_s < UPLOAD_WINDOW_S:
+            return False
+        arrived = self.size - self._window_size
+        self.restart_window(now)
+        return arrived < bytes_per_s * elapsed_s
+
+    def restart_window(self, now: float) -> None:
+        """Judge from now on: the client could not send."""
+        self._window_at, self._window_size = now, self.size
+
     def keep(self, part: bytes) -> bool:
         """Collect a part. Returns False if the agent has no room for it."""
-        if not self._budget.take(len(part)):
+        if not self._holding.take(len(part)):
             return False
-        self._reserved += len(part)
         self.kept += part
         return True
 
@@ -62,10 +89,8 @@ class Upload:
         return kept
 
     def release(self) -> None:
-        """Give the reserved bytes back, once."""
-        if self._reserved:
-            self._budget.give_back(self._reserved)
-            self._reserved = 0
+        """Give the reserved bytes back, once. From then on the upload is not refused for another tenant's."""
+        self._holding.release()
 
 
 def refusal_of(error: FramingError | TinyChunksError) -> Rejection:

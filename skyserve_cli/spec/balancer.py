@@ -154,7 +154,7 @@ class ApiKeySection(Section):
     max_concurrent: Annotated[int, _NUMBER, Field(ge=1, le=MAX_CONCURRENT)] | None = None
     """Requests under way at a time, waiting ones included; more get 429. Default: no limit."""
     weight: Annotated[float, _NUMBER, Field(ge=0.001, le=1000, allow_inf_nan=False)] = 1.0
-    """Its share of a full queue, relative to others."""
+    """Its share of a full queue and of full memory, relative to others."""
     residency: Text | None = None
     """A zone of service.residency, in which its requests are served. Default: anywhere."""
     paths: tuple[Annotated[str, Field(pattern=r"^/[!-~]{0,200}$")], ...] = ()
@@ -188,6 +188,10 @@ class LoadBalancerSection(Section):
         _limits.max_body_bytes // MIB
     )
     """The largest body of a request to a model, in MiB; other paths pass bodies of any size through."""
+    min_upload_bytes_per_second: Annotated[int, _NUMBER, _within(Limits, "min_upload_bytes_per_s")] = (
+        _limits.min_upload_bytes_per_s
+    )
+    """A body that arrives more slowly than this for half a minute gets 408. 0: never."""
     pushing: PushingWord = _pushing.mode.value
     """When a replica is given one more request: work, selective, fixed_cap or blind."""
     max_concurrency_per_replica: Annotated[int, _NUMBER, _within(Pushing, "cap")] | None = None
@@ -234,6 +238,7 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
             stall_timeout_s=section.stall_timeout_seconds,
             stream_keepalive_s=section.keepalive_seconds,
             max_body_bytes=section.max_body_mb * MIB,
+            min_upload_bytes_per_s=section.min_upload_bytes_per_second,
             max_held=section.queue.size,
             hold_s=section.queue.timeout_seconds,
         ),

@@ -21,6 +21,7 @@ LIMITS: Mapping[str, str] = {
     "stall_timeout_s": "stall_timeout_s",
     "keepalive_s": "stream_keepalive_s",
     "max_body_bytes": "max_body_bytes",
+    "min_upload_bytes_per_s": "min_upload_bytes_per_s",
     "queue_size": "max_held",
     "queue_timeout_s": "hold_s",
 }

@@ -231,6 +231,9 @@ class Client:
     def close_soon(self, grace_s: float, fresh_s: float | None = None) -> None:
         self.events.append(f"close_soon {grace_s} {fresh_s}")
 
+    def check_upload(self, now: float) -> None:
+        self.events.append(f"check_upload {now}")
+
     def identify(self) -> None:
         self.events.append("identify")
 

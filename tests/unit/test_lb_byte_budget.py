@@ -7,8 +7,11 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lb.core.byte_budget import ByteBudget, parsed_bytes
+from lb.core.byte_budget import ByteBudget, Holding, parsed_bytes
 from lb.stream.openai_request import is_dense, read, scan
 
 MIB = 1024 * 1024
@@ -27,6 +30,196 @@ def test_one_taker_alone_may_have_more_than_the_limit() -> None:
     budget = ByteBudget(100)
     assert budget.take(1000)
     assert not budget.take(1)
+
+
+# --- shares
+
+
+class Uploads:
+    """A budget of 100 bytes with uploads, whose refusals are noted by name: `a1` is of tenant `a`."""
+
+    def __init__(self, weights: dict[str, float] | None = None) -> None:
+        self.budget = ByteBudget(100)
+        self.weights = weights or {}
+        self.refused: list[str] = []
+        self.open: dict[str, Holding] = {}
+
+    def upload(self, name: str, size: int) -> bool:
+        """Let more of an upload arrive."""
+        if name not in self.open:
+            weight = self.weights.get(name[0], 1.0)
+            self.open[name] = self.budget.open(lambda: self.refused.append(name), name[0], weight)
+        return self.open[name].take(size)
+
+    def begin(self, tenant: str, size: int) -> bool:
+        """Let a request begin whose body is here."""
+        return self.budget.take(size, tenant, self.weights.get(tenant, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("before", "weights", "asks", "refused"),
+    [
+        pytest.param("a1:60 b1:20", {}, "b2:20", "", id="there is room"),
+        pytest.param("a1:60 a2:40", {}, "b1:10", "a2", id="the youngest of the tenant with most"),
+        pytest.param("a1:60 a2:40", {}, "b1:45", "a2 a1", id="as many as are needed, down to the share"),
+        pytest.param("a1:60 a2:40", {}, "b1:51", None, id="more than the share of the one who asks"),
+        pytest.param("a1:60 a2:40", {}, "a3:10", None, id="one tenant alone"),
+        pytest.param("a1:50 b1:50", {}, "b2:10", None, id="both have their shares"),
+        pytest.param("a1:50 b1:50", {}, "c1:10", "a1", id="two that hold the same"),
+        pytest.param("a1:30 b1:35 b2:35", {}, "c1:10", "b2", id="never one that is within its share"),
+        pytest.param("a1:80 b1:20", {"a": 3.0}, "b2:10", None, id="shares by weight: a quarter is 25"),
+        pytest.param("a1:80 b1:20", {"a": 3.0}, "b2:5", "a1", id="shares by weight, within a quarter"),
+        pytest.param("a1:60 b1:40", {"a": 6.0, "b": 2.0}, "c1:10", "b1", id="most for its weight"),
+        pytest.param("a:100", {}, "b1:10", None, id="requests that have begun are not refused"),
+        pytest.param("a:90 a1:10", {}, "b1:20", None, id="nothing is refused that would not do"),
+        pytest.param("a:60 a1:30 b:10", {}, "b:20", "a1", id="for a request that begins, too"),
+        pytest.param("a1:40 a2:58 a3:1 a4:1", {}, "b1:10", "a2", id="not those that hold nearly nothing"),
+        pytest.param("a1:30 a2:30 b:40 b1:0", {}, "c1:10", "a2", id="not one without a byte"),
+    ],
+)
+def test_who_makes_room(before: str, weights: dict[str, float], asks: str, refused: str | None) -> None:
+    """`a1:60` is an upload of which 60 bytes are here, `a:60` a request that has begun."""
+    uploads = Uploads(weights)
+    for step in before.split():
+        assert take(uploads, step)
+    held = uploads.budget.held()
+    assert take(uploads, asks) is (refused is not None)
+    assert uploads.refused == (refused or "").split()
+    assert uploads.budget.evicted == len(uploads.refused)
+    assert uploads.budget.taken == sum(uploads.budget.held().values()) <= 100
+    if refused is None:
+        assert uploads.budget.held() == held
+
+
+def take(uploads: Uploads, step: str) -> bool:
+    name, size = step.split(":")
+    return uploads.upload(name, int(size)) if len(name) > 1 else uploads.begin(name, int(size))
+
+
+def test_a_refused_upload_takes_nothing_more_and_gives_nothing_back_twice() -> None:
+    uploads = Uploads()
+    uploads.upload("a1", 100)
+    assert uploads.upload("b1", 50)
+    assert not uploads.upload("a1", 1)
+    uploads.open["a1"].release()
+    uploads.open["b1"].release()
+    uploads.open["b1"].release()
+    assert (uploads.budget.taken, uploads.budget.held()) == (0, {})
+
+
+def test_a_thousand_tenants_that_have_left_take_no_room() -> None:
+    uploads = Uploads()
+    for number in range(1000):
+        assert uploads.budget.take(60, f"tenant {number}")
+        uploads.budget.give_back(60, f"tenant {number}")
+    assert uploads.upload("a1", 60)
+    assert not uploads.upload("a1", 60)
+    assert uploads.upload("b1", 50)  # its share is a half
+    assert uploads.refused == ["a1"]
+
+
+WEIGHTS = {"a": 1.0, "b": 2.5, "c": 0.5}
+LIMIT = 1000
+
+
+class BudgetMachine(RuleBasedStateMachine):
+    """Any order of uploads and requests of three tenants. `begun` and `uploads` are what each of them holds, as we know it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.budget = ByteBudget(LIMIT)
+        self.begun: list[tuple[str, int]] = []
+        self.uploads: list[tuple[str, Holding]] = []
+        self.largest_alone = 0
+
+    def held(self, tenant: str) -> int:
+        mine = sum(size for owner, size in self.begun if owner == tenant)
+        return mine + self.arriving(tenant)
+
+    def arriving(self, tenant: str) -> int:
+        return sum(one.size for owner, one in self.uploads if owner == tenant)
+
+    def share(self, tenant: str, asks: str) -> float:
+        sharing = [one for one in WEIGHTS if one == asks or self.held(one)]
+        return LIMIT * WEIGHTS[tenant] / sum(WEIGHTS[one] for one in sharing)
+
+    @rule(tenant=st.sampled_from(sorted(WEIGHTS)))
+    def an_upload_begins(self, tenant: str) -> None:
+        holding = self.budget.open(lambda: self.is_refused(holding), tenant, WEIGHTS[tenant])
+        self.uploads.append((tenant, holding))
+
+    def is_refused(self, holding: Holding) -> None:
+        (tenant,) = [owner for owner, one in self.uploads if one is holding]
+        self.refused_now.append((tenant, holding.size))
+        assert not holding.is_open
+
+    @rule(
+        tenant=st.sampled_from(sorted(WEIGHTS)),
+        size=st.one_of(st.integers(0, 120), st.integers(0, 1500)),
+        which=st.none() | st.integers(0, 9),
+    )
+    def somebody_takes(self, tenant: str, size: int, which: int | None) -> None:
+        """`which` of the uploads takes more; None: a request begins."""
+        upload = None
+        if which is not None and self.uploads:
+            tenant, upload = self.uploads[which % len(self.uploads)]
+        taken, held = self.budget.taken, {one: self.held(one) for one in WEIGHTS}
+        shares = {one: self.share(one, tenant) for one in WEIGHTS}
+        arriving = {one: self.arriving(one) for one in WEIGHTS}
+        self.refused_now: list[tuple[str, int]] = []
+        if upload is None:
+            got = self.budget.take(size, tenant, WEIGHTS[tenant])
+            if got:
+                self.begun.append((tenant, size))
+        else:
+            got = upload.take(size)
+        within = held[tenant] + size <= shares[tenant]
+        for (
+            owner,
+            freed,
+        ) in self.refused_now:  # each of a tenant that was above its share when it was its turn
+            assert owner != tenant
+            assert held[owner] > shares[owner]
+            held[owner] -= freed
+        self.uploads = [(owner, one) for owner, one in self.uploads if one.is_open]
+        if got and not taken:
+            self.largest_alone = size
+        elif got:
+            assert within or not self.refused_now
+        else:
+            assert not self.refused_now
+            others = [one for one in WEIGHTS if one != tenant]
+            spare = sum(max(0.0, min(arriving[one], held[one] - shares[one])) for one in others)
+            assert not within or spare < taken + size - LIMIT
+
+    @rule(which=st.integers(0, 9))
+    def an_upload_is_over(self, which: int) -> None:
+        if self.uploads:
+            _, holding = self.uploads.pop(which % len(self.uploads))
+            holding.release()
+
+    @rule(which=st.integers(0, 9))
+    def a_request_ends(self, which: int) -> None:
+        if self.begun:
+            tenant, size = self.begun.pop(which % len(self.begun))
+            self.budget.give_back(size, tenant)
+
+    @invariant()
+    def the_sum_of_what_is_held_is_taken(self) -> None:
+        held = {tenant: self.held(tenant) for tenant in WEIGHTS if self.held(tenant)}
+        assert self.budget.held() == held
+        assert self.budget.taken == sum(held.values())
+
+    @invariant()
+    def never_above_the_limit_but_for_one_taker(self) -> None:
+        assert self.budget.taken <= max(LIMIT, self.largest_alone)
+
+
+BudgetMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestBudget = BudgetMachine.TestCase
+
+
+# --- what parsing costs
 
 
 def size_of(value: Any) -> int:

@@ -58,6 +58,7 @@ def test_an_agent_is_told_what_the_file_says() -> None:
           load_balancer:
             stall_timeout_seconds: 7
             max_body_mb: 3
+            min_upload_bytes_per_second: 17
             pushing: fixed_cap
             max_concurrency_per_replica: 5
             queue: {size: 11, timeout_seconds: 13}
@@ -79,6 +80,7 @@ def test_an_agent_is_told_what_the_file_says() -> None:
     assert told["limits"]["stall_timeout_s"] == 7.0
     assert told["warming"] == {"seconds": 4.0}
     assert told["limits"]["max_body_bytes"] == 3 * 1024 * 1024
+    assert told["limits"]["min_upload_bytes_per_s"] == 17
     assert (told["limits"]["max_held"], told["limits"]["hold_s"]) == (11, 13.0)
     assert (told["pushing"]["mode"], told["pushing"]["cap"]) == ("fixed_cap", 5)
     assert (told["retries"]["max_worker_retries"], told["retries"]["max_total_retries"]) == (1, 4)

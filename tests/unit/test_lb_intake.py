@@ -22,7 +22,7 @@ from lb.core.tenant import LEAST_EXPECTED
 from lb.http.api_paths import CHAT
 from lb.http.messages import Reader
 from lb.proxy import model_list
-from lb.proxy.downstream import MAX_AHEAD_BYTES, ClientConnection
+from lb.proxy.downstream import MAX_AHEAD_BYTES, PAUSE_TARGET, ClientConnection
 from lb.proxy.entrance import RequestAdmission
 from lb.proxy.intake import Intake
 from lb.proxy.peer_entrance import CAME, EXPLAIN, PeerEntrance
@@ -30,6 +30,7 @@ from lb.proxy.rejections import NO_ROOM, TOO_MANY_CONNECTIONS, Rejection
 from lb.proxy.request import ProxiedRequest
 from lb.proxy.runtime import Runtime
 from lb.proxy.states import State
+from lb.proxy.sweep import Sweep
 from lb.proxy.upload import TinyChunksError, Upload, refusal_of
 from tests.kit.lb_parts import GET, Client, Plane, Wire
 
@@ -389,6 +390,53 @@ def test_a_body_for_which_there_is_no_memory_is_refused() -> None:
     door.plane.check()
 
 
+def test_a_body_that_needs_room_takes_it_from_the_tenant_with_most_uploads() -> None:
+    teams = [ApiKey(name, hashlib.sha256(name.encode()).hexdigest(), max_concurrent=9) for name in ("a", "b")]
+    door = Door("a", access=Access(tuple(teams)))
+    door.plane.runtime.buffers.limit = 3000
+    of_a = post("/up", b"x" * 1500, TWICE + b"Authorization: Bearer a\r\n")
+    of_b = post("/up", b"y" * 1200, TWICE + b"Authorization: Bearer b\r\n")
+    older, younger = door.connect(), door.connect()
+    for connection, _ in (older, younger):
+        connection.data_received(of_a[:-1])
+    own, own_wire = door.connect()
+    own.data_received(of_b[:1000])
+    door.plane.loop.settle()
+    refused = younger[1].sent
+    assert refused.startswith(b"HTTP/1.1 503 ")
+    assert b'"out_of_memory"' in refused
+    assert b"\r\nRetry-After: " in refused
+    assert younger[1].eof  # and what its client still sends is read and dropped, until it closes
+    younger[0].data_received(b"x")
+    own.data_received(of_b[1000:])
+    door.plane.loop.settle()
+    door.plane.answer("a", whole(b"done"))
+    door.plane.loop.settle()
+    assert own_wire.sent.endswith(b"done")
+    assert older[1].sent == b""
+    older[0].data_received(b"x")
+    door.plane.loop.settle()
+    door.plane.answer("a", whole(b"done"))
+    door.plane.loop.settle()
+    assert older[1].sent.endswith(b"done")
+    assert door.plane.counts.errors == {"out_of_memory": 1}
+    assert door.plane.metrics.of_key("a").refusals == {"out_of_memory": 1}
+    assert door.intake.gauges()["evicted_uploads"] == 1
+    assert all(usage.in_flight == 0 for usage in door.plane.account.api_keys.usage(0.0))
+    door.plane.check()
+
+
+def test_a_request_that_has_begun_is_not_refused_for_the_room_of_another() -> None:
+    teams = [ApiKey(name, hashlib.sha256(name.encode()).hexdigest()) for name in ("a", "b")]
+    door = Door("a", access=Access(tuple(teams)))
+    door.plane.runtime.buffers.limit = 3000
+    _, wire = door.send(post("/up", b"x" * 3000, TWICE + b"Authorization: Bearer a\r\n"))
+    assert door.status(post("/up", b"y", TWICE + b"Authorization: Bearer b\r\n")) == 503
+    assert door.plane.metrics.of_key("b").refusals == {"out_of_memory": 1}
+    assert door.status(GET.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer b\r\n\r\n")) == 0  # it needs none
+    assert wire.sent == b""
+
+
 def test_a_client_that_stops_in_its_body_gets_a_408_and_is_settled() -> None:
     door = Door("a", limits=Limits(idle_timeout_s=5), access=keys(max_concurrent=1))
     bearer = TWICE + b"Authorization: Bearer %b\r\n" % KEY.encode()
@@ -402,9 +450,73 @@ def test_a_client_that_stops_in_its_body_gets_a_408_and_is_settled() -> None:
     assert door.status(post("/up", b"x", bearer)) == 0  # there is room for another one
 
 
+@pytest.mark.parametrize(
+    ("least", "first", "per_s", "refused_at"),
+    [
+        pytest.param(100, 100, 100, None, id="as fast as it must be"),
+        pytest.param(100, 100, 90, 30, id="too slow from the start"),
+        pytest.param(100, 10_000, 90, 60, id="what came fast at first does not count for ever"),
+        pytest.param(0, 100, 1, None, id="any rate"),
+    ],
+)
+@pytest.mark.parametrize("is_kept", [True, False], ids=["collected", "passed on"])
+def test_a_body_must_arrive_at_a_rate(
+    least: int, first: int, per_s: int, refused_at: int | None, is_kept: bool
+) -> None:
+    limits = Limits(min_upload_bytes_per_s=least, buffer_bytes=100_000 if is_kept else 50)
+    door = Door("a", limits=limits, access=keys(max_concurrent=1))
+    sweep = Sweep(door.plane.dispatch)
+    data = post("/up", b"x" * 90_000, TWICE + b"Authorization: Bearer %b\r\n" % KEY.encode())
+    sent = data.find(b"\r\n\r\n") + 4 + first
+    connection, wire = door.connect()
+    connection.data_received(data[:sent])
+    at = None
+    for second in range(1, 100):
+        door.plane.loop.sleep(1)
+        connection.data_received(data[sent : sent + per_s])
+        sent += per_s
+        sweep.check()
+        door.plane.loop.settle()
+        if wire.sent:
+            at = second
+            break
+    if refused_at is not None and not is_kept:
+        refused_at = 30  # its time begins when a target takes it, and the beginning is gone by then
+    assert at == refused_at
+    assert (connection.request is None) is (refused_at is not None or is_kept)
+    if refused_at is not None:
+        assert wire.sent.startswith(b"HTTP/1.1 408 ")
+        assert b"less than 100 bytes per second (load_balancer.min_upload_bytes_per_second)" in wire.sent
+        assert door.plane.counts.errors == {"upload_too_slow": 1}
+    connection.connection_lost(None)
+    assert not door.plane.runtime.uploading
+    assert all(usage.in_flight == 0 for usage in door.plane.account.api_keys.usage(0.0))
+    door.plane.check()
+
+
+def test_a_client_is_not_blamed_for_a_target_that_does_not_take_its_body() -> None:
+    door = Door("a", limits=Limits(min_upload_bytes_per_s=100, buffer_bytes=50))
+    sweep = Sweep(door.plane.dispatch)
+    data = post("/up", b"x" * 90_000, TWICE)
+    connection, wire = door.connect()
+    connection.data_received(data[:1000])
+    door.plane.loop.settle()
+    connection.pause_reading(PAUSE_TARGET)
+    for _ in range(50):
+        door.plane.loop.sleep(1)
+        sweep.check()
+    connection.resume_reading(PAUSE_TARGET)
+    door.plane.loop.sleep(2)
+    sweep.check()
+    assert wire.sent == b""
+    door.plane.loop.sleep(40)
+    sweep.check()
+    assert wire.sent.startswith(b"HTTP/1.1 408 ")
+
+
 def test_an_upload_is_bounded() -> None:
     budget = ByteBudget(10)
-    upload = Upload(20, False, budget)
+    upload = Upload(20, False, budget.open(lambda: None), 0.0)
     assert upload.feed(b"12345") == (b"12345", -1)
     assert upload.keep(b"12345")
     assert not upload.keep(b"1234567")
@@ -416,7 +528,7 @@ def test_an_upload_is_bounded() -> None:
 
 
 def test_an_upload_in_tiny_chunks_is_refused() -> None:
-    upload = Upload(-1, True, ByteBudget(10))
+    upload = Upload(-1, True, ByteBudget(10).open(lambda: None), 0.0)
     with pytest.raises(TinyChunksError) as caught:
         upload.feed(b"1\r\nx\r\n" * 5000)
     assert refusal_of(caught.value).code == "tiny_chunks"

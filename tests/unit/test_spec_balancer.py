@@ -141,6 +141,10 @@ SAID = {
         LoadBalancerSpec(session=Session(fields=("user", "metadata.session_id"))),
     ),
     "a session by cookie": ("session: {cookie: auto}", LoadBalancerSpec(session=Session(CookieMode.AUTO))),
+    "slow uploads": (
+        "min_upload_bytes_per_second: 0",
+        LoadBalancerSpec(Limits(min_upload_bytes_per_s=0)),
+    ),
     "small bodies": ("max_body_mb: 1", LoadBalancerSpec(Limits(max_body_bytes=1024 * 1024))),
     "no overrides": (
         "allow_policy_override: no",
