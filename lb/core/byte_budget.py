@@ -25,6 +25,8 @@ from heapq import heapify, heappop, heappush
 _OBJECT_BYTES = 72
 _LIST_BYTES = 64
 _ITEM_BYTES = 16
+_COSTS = ((b"{", _OBJECT_BYTES), (b"[", _LIST_BYTES), (b",", _ITEM_BYTES))
+_SLICE_BYTES = 64 * 1024
 SMALL_BYTES = 16 * 1024
 SMALL_FACTOR = 4  # of a body that is not worth counting in
 _SPARE_TENANTS = 64  # are kept although they hold nothing, as they mostly come again at once
@@ -188,7 +190,16 @@ def parsed_bytes(body: bytes) -> int:
     """Return about how many bytes the objects need that a JSON parser makes of `body`, beyond the text itself."""
     if len(body) <= SMALL_BYTES:
         return SMALL_FACTOR * len(body)
-    structure = (
-        _OBJECT_BYTES * body.count(b"{") + _LIST_BYTES * body.count(b"[") + _ITEM_BYTES * body.count(b",")
-    )
-    return len(body) + structure
+    return len(body) + structure_bytes(body)
+
+
+def structure_bytes(text: bytes) -> int:
+    """Return about how many bytes the objects take whose beginnings are in `text`, a part of a body."""
+    total = 0
+    for at in range(0, len(text), _SLICE_BYTES):
+        end = at + _SLICE_BYTES
+        for mark, cost in _COSTS:
+            # Where there is none, as in an image, `find` knows that in a tenth of the time.
+            if text.find(mark, at, end) >= 0:
+                total += cost * text.count(mark, at, end)
+    return total

@@ -12,6 +12,7 @@ Every callback is an entrance of the fault barrier (`lb.proxy.faults`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import IntFlag
 from typing import Protocol, cast
 
@@ -38,6 +39,7 @@ WRITE_HIGH_WATER = 64 * 1024
 _NEVER = float("inf")
 MAX_AHEAD_BYTES = 256 * 1024  # what a client may send before its response is over
 _LINGER_S = 2.0
+_LONG_BYTES = 1024 * 1024  # of a body: to copy, to parse and to send it get a turn of the loop each
 _NO_HEAD = -1  # the length of a request that has not come yet
 
 # Plain numbers: a member of an Enum is looked up in its class each time it is compared.
@@ -54,10 +56,12 @@ class Pause(IntFlag):
 
     TARGET = 2  # it is slow to take a body
     CLIENT = 4  # it does not take what it is sent
+    TURN = 8  # its body is taken up in the next turn of the loop
 
 
 PAUSE_TARGET = int(Pause.TARGET)
 PAUSE_CLIENT = int(Pause.CLIENT)
+PAUSE_TURN = int(Pause.TURN)
 
 
 class ClientRequest(Protocol):
@@ -65,6 +69,10 @@ class ClientRequest(Protocol):
 
     def place(self) -> None:
         """Go to a target, or wait for one."""
+        ...
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run the callback in the next turn of the loop, unless the request is over by then."""
         ...
 
     def client_data(self, data: bytes) -> None:
@@ -111,9 +119,17 @@ class Entrance(Protocol):
         ...
 
     def begin(
-        self, client: ClientPort, head: RequestHead, body: bytes, admission: Admission
+        self,
+        client: ClientPort,
+        head: RequestHead,
+        body: bytes,
+        admission: Admission,
+        structure: int | None = None,
     ) -> ClientRequest | Rejection:
-        """A request is here with its body, or with as much of it as is kept. The caller places it."""
+        """A request is here with its body, or with as much of it as is kept. The caller places it.
+
+        `structure` is what the objects of the body would take, if that has been counted.
+        """
         ...
 
     def abandoned(self, admission: Admission) -> None:
@@ -315,14 +331,14 @@ class ClientConnection(asyncio.Protocol):
         self._phase = BODY
         self._admission = verdict
         holding = self._runtime.buffers.open(self._out_of_room, verdict.tenant, verdict.weight)
-        self.upload = Upload(length, head.chunked, holding, self._runtime.clock())
+        self.upload = Upload(length, head.chunked, holding, self._runtime.clock(), for_model(head.path))
         self._runtime.uploading.add(self)
         self._take_body(rest)
 
     def _take_body(self, data: bytes) -> None:
         """More of the body, while it is collected."""
-        upload, head, admission = self.upload, self.head, self._admission
-        assert upload is not None and head is not None and admission is not None  # noqa: S101, PT018
+        upload, head = self.upload, self.head
+        assert upload is not None and head is not None  # noqa: S101, PT018 (for the type checker)
         limits = self._intake.limits
         refusal: Rejection | None = None
         try:
@@ -345,15 +361,36 @@ class ClientConnection(asyncio.Protocol):
         else:
             return
         body = upload.take()
+        if len(body) > _LONG_BYTES:
+            self.pause_reading(PAUSE_TURN)
+            self._runtime.loop.call_soon(self._begin_long, upload, body)
+        else:
+            self._begin_upload(upload, body)
+
+    def _begin_long(self, upload: Upload, body: bytes) -> None:
+        """Begin the request of a long body, unless the connection or its room was lost meanwhile."""
+        if self.upload is not upload or self._phase != BODY:
+            return
+        try:
+            self._begin_upload(upload, body)
+            self.resume_reading(PAUSE_TURN)
+        except Exception as error:  # noqa: BLE001 (the barrier)
+            self._crashed(error)
+
+    def _begin_upload(self, upload: Upload, body: bytes) -> None:
+        head, admission = self.head, self._admission
+        assert head is not None and admission is not None  # noqa: S101, PT018 (for the type checker)
         upload.release()  # the request reserves what it keeps
         if not self.body_left:
             self._upload_over()
-        self._begin(head, body, admission)
+        self._begin(head, body, admission, upload.structure)
 
-    def _begin(self, head: RequestHead, body: bytes, admission: Admission) -> None:
+    def _begin(
+        self, head: RequestHead, body: bytes, admission: Admission, structure: int | None = None
+    ) -> None:
         self._phase = RESPONSE
         self._admission = admission
-        request = self._intake.begin(self, head, body, admission)
+        request = self._intake.begin(self, head, body, admission, structure)
         if isinstance(request, Rejection):
             self._drop_upload()
             self._respond_without_request(request)
@@ -363,7 +400,10 @@ class ClientConnection(asyncio.Protocol):
         if self.body_left:
             self.pause_reading(PAUSE_TARGET)  # until a target takes it
             self._advance_timer()  # from here on the client owes the rest of it
-        request.place()
+        if len(body) > _LONG_BYTES:
+            request.call_soon(request.place)
+        else:
+            request.place()
 
     def _take_ahead(self, data: bytes) -> None:
         """Something comes while a response is in progress: the rest of a long body, or the next request."""
@@ -608,7 +648,7 @@ class ClientConnection(asyncio.Protocol):
         self._phase = OVER
         self._ahead = b""
         self.flush()
-        self.resume_reading(PAUSE_TARGET | PAUSE_CLIENT)  # and drop it
+        self.resume_reading(PAUSE_TARGET | PAUSE_CLIENT | PAUSE_TURN)  # and drop it
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
         self._deadline = self._runtime.clock() + _LINGER_S

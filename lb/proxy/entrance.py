@@ -16,7 +16,7 @@ from lb.core.model_costs import ModelCosts
 from lb.core.residency import Zones
 from lb.core.targets import TargetTable
 from lb.core.tenant import Limited
-from lb.core.warming import PromptSample, PromptSamples
+from lb.core.warming import LARGEST_BYTES, PromptSample, PromptSamples
 from lb.http import error_responses, session_cookie
 from lb.http.api_paths import Work, for_model, names_a_model, work_of
 from lb.http.cors import CorsRules
@@ -214,7 +214,7 @@ class RequestAdmission:
             refusal = self._reserve(head, body, parsed, admission, body_left, now)
             if refusal is not None:
                 return refusal
-        if now >= self.samples.due_at and not (dense or body_left):
+        if now >= self.samples.due_at and not body_left and len(body) <= LARGEST_BYTES:
             self._sample(head, body, admission, now)
         set_cookie = b""
         if self._cookies and not session and admission.hop is None:
@@ -309,8 +309,8 @@ class RequestAdmission:
             named = named or (head.method == b"POST" and resources.may_name(path, body))
         if body and head.method == b"POST" and for_model(path):
             prompts = self._table.policies.needs_prompt or overrides.policy is not None
-            sought = not body_left and (self._by_session or b'"stream"' in body)
-            if prompts or self._table.models.mixed or admission.tenant or sought or named:
+            parses = prompts or self._table.models.mixed or bool(admission.tenant) or named
+            if parses or (not body_left and (self._by_session or b'"stream"' in body)):
                 parsed = openai_request.scan(body) if dense else openai_request.read(body)
                 if parsed is NOT_PARSED and not body_left:
                     parsed = UNREADABLE

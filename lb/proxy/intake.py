@@ -95,9 +95,17 @@ class Intake:
         return verdict
 
     def begin(
-        self, client: ClientPort, head: RequestHead, body: bytes, admission: Admission
+        self,
+        client: ClientPort,
+        head: RequestHead,
+        body: bytes,
+        admission: Admission,
+        structure: int | None = None,
     ) -> ProxiedRequest | Rejection:
-        """A request is here with its body, or with as much of it as is kept. The caller places it."""
+        """A request is here with its body, or with as much of it as is kept. The caller places it.
+
+        `structure` is what the objects of the body would take, if that has been counted.
+        """
         runtime, account = self.runtime, self._account
         now = runtime.clock()
         size = len(body)
@@ -106,7 +114,7 @@ class Intake:
             if size <= SMALL_BYTES:
                 size += SMALL_FACTOR * size
             else:
-                parsed = parsed_bytes(body)
+                parsed = parsed_bytes(body) if structure is None else size + structure
                 dense = is_dense(body, parsed)
                 size += 0 if dense else parsed
         tenant = admission.tenant

@@ -71,9 +71,14 @@ class PeerEntrance:
         return raw_json(found.to_json())
 
     def begin(
-        self, client: ClientPort, head: RequestHead, body: bytes, admission: Admission
+        self,
+        client: ClientPort,
+        head: RequestHead,
+        body: bytes,
+        admission: Admission,
+        structure: int | None = None,
     ) -> ProxiedRequest | Rejection:
-        request = self._intake.begin(client, head, body, admission)
+        request = self._intake.begin(client, head, body, admission, structure)
         if not isinstance(request, Rejection):
             request.arrival.explanation.note(request.arrival.at, CAME, self._peer_id)
         return request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lb.core.byte_budget import Holding
+from lb.core.byte_budget import Holding, structure_bytes
 from lb.http.body_framing import ChunkedDecoder, FramingError
 from lb.proxy.rejections import MALFORMED_BODY, TINY_CHUNKS, Rejection
 
@@ -16,10 +16,15 @@ class TinyChunksError(Exception):
 
 
 class Upload:
-    """One body. `kept` is what has been collected and not taken yet, `size` all that has come."""
+    """One body. `kept` is what has been collected and not taken yet, `size` all that has come.
+
+    `structure` is what the objects of the collected part would take (see `lb.core.byte_budget`). They are counted as it
+    arrives, so that the loop is not stopped for all of them at the end.
+    """
 
     __slots__ = (
         "_chunks",
+        "_counts",
         "_decoder",
         "_holding",
         "_parts",
@@ -28,10 +33,14 @@ class Upload:
         "kept",
         "length",
         "size",
+        "structure",
     )
 
-    def __init__(self, length: int, chunked: bool, holding: Holding, now: float) -> None:
+    def __init__(self, length: int, chunked: bool, holding: Holding, now: float, counts: bool) -> None:
+        """`counts`: the body may be parsed."""
         self.length = length
+        self.structure = 0
+        self._counts = counts
         self.size = 0
         self.kept = bytearray()  # one object, however small its pieces
         self._parts: list[bytes] = []  # where the decoder leaves what it finds
@@ -81,6 +90,8 @@ class Upload:
         if not self._holding.take(len(part)):
             return False
         self.kept += part
+        if self._counts:
+            self.structure += structure_bytes(part)
         return True
 
     def take(self) -> bytes:

@@ -6,6 +6,7 @@ them: `Preparation.strip` is what to remove (`lb.stream.stream_merge.stripper`, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -50,6 +51,8 @@ _COUNTS = TAKES_FLAGS  # the tokens of each chunk, if requested
 ASK_IDS: Mapping[str, Any] = {"return_token_ids": True}
 _COUNTING: Mapping[str, Any] = {"include_usage": True, "continuous_usage_stats": True}
 _NONE: Mapping[str, Any] = {}
+_LONG_BYTES = 64 * 1024
+_FLAT_VALUE = re.compile(rb'\s*:\s*(true|false|null|\{[\w\s",:]*\})')
 
 
 def prepare(
@@ -79,9 +82,34 @@ def with_fields(body: bytes, request: Mapping[str, Any], fields: Mapping[str, An
     if not fields:
         return body
     closing = body.rstrip()
-    if not request or any(name in request for name in fields) or not closing.endswith(b"}"):
+    if not request or not closing.endswith(b"}"):
         return written({**request, **fields})
-    return closing[:-1] + b"," + orjson.dumps(fields)[1:]
+    if any(name in request for name in fields):
+        replaced = _replaced(body, request, fields) if len(body) > _LONG_BYTES else None
+        return written({**request, **fields}) if replaced is None else replaced
+    added = b"," + orjson.dumps(fields)[1:]
+    if len(closing) <= _LONG_BYTES:
+        return closing[:-1] + added
+    return b"".join((memoryview(closing)[:-1], added))  # copies it once
+
+
+def _replaced(body: bytes, request: Mapping[str, Any], fields: Mapping[str, Any]) -> bytes | None:
+    """Return the body with other values of fields that it has; None if it is not certain where in the text they are.
+
+    To write a long body again takes as long as to parse it. Text that quotes a field is not taken for it, as its quotes are
+    escaped.
+    """
+    for name, value in fields.items():
+        mark = b'"%b"' % name.encode()
+        at = body.find(mark)
+        if at < 0 or body.find(mark, at + 1) >= 0:
+            return None
+        found = _FLAT_VALUE.match(body, at + len(mark))
+        if found is None or orjson.loads(found[1]) != request.get(name):
+            return None
+        view = memoryview(body)
+        body = b"".join((view[: found.start(1)], orjson.dumps(value), view[found.end(1) :]))
+    return body
 
 
 def written(body: Mapping[str, Any]) -> bytes:

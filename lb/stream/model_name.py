@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 import orjson
 
 from lb.stream.openai_request import ParsedRequest
 
+_MOST_LOOKED_AT = 64  # fields of that name
 _IN_JSON = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')
 _IN_FORM = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 
@@ -16,11 +18,12 @@ def model_of(parsed: ParsedRequest, body: bytes) -> str:
     """Return the model that a body names; empty if it names none, or that is not certain.
 
     Bodies that are not parsed, because they are not here as a whole or are no JSON, are searched. A field of that name may be
-    another's than the request's: if the search finds two models it has found none.
+    another's than the request's: if the search finds two models, among the first few fields, it has found none.
     """
     if parsed.json is not None:
         return parsed.model
-    found = set(_IN_FORM.findall(body)) if body.startswith(b"--") else set(_IN_JSON.findall(body))
+    fields = _IN_FORM.finditer(body) if body.startswith(b"--") else _IN_JSON.finditer(body)
+    found = {field[1] for field in islice(fields, _MOST_LOOKED_AT)}
     return found.pop().decode("utf-8", "replace") if len(found) == 1 else ""
 
 

@@ -23,7 +23,15 @@ MAX_SESSION_BYTES = 256
 
 _DENSE_ABOVE_BYTES = 256 * 1024
 _DENSE_FACTOR = 3
+_MOST_STRUCTURE_BYTES = 2 * 1024 * 1024  # of objects and lists, in about 30 ms of parsing
+_WRITTEN_AT_ONCE = 512  # messages or tools
 _MEDIA_BYTES = 2048  # 512 tokens
+_DATA_DEPTH = (
+    1  # in which objects the base64 of a part is looked for: {"type": "image_url", "image_url": {"url": ...}}
+)
+_MOST_FIELDS = 64  # of a part whose data is looked for
+_LONG_DATA = 1024 * 1024
+_SAMPLES, _SAMPLE_BYTES = 16, 32 * 1024
 # Of OpenAI's APIs; llama.cpp's; and within the fields of others: SGLang, TGI, Ollama.
 _LIMITS = (
     "max_completion_tokens",
@@ -66,11 +74,14 @@ UNREADABLE = ParsedRequest(None, stream=False)  # by our parser; others may read
 
 
 def is_dense(body: bytes, parsed: int) -> bool:
-    """Return True if a large body consists of many small values, so that parsing it would multiply its memory.
+    """Return True if a large body has so many values that parsing it would multiply its memory, or stop the loop for long.
 
     `parsed` is its `parsed_bytes`.
     """
-    return len(body) > _DENSE_ABOVE_BYTES and parsed > _DENSE_FACTOR * len(body)
+    size = len(body)
+    if size <= _DENSE_ABOVE_BYTES:
+        return False
+    return parsed > _DENSE_FACTOR * size or parsed - size > _MOST_STRUCTURE_BYTES
 
 
 def scan(body: bytes) -> ParsedRequest:
@@ -189,7 +200,8 @@ def _canonical(json: Mapping[str, Any], body: bytes) -> bytes:
     parts: list[bytes] = []
     tools = json.get("tools")
     if tools:
-        parts.append(orjson.dumps(tools))
+        is_long = type(tools) is list and len(tools) > _WRITTEN_AT_ONCE
+        parts.append(_first_tools(tools) if is_long else orjson.dumps(tools))
         parts.append(_MESSAGE)
     for key in ("instructions", "system"):
         if key in json:
@@ -209,12 +221,34 @@ def _canonical(json: Mapping[str, Any], body: bytes) -> bytes:
     return b"".join(parts)[:MAX_PROMPT_BYTES]
 
 
+def _first_tools(tools: list[Any]) -> bytes:
+    """Return the tools as JSON, at most about MAX_PROMPT_BYTES of them."""
+    written, room = [], MAX_PROMPT_BYTES
+    for tool in tools:
+        written.append(orjson.dumps(tool))
+        room -= len(written[-1])
+        if room <= 0:
+            break
+    return b"[" + b",".join(written) + b"]"
+
+
 def _write_messages(parts: list[bytes], messages: list[Any]) -> None:
+    room = MAX_PROMPT_BYTES
+    if len(messages) <= _WRITTEN_AT_ONCE:
+        _write_some(parts, messages, room)
+        return
+    for first in range(0, len(messages), _WRITTEN_AT_ONCE):
+        room = _write_some(parts, messages[first : first + _WRITTEN_AT_ONCE], room)
+        if room <= 0:
+            return
+
+
+def _write_some(parts: list[bytes], messages: list[Any], room: int) -> int:
+    """Write messages until `room` is used up. Returns what is left of it."""
     simple = _simple(messages)
     if simple is not None:
         parts.append(simple)
-        return
-    room = MAX_PROMPT_BYTES
+        return room - len(simple)
     for message in messages:
         if type(message) is not dict:
             _write(parts, message)
@@ -233,7 +267,8 @@ def _write_messages(parts: list[bytes], messages: list[Any]) -> None:
         parts.append(_MESSAGE)
         room -= sum(map(len, parts[before:]))
         if room <= 0:
-            return
+            break
+    return room
 
 
 def _simple(messages: list[Any]) -> bytes | None:
@@ -244,29 +279,62 @@ def _simple(messages: list[Any]) -> bytes | None:
         return None
     if len(texts) < len(messages) or sum(map(len, messages)) > 2 * len(messages):
         return None
-    return "".join(texts).encode("utf-8", "surrogatepass")
+    return _encoded("".join(texts))
 
 
 def _write(parts: list[bytes], value: Any) -> None:
     if type(value) is str:
-        parts.append(value.encode("utf-8", "surrogatepass"))
+        parts.append(_encoded(value))
     elif type(value) is list and value and type(value[0]) is dict:
         for part in value:  # content in parts
             text = part.get("text") if type(part) is dict else None
-            parts.append(
-                text.encode("utf-8", "surrogatepass") if type(text) is str else _media(orjson.dumps(part))
-            )
+            parts.append(_encoded(text) if type(text) is str else _media(part))
     elif value is not None:
         parts.append(orjson.dumps(value))
 
 
-def _media(part: bytes) -> bytes:
+def _encoded(text: str) -> bytes:
+    if len(text) > MAX_PROMPT_BYTES:
+        text = text[:MAX_PROMPT_BYTES]  # a character is at least one byte
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _media(part: Any) -> bytes:
     """Return a part that is no text.
 
     An image or a sound has nothing to share but all of it, and costs an engine hundreds of tokens rather than one for each
     four bytes; so a long one is its digest, in as many bytes as those tokens.
     """
-    if len(part) <= _MEDIA_BYTES:
-        return part
-    digest = hashlib.blake2b(part, digest_size=32).hexdigest().encode()
+    written = orjson.dumps(_without_data(part, _DATA_DEPTH))
+    if len(written) <= _MEDIA_BYTES:
+        return written
+    digest = hashlib.blake2b(written, digest_size=32).hexdigest().encode()
     return digest * (_MEDIA_BYTES // len(digest))
+
+
+def _without_data(part: Any, depth: int) -> Any:
+    """Return the part with long texts, which are data, replaced by what they begin with, and more that distinguishes them."""
+    if type(part) is not dict or len(part) > _MOST_FIELDS:
+        return part
+    shorter: dict[str, Any] | None = None
+    for key, value in part.items():
+        if type(value) is str:
+            short = value if len(value) <= _LONG_DATA else _sample(value)
+        elif type(value) is dict and depth:
+            short = _without_data(value, depth - 1)
+        else:
+            continue
+        if short is not value:
+            shorter = dict(part) if shorter is None else shorter
+            shorter[key] = short
+    return part if shorter is None else shorter
+
+
+def _sample(data: str) -> str:
+    """Return the length of the data, and some of it from the beginning to the end.
+
+    To write megabytes of base64 and to hash them takes long, and compressed images and sounds differ everywhere.
+    """
+    step = (len(data) - _SAMPLE_BYTES) // (_SAMPLES - 1)
+    pieces = [data[at * step : at * step + _SAMPLE_BYTES] for at in range(_SAMPLES - 1)]
+    return "".join((str(len(data)), *pieces, data[-_SAMPLE_BYTES:]))

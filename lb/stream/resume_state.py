@@ -40,7 +40,7 @@ class ResumeState:
 
     def __init__(self, path: bytes, ask: ParsedRequest, body: bytes, options: Continuation) -> None:
         self.dialect: Dialect = DIALECTS[path]
-        self._parsed: Mapping[str, Any] | None = ask.json  # until the first target has it
+        self._parsed: Mapping[str, Any] | None = ask.json  # until a target has it
         self._body = body
         self.options = options
         self.breaks = 0
@@ -67,6 +67,7 @@ class ResumeState:
         self.kind = kind
         if self.progress is not None:
             self.resumption = self.dialect.resume(self._request(), self.progress, kind, self.options.mode)
+            self._parsed = None
             return self.resumption.path, self.resumption.body
         request, self._parsed = self._request(), None
         ready = self.dialect.prepare(request, kind, self.options.mode)
@@ -112,7 +113,10 @@ class ResumeState:
     def merger(self) -> Merger:
         assert self.progress is not None  # noqa: S101 (for the type checker)
         assert self.resumption is not None  # noqa: S101 (for the type checker)
-        return self.dialect.merger(self._request(), self.progress, self.resumption, self.options.buffer_bytes)
+        request, self._parsed = self._request(), None
+        return self.dialect.merger(request, self.progress, self.resumption, self.options.buffer_bytes)
 
     def _request(self) -> Mapping[str, Any]:
-        return self._parsed if self._parsed is not None else read(self._body).json or {}
+        if self._parsed is None:  # kept until a target has it: several may be asked whether they could go on
+            self._parsed = read(self._body).json or {}
+        return self._parsed

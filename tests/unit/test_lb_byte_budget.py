@@ -7,11 +7,11 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lb.core.byte_budget import ByteBudget, Holding, parsed_bytes
+from lb.core.byte_budget import ByteBudget, Holding, parsed_bytes, structure_bytes
 from lb.stream.openai_request import is_dense, read, scan
 
 MIB = 1024 * 1024
@@ -238,6 +238,17 @@ def size_of(value: Any) -> int:
 def test_what_parsing_costs_is_not_underestimated_by_much(item: str) -> None:
     body = f'{{"a":[{",".join([item] * 20_000)}]}}'.encode()
     assert parsed_bytes(body) > size_of(orjson.loads(body)) / 3
+
+
+@given(
+    st.lists(st.sampled_from([b"{", b"[", b",", b"x" * 70_000, b'"a":1,']), max_size=12), st.integers(1, 9)
+)
+def test_what_parsing_costs_is_the_sum_of_its_parts(pieces: list[bytes], parts: int) -> None:
+    body = b"".join(pieces) + b"y" * 20_000
+    size = len(body) // parts + 1
+    counted = sum(structure_bytes(body[at : at + size]) for at in range(0, len(body), size))
+    assert parsed_bytes(body) == len(body) + counted
+    assert counted == 72 * body.count(b"{") + 64 * body.count(b"[") + 16 * body.count(b",")
 
 
 def body_of(item: bytes, size: int) -> bytes:

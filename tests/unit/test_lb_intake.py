@@ -516,7 +516,7 @@ def test_a_client_is_not_blamed_for_a_target_that_does_not_take_its_body() -> No
 
 def test_an_upload_is_bounded() -> None:
     budget = ByteBudget(10)
-    upload = Upload(20, False, budget.open(lambda: None), 0.0)
+    upload = Upload(20, False, budget.open(lambda: None), 0.0, True)
     assert upload.feed(b"12345") == (b"12345", -1)
     assert upload.keep(b"12345")
     assert not upload.keep(b"1234567")
@@ -527,8 +527,91 @@ def test_an_upload_is_bounded() -> None:
     assert upload.feed(b"x" * 15 + b"GET") == (b"x" * 15, 15)
 
 
+def long_chat(size: int = 3 * 1024 * 1024) -> bytes:
+    asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x" * size}]}
+    return post(CHAT.decode(), json.dumps(asked).encode())
+
+
+def test_to_copy_to_parse_and_to_send_a_long_body_get_a_turn_each() -> None:
+    door = Door("a")
+    data = long_chat()
+    connection, wire = door.connect()
+    connection.data_received(data[:1_000_000])
+    connection.data_received(data[1_000_000:])
+    assert connection.request is None
+    assert not wire.reading
+    door.plane.loop.turn()
+    request = connection.request
+    assert isinstance(request, ProxiedRequest)
+    assert request.state is State.CHOOSING
+    assert wire.reading
+    assert len(request.arrival.view.prompt or b"") <= 256 * 1024
+    door.plane.loop.turn()
+    assert request.state is State.ATTEMPTING
+    connection.data_received(GET)  # ahead of its response
+    door.plane.loop.settle()
+    assert door.plane.stock.sent("a").endswith(data[-1000:])
+    door.plane.answer("a", whole(b"done"))
+    door.plane.loop.settle()
+    assert wire.take().endswith(b"done")
+    door.plane.answer("a", whole(b"next"))
+    door.plane.loop.settle()
+    assert wire.take().endswith(b"next")
+    door.plane.check()
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_a_client_may_leave_before_its_long_body_has_had_its_turns(turns: int) -> None:
+    door = Door("a", access=keys(max_concurrent=1))
+    data = long_chat().replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer %b\r\n\r\n" % KEY.encode(), 1)
+    connection, _ = door.send(data[:-1])
+    connection.data_received(data[-1:])
+    for _ in range(turns):
+        door.plane.loop.turn()
+    connection.connection_lost(None)
+    door.plane.loop.settle()
+    assert door.plane.counts.client_gone == 1
+    assert not door.plane.stock.used
+    assert all(usage.in_flight == 0 for usage in door.plane.account.api_keys.usage(0.0))
+    door.plane.check()
+
+
+def test_a_long_body_may_lose_its_room_before_its_turn() -> None:
+    teams = [ApiKey(name, hashlib.sha256(name.encode()).hexdigest()) for name in ("a", "b")]
+    door = Door("a", access=Access(tuple(teams)))
+    data = long_chat()
+    door.plane.runtime.buffers.limit = len(data)
+    connection, wire = door.send(data[:-1].replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer a\r\n\r\n", 1))
+    connection.data_received(data[-1:])
+    own, _ = door.connect()
+    own.data_received(post("/up", b"y" * 10_000, b"Authorization: Bearer b\r\n")[:-1])
+    door.plane.loop.settle()
+    assert wire.sent.startswith(b"HTTP/1.1 503 ")
+    assert connection.request is None
+    assert wire.reading  # and drops what still comes
+    own.connection_lost(None)
+    door.plane.check()
+
+
+def test_the_first_part_of_a_longer_body_gets_its_turns_and_the_rest_follows() -> None:
+    door = Door("a", limits=Limits(buffer_bytes=2 * 1024 * 1024))
+    data = long_chat(4 * 1024 * 1024)
+    connection, wire = door.connect()
+    connection.data_received(data[: 3 * 1024 * 1024])
+    assert not wire.reading
+    door.plane.loop.settle()
+    assert wire.reading  # a target has the beginning
+    connection.data_received(data[3 * 1024 * 1024 :])
+    door.plane.loop.settle()
+    assert door.plane.stock.sent("a").endswith(data[data.find(b"\r\n\r\n") + 4 :])
+    door.plane.answer("a", whole(b"done"))
+    door.plane.loop.settle()
+    assert wire.take().endswith(b"done")
+    door.plane.check()
+
+
 def test_an_upload_in_tiny_chunks_is_refused() -> None:
-    upload = Upload(-1, True, ByteBudget(10).open(lambda: None), 0.0)
+    upload = Upload(-1, True, ByteBudget(10).open(lambda: None), 0.0, False)
     with pytest.raises(TinyChunksError) as caught:
         upload.feed(b"1\r\nx\r\n" * 5000)
     assert refusal_of(caught.value).code == "tiny_chunks"

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lb.core.byte_budget import parsed_bytes
 from lb.stream import openai_request
 from lb.stream.openai_request import ParsedRequest, prompt_of
 
@@ -35,6 +36,73 @@ def test_two_plain_messages() -> None:
         b'{"messages":[{"content":"be k\\u0131nd","role":"system"},{"role":"user","content":""}]}'
     )
     assert prompt_of(body, b"") == "system\x1fbe kınd\x1euser\x1f\x1e".encode()
+
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize("count", [511, 512, 513, 2000, 30_000])
+def test_many_messages_are_written_as_few_are(count: int) -> None:
+    messages = [{"role": "user", "content": f"number {at}"} for at in range(count)]
+    whole = "".join(f"user\x1fnumber {at}\x1e" for at in range(count)).encode()
+    assert prompt_of({"messages": messages}, b"") == whole[: openai_request.MAX_PROMPT_BYTES]
+    messages[-1]["name"] = "Ann"  # a message that goes the long way, among others that do not
+    whole = whole[:-1] + b"\x1fnameAnn\x1e"
+    assert prompt_of({"messages": messages}, b"") == whole[: openai_request.MAX_PROMPT_BYTES]
+
+
+@pytest.mark.parametrize("count", [3, 600, 10_000])
+def test_tools_are_json_before_the_messages(count: int) -> None:
+    tools = [{"type": "function", "function": {"name": f"tool{at}"}} for at in range(count)]
+    prompt = prompt_of({"tools": tools, "messages": [{"role": "user", "content": "x"}]}, b"")
+    expected = orjson.dumps(tools) + b"\x1euser\x1fx\x1e"
+    assert prompt == expected[: openai_request.MAX_PROMPT_BYTES]
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "中", "😀"])
+def test_of_a_long_text_the_beginning_is_read(letter: str) -> None:
+    text = letter * MIB
+    prompt = prompt_of({"messages": [{"role": "user", "content": text}]}, b"")
+    assert prompt == ("user\x1f" + text).encode()[: openai_request.MAX_PROMPT_BYTES]
+    assert prompt_of({"prompt": text}, b"") == text.encode()[: openai_request.MAX_PROMPT_BYTES]
+
+
+def image(data: str) -> dict[str, Any]:
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + data}}
+    return {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}]}
+
+
+def changed(data: str, at: int) -> str:
+    return data[:at] + "B" + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "size", [10, 3000, MIB + 10_000, 6 * MIB], ids=["tiny", "small", "long", "very long"]
+)
+def test_images_are_the_same_prompt_only_if_they_are_the_same(size: int) -> None:
+    data = "A" * size
+    others = [data + "A", changed(data, 0), changed(data, size - 1), changed(data, size - 5)]
+    prompts = {prompt_of(image(one), b"") for one in (data, *others)}
+    assert len(prompts) == 5
+    assert prompt_of(image("A" * size), b"") in prompts
+    assert all(len(prompt) < 3000 for prompt in prompts)
+    assert all(prompt.endswith(b"What is it?\x1e") for prompt in prompts)
+
+
+@pytest.mark.parametrize(
+    ("message", "count", "dense"),
+    [
+        ("abcdefghijklmnopqrstuvwxyz", 25_000, True),
+        ("abcdefghijklmnopqrstuvwxyz", 15_000, False),
+        ("lorem ipsum dolor sit amet, " * 40, 2000, False),
+    ],
+    ids=["very many short messages", "many short messages", "messages of a kilobyte"],
+)
+def test_a_body_is_not_parsed_if_that_takes_long(message: str, count: int, dense: bool) -> None:
+    messages = [{"role": "user", "content": message}] * count
+    body = orjson.dumps({"model": "m", "stream": True, "max_tokens": 9, "messages": messages})
+    assert openai_request.is_dense(body, parsed_bytes(body)) is dense
+    assert openai_request.scan(body)[1:] == openai_request.read(body)[1:]
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])

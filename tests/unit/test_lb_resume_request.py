@@ -210,6 +210,44 @@ def test_fields_are_added_to_the_bytes(body: bytes, expected: bytes) -> None:
     assert with_fields(body, orjson.loads(body), {}) is body
 
 
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "in_place"),
+    [
+        pytest.param('"stream_options" : {"include_usage": true}', True, id="an object"),
+        pytest.param('"stream_options":null', True, id="nothing"),
+        pytest.param('"stream_options":{}', True, id="an empty object"),
+        pytest.param(
+            '"stream_options":{"include_usage":true,"x":[1]}', False, id="an object of more than flags"
+        ),
+        pytest.param(
+            '"metadata":{"stream_options":{}},"stream_options":{"include_usage":true}',
+            False,
+            id="another's, too",
+        ),
+        pytest.param(
+            r'"metadata":{"stream_options":{}},"stream\u005foptions":{"include_usage":true}',
+            False,
+            id="escaped",
+        ),
+        pytest.param(r'"user":"\"stream_options\":{}","stream_options":{}', True, id="quoted in a text"),
+        pytest.param('"user":"stream_options","stream_options":{}', False, id="as a value, too"),
+        pytest.param('"stream":true', True, id="none"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+def test_a_long_body_is_changed_in_its_text(text: str, in_place: bool, first: bool) -> None:
+    messages = f'"messages" :  [{{"role":"user","content":"{LONG}"}}]'
+    body = ("{%s,%s}\n" % ((text, messages) if first else (messages, text))).encode()
+    fields = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    request = orjson.loads(body)
+    sent = with_fields(body, request, fields)
+    assert orjson.loads(sent) == {**request, **fields}
+    assert (messages.encode() in sent) is in_place
+
+
 # The ways
 
 
