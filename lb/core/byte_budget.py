@@ -3,13 +3,13 @@
 *Room.* While there is room every tenant takes what it wants. A fixed limit per tenant would refuse bodies while memory is free.
 
 *Shares.* When the budget is full, a tenant's share is the limit times its weight, over the weights of all tenants that
-hold bytes. A request that leaves its tenant within its share gets room: the budget refuses uploads of tenants above
+hold bytes. A request that leaves its tenant within its share gets room: the budget refuses bodies of tenants above
 their shares, one after the other, each time of the tenant that holds most for its weight (as the queue does, see
 `lb.core.queue`), until there is enough or all are within their shares. A tenant beyond its share gets no room.
 
-*What can be refused.* Bodies that are still arriving (`Upload`s of `lb.proxy.upload`, each with a `Holding`). The bytes of
-requests that have started are counted and not taken back: a target may have read them. Nothing is refused unless that makes
-enough room. The youngest upload goes first, among those that hold at least half the mean of their tenant's: thousands of
+*What can be refused.* Bodies with a `Holding`: those that are still arriving (`lb.proxy.upload`), and large ones of requests
+in the queue that no target can have read. All other bytes are counted and not taken back. Nothing is refused unless that
+makes enough room. The youngest body goes first, among those that hold at least half the mean of their tenant's: thousands of
 clients that have sent a few bytes do not stand before those that hold the memory.
 
 Clients without a key are one tenant, as in the queue. Their addresses would not tell them apart: a proxy or a company's
@@ -33,7 +33,7 @@ _SPARE_TENANTS = 64  # are kept although they hold nothing, as they mostly come 
 
 
 class Holding:
-    """The bytes of one body that is arriving. `size` is how many it holds.
+    """The bytes of one body that can be refused. `size` is how many it holds.
 
     `refuse` is called when the budget has taken them back for another tenant; it must not take any.
     """
@@ -55,36 +55,40 @@ class Holding:
         line = self._line
         if not self.is_open or not self._budget.take(size, line.tenant, self._weight):
             return False
-        line.arriving += size
+        line.refusable += size
         self.size += size
         return True
 
     def release(self) -> None:
         """Give all bytes back. The second time nothing happens."""
         if self.is_open:
+            self.keep()
+            self._budget.give_back(self.size, self._line.tenant)
+
+    def keep(self) -> None:
+        """The body can no longer be refused, and its owner gives the bytes back. The second time nothing happens."""
+        if self.is_open:
             self.is_open = False
-            line = self._line
-            del line.uploads[self]
-            line.arriving -= self.size
-            self._budget.give_back(self.size, line.tenant)
+            del self._line.bodies[self]
+            self._line.refusable -= self.size
 
 
 class _TenantBytes:
-    """What one tenant holds: `held` bytes in all, `arriving` of them in uploads, the oldest of which is first."""
+    """What one tenant holds: `held` bytes in all, `refusable` of them in bodies with a Holding, the oldest of which is first."""
 
-    __slots__ = ("arriving", "held", "tenant", "uploads", "weight")
+    __slots__ = ("bodies", "held", "refusable", "tenant", "weight")
 
     def __init__(self, tenant: str, weight: float) -> None:
         self.tenant = tenant
         self.weight = weight
         self.held = 0
-        self.arriving = 0
-        self.uploads: dict[Holding, None] = {}
+        self.refusable = 0
+        self.bodies: dict[Holding, None] = {}
 
     def in_order(self) -> list[Holding]:
-        """Return the uploads that hold bytes, in the order in which they are refused."""
-        youngest_first = [one for one in reversed(self.uploads) if one.size]
-        enough = self.arriving / (2 * max(1, len(youngest_first)))
+        """Return the bodies that can be refused, in the order in which they are."""
+        youngest_first = [one for one in reversed(self.bodies) if one.size]
+        enough = self.refusable / (2 * max(1, len(youngest_first)))
         large = [one for one in youngest_first if one.size >= enough]
         return large + [one for one in youngest_first if one.size < enough]
 
@@ -92,8 +96,8 @@ class _TenantBytes:
 class ByteBudget:
     """Counts bytes that are kept against a limit, by tenant.
 
-    `taken` is the sum, `refused` how often there was no room, and `evicted` how many uploads had to make room for
-    another tenant. Constant time, but for a full budget: the number of tenants that hold bytes, and of their uploads.
+    `taken` is the sum, `refused` how often there was no room, and `evicted` how many bodies had to make room for
+    another tenant. Constant time, but for a full budget: the number of tenants that hold bytes, and of their bodies.
     """
 
     __slots__ = ("_lines", "evicted", "limit", "refused", "taken")
@@ -126,7 +130,7 @@ class ByteBudget:
         self.taken -= size
         line = self._lines[tenant]
         line.held -= size
-        if not line.held and len(self._lines) > _SPARE_TENANTS and not line.uploads:
+        if not line.held and len(self._lines) > _SPARE_TENANTS and not line.bodies:
             del self._lines[tenant]
 
     def open(self, refuse: Callable[[], None], tenant: str = "", weight: float = 1.0) -> Holding:
@@ -135,7 +139,14 @@ class ByteBudget:
         if line is None:
             line = self._line(tenant, weight)
         holding = Holding(self, line, weight, refuse)
-        line.uploads[holding] = None
+        line.bodies[holding] = None
+        return holding
+
+    def offer(self, size: int, refuse: Callable[[], None], tenant: str = "", weight: float = 1.0) -> Holding:
+        """Return a holding of bytes that the tenant has taken: until its owner keeps them, they can be refused."""
+        holding = self.open(refuse, tenant, weight)
+        holding.size = size
+        self._lines[tenant].refusable += size
         return holding
 
     def held(self) -> dict[str, int]:
@@ -149,7 +160,7 @@ class ByteBudget:
         return line
 
     def _make_room(self, size: int, tenant: str, weight: float) -> bool:
-        """Refuse uploads of tenants above their shares, if that makes room; False if it would not."""
+        """Refuse bodies of tenants above their shares, if that makes room; False if it would not."""
         own = self._lines.get(tenant)
         others = [line for line in self._lines.values() if line.held and line is not own]
         per_weight = self.limit / (weight + sum(line.weight for line in others))
@@ -165,24 +176,24 @@ class ByteBudget:
 
 
 def _to_refuse(lines: list[_TenantBytes], per_weight: float, lacking: int) -> list[Holding]:
-    """Return uploads of tenants above their shares that hold `lacking` bytes; none if they hold less than that."""
+    """Return bodies of tenants above their shares that hold `lacking` bytes; none if they hold less than that."""
     heap = [
         (-line.held / line.weight, number, line.held, line.in_order()[::-1])
         for number, line in enumerate(lines)
-        if line.arriving and line.held > per_weight * line.weight
+        if line.refusable and line.held > per_weight * line.weight
     ]
     heapify(heap)
     chosen: list[Holding] = []
     while lacking > 0:
         if not heap:
             return []
-        _, number, held, uploads = heappop(heap)
-        line, upload = lines[number], uploads.pop()
-        chosen.append(upload)
-        lacking -= upload.size
-        held -= upload.size
-        if uploads and held > per_weight * line.weight:
-            heappush(heap, (-held / line.weight, number, held, uploads))
+        _, number, held, bodies = heappop(heap)
+        line, body = lines[number], bodies.pop()
+        chosen.append(body)
+        lacking -= body.size
+        held -= body.size
+        if bodies and held > per_weight * line.weight:
+            heappush(heap, (-held / line.weight, number, held, bodies))
     return chosen
 
 

@@ -9,11 +9,11 @@ AGENT_HELP = {
     "max_client_connections": "How many there may be; more are refused.",
     "buffered_bytes": "Bytes kept of requests' bodies and what was parsed from them.",
     "buffer_limit_bytes": "How many there may be; more are refused.",
-    "evicted_uploads": "Uploads refused to make room for another tenant's body.",
+    "evicted_bodies": "Bodies refused to make room for another tenant's.",
     "internal_errors": "Exceptions in the load balancer's own code, each of which ended one request.",
     "retries_refused": "Retries that the retry budget did not allow.",
 }
-AGENT_COUNTERS = frozenset({"evicted_uploads", "internal_errors", "retries_refused"})
+AGENT_COUNTERS = frozenset({"evicted_bodies", "internal_errors", "retries_refused"})
 
 
 class Family(NamedTuple):

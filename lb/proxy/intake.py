@@ -174,7 +174,7 @@ class Intake:
             "client_connections": len(runtime.clients),
             "buffered_bytes": runtime.buffers.taken,
             "buffer_limit_bytes": runtime.buffers.limit,
-            "evicted_uploads": runtime.buffers.evicted,
+            "evicted_bodies": runtime.buffers.evicted,
             "internal_errors": runtime.faults.total,
             "retries_refused": self._dispatch.retries.refused,
         }

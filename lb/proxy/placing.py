@@ -34,6 +34,7 @@ from lb.proxy.dispatch import Dispatch
 from lb.proxy.ending import Arrival, Ending
 from lb.proxy.ports import Downstream, Relay
 from lb.proxy.registry import Waiting
+from lb.proxy.rejections import NO_ROOM
 from lb.proxy.states import RequestEvent, State
 from lb.stream.resume_rules import NotResumable
 from lb.stream.resume_state import ResumeState
@@ -126,6 +127,14 @@ class PlacedRequest(Protocol):
 
     def guarded(self, callback: Callable[[], None]) -> None:
         """Run the callback behind the fault barrier, unless the request is over by then."""
+        ...
+
+    def offer_room(self) -> None:
+        """No target has read the body: while that is so, a large one may be refused for the room of another tenant."""
+        ...
+
+    def keep_room(self) -> None:
+        """From now on a target may read the body."""
         ...
 
     def crashed(self, entrance: str, error: Exception) -> None:
@@ -356,6 +365,8 @@ class Placing:
         self._account.metrics.counts.queued_total += 1
         why = "no target can take it" if ticket.lane is None else "best off waiting for this target"
         self._arrival.explanation.note(now, "held", ticket.lane or "", why)
+        if not self.tries.executions:
+            self._request.offer_room()
 
     def admitted(self, choice: Choice, now: float) -> None:
         """The queue has let it go."""
@@ -372,6 +383,11 @@ class Placing:
         self._left_queue(now)
         self._turn_away(full=True)
 
+    def room_lost(self) -> None:
+        """Another tenant has got the memory of the body while the request was queued."""
+        self.leave_queue(self._dispatch.runtime.clock())
+        self._request.respond(NO_ROOM.status, NO_ROOM.code, NO_ROOM.message)
+
     def leave_queue(self, now: float) -> None:
         """Give up waiting in the queue, if it is there."""
         if self._ticket is not None:
@@ -382,6 +398,7 @@ class Placing:
         ticket, self._ticket = self._ticket, None
         if ticket is None:
             return
+        self._request.keep_room()
         waited = now - ticket.joined_at
         self._request.ending.queued_s += waited
         self.tries.queue_left_s = max(0.0, self.tries.queue_left_s - waited)

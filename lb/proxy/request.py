@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from lb.core.byte_budget import Holding
 from lb.core.failures import Failure
 from lb.core.retry import Tries
 from lb.core.targets import Booking
@@ -30,6 +31,7 @@ from lb.stream.resume_rules import NotResumable
 from lb.stream.resume_state import ResumeState
 
 _DONE = State.DONE
+_SMALL_BYTES = 64 * 1024  # with its parsed body; a full queue of those takes next to no room
 
 
 class ProxiedRequest:
@@ -42,6 +44,7 @@ class ProxiedRequest:
     __slots__ = (
         "_account",
         "_dispatch",
+        "_holding",
         "_is_over",
         "_reserved_bytes",
         "arrival",
@@ -68,6 +71,7 @@ class ProxiedRequest:
         """`reserved_bytes` were taken from the budget of the runtime for the body."""
         self._dispatch = dispatch
         self._account = account
+        self._holding: Holding | None = None  # of the reserved bytes, while they can be refused
         self._is_over = False
         self._reserved_bytes = reserved_bytes
         self.arrival = arrival
@@ -294,8 +298,29 @@ class ProxiedRequest:
         """Drop a body that is not needed any longer, and give its bytes back to the budget."""
         self.body = b""
         if self._reserved_bytes:
+            self.keep_room()
             self._dispatch.runtime.buffers.give_back(self._reserved_bytes, self.arrival.admission.tenant)
             self._reserved_bytes = 0
+
+    def offer_room(self) -> None:
+        """No target has read the body: while that is so, a large one may be refused for the room of another tenant."""
+        admission, buffers = self.arrival.admission, self._dispatch.runtime.buffers
+        if self._reserved_bytes > _SMALL_BYTES:
+            self._holding = buffers.offer(
+                self._reserved_bytes, self._room_lost, admission.tenant, admission.weight
+            )
+
+    def keep_room(self) -> None:
+        """From now on a target may read the body."""
+        if self._holding is not None:
+            self._holding.keep()
+            self._holding = None
+
+    def _room_lost(self) -> None:
+        """Another tenant has got the memory of the body."""
+        self._holding = None
+        self._reserved_bytes = 0
+        self.guarded(self.placing.room_lost)
 
     def _let_go(self) -> None:
         """The parts are not needed any longer."""

@@ -52,8 +52,13 @@ class Uploads:
         return self.open[name].take(size)
 
     def begin(self, tenant: str, size: int) -> bool:
-        """Let a request begin whose body is here."""
-        return self.budget.take(size, tenant, self.weights.get(tenant, 1.0))
+        """Let a request begin whose body is here. One whose tenant is a capital letter can be refused."""
+        name, weight = tenant.lower(), self.weights.get(tenant.lower(), 1.0)
+        if not self.budget.take(size, name, weight):
+            return False
+        if tenant.isupper():
+            self.open[tenant] = self.budget.offer(size, lambda: self.refused.append(tenant), name, weight)
+        return True
 
 
 @pytest.mark.parametrize(
@@ -72,13 +77,15 @@ class Uploads:
         pytest.param("a1:60 b1:40", {"a": 6.0, "b": 2.0}, "c1:10", "b1", id="most for its weight"),
         pytest.param("a:100", {}, "b1:10", None, id="requests that have begun are not refused"),
         pytest.param("a:90 a1:10", {}, "b1:20", None, id="nothing is refused that would not do"),
+        pytest.param("a1:40 A:50 a:10", {}, "b1:10", "A", id="a request that no target has read"),
+        pytest.param("A:50 a1:50", {}, "b1:10", "a1", id="the youngest of uploads and requests"),
         pytest.param("a:60 a1:30 b:10", {}, "b:20", "a1", id="for a request that begins, too"),
         pytest.param("a1:40 a2:58 a3:1 a4:1", {}, "b1:10", "a2", id="not those that hold nearly nothing"),
         pytest.param("a1:30 a2:30 b:40 b1:0", {}, "c1:10", "a2", id="not one without a byte"),
     ],
 )
 def test_who_makes_room(before: str, weights: dict[str, float], asks: str, refused: str | None) -> None:
-    """`a1:60` is an upload of which 60 bytes are here, `a:60` a request that has begun."""
+    """`a1:60` is an upload of which 60 bytes are here, `a:60` a request that has begun, `A:60` one that can be refused."""
     uploads = Uploads(weights)
     for step in before.split():
         assert take(uploads, step)
@@ -120,6 +127,18 @@ def test_a_thousand_tenants_that_have_left_take_no_room() -> None:
 
 WEIGHTS = {"a": 1.0, "b": 2.5, "c": 0.5}
 LIMIT = 1000
+
+
+def test_what_is_kept_again_cannot_be_refused_and_is_given_back_by_its_owner() -> None:
+    uploads = Uploads()
+    assert uploads.begin("A", 100)
+    uploads.open["A"].keep()
+    uploads.open["A"].keep()
+    uploads.open["A"].release()
+    assert not uploads.upload("b1", 10)
+    assert uploads.budget.taken == 100
+    uploads.budget.give_back(100, "a")
+    assert uploads.budget.held() == {}
 
 
 class BudgetMachine(RuleBasedStateMachine):
@@ -191,6 +210,20 @@ class BudgetMachine(RuleBasedStateMachine):
             others = [one for one in WEIGHTS if one != tenant]
             spare = sum(max(0.0, min(arriving[one], held[one] - shares[one])) for one in others)
             assert not within or spare < taken + size - LIMIT
+
+    @rule(which=st.integers(0, 9))
+    def a_request_can_be_refused(self, which: int) -> None:
+        if self.begun:
+            tenant, size = self.begun.pop(which % len(self.begun))
+            holding = self.budget.offer(size, lambda: self.is_refused(holding), tenant, WEIGHTS[tenant])
+            self.uploads.append((tenant, holding))
+
+    @rule(which=st.integers(0, 9))
+    def it_is_kept_again(self, which: int) -> None:
+        if self.uploads:
+            tenant, holding = self.uploads.pop(which % len(self.uploads))
+            holding.keep()
+            self.begun.append((tenant, holding.size))
 
     @rule(which=st.integers(0, 9))
     def an_upload_is_over(self, which: int) -> None:

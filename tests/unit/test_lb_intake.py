@@ -421,7 +421,7 @@ def test_a_body_that_needs_room_takes_it_from_the_tenant_with_most_uploads() -> 
     assert older[1].sent.endswith(b"done")
     assert door.plane.counts.errors == {"out_of_memory": 1}
     assert door.plane.metrics.of_key("a").refusals == {"out_of_memory": 1}
-    assert door.intake.gauges()["evicted_uploads"] == 1
+    assert door.intake.gauges()["evicted_bodies"] == 1
     assert all(usage.in_flight == 0 for usage in door.plane.account.api_keys.usage(0.0))
     door.plane.check()
 
@@ -435,6 +435,37 @@ def test_a_request_that_has_begun_is_not_refused_for_the_room_of_another() -> No
     assert door.plane.metrics.of_key("b").refusals == {"out_of_memory": 1}
     assert door.status(GET.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer b\r\n\r\n")) == 0  # it needs none
     assert wire.sent == b""
+
+
+def test_a_queued_body_makes_room_until_a_target_has_it() -> None:
+    teams = [ApiKey(name, hashlib.sha256(name.encode()).hexdigest()) for name in ("a", "b")]
+    door = Door("a", access=Access(tuple(teams)), pushing=Pushing(PushMode.FIXED_CAP, 1))
+    door.plane.runtime.buffers.limit = 300_000
+    other = door.plane.fill("a")
+    of_a = post("/up", b"x" * 100_000, TWICE + b"Authorization: Bearer a\r\n")
+    of_b = post("/up", b"y" * 50_000, TWICE + b"Authorization: Bearer b\r\n")
+    first, second, third = door.send(of_a), door.send(of_a), door.send(of_a)
+    assert door.plane.registry.queued == 3
+    own, own_wire = door.send(of_b)
+    assert b'"out_of_memory"' in third[1].take()
+    assert door.plane.registry.queued == 3
+    assert door.plane.runtime.buffers.held() == {"a": 200_000, "b": 50_000}
+    third[0].data_received(GET)  # its connection serves on
+    door.plane.table.release(other, 0.0)
+    door.plane.registry.let_in()
+    door.plane.loop.settle()
+    assert isinstance(first[0].request, ProxiedRequest)
+    assert first[0].request.state is State.ATTEMPTING
+    door.plane.runtime.buffers.limit = 200_000
+    _, wire = door.send(of_b)  # the first can no longer be refused, and the second is enough
+    assert b'"out_of_memory"' in second[1].sent
+    assert (wire.sent, first[1].sent, own_wire.sent) == (b"", b"", b"")
+    assert door.plane.metrics.of_key("a").refusals == {"out_of_memory": 2}
+    assert own.request is not None
+    for client in list(door.plane.runtime.clients):
+        cast(ClientConnection, client).connection_lost(None)
+    door.plane.loop.settle()
+    door.plane.check()
 
 
 def test_a_client_that_stops_in_its_body_gets_a_408_and_is_settled() -> None:

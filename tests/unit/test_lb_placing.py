@@ -59,6 +59,7 @@ class Request:
         self.errors: list[Exception] = []
         self.elsewhere: list[bool] = []
         self.ends_stream = True
+        self.room: list[str] = []
         limits = plane.limits
         tries = Tries(repeatable, limits.time_to_first_byte_s, limits.hold_s)
         self.placing = Placing(cast(PlacedRequest, self), plane.dispatch, plane.account, self.arrival, tries)
@@ -115,6 +116,12 @@ class Request:
     def refuse_to_resume(self, error: NotResumable, *, elsewhere: bool) -> bool:
         self.elsewhere.append(elsewhere)
         return self.ends_stream
+
+    def offer_room(self) -> None:
+        self.room.append("offered")
+
+    def keep_room(self) -> None:
+        self.room.append("kept")
 
     def guarded(self, callback: Callable[[], None]) -> None:
         if self.state is not State.DONE:
@@ -193,6 +200,29 @@ def test_a_request_that_leaves_the_queue_in_vain_is_turned_away(act: Any, code: 
     assert request.ending.queued_s == 2.0
     assert plane.counts.rejected == 1
     assert plane.account.rejections.count(2.0, 10.0) == 1
+
+
+def test_a_queued_body_can_be_refused_until_a_target_may_have_it() -> None:
+    plane = Plane("a", pushing=ONE_EACH)
+    other = plane.fill("a")
+    request = placed(plane)
+    assert request.room == ["offered"]
+    plane.table.release(other, 0.0)
+    plane.registry.let_in()
+    assert request.room == ["offered", "kept"]
+    request.placing.attempt_failed(Failure.DIED, "it died")
+    plane.loop.settle()
+    assert (request.state, request.tries.executions) == (State.QUEUED, 1)
+    assert request.room == ["offered", "kept"]  # it may have run
+
+
+def test_a_queued_request_that_loses_its_room_is_refused() -> None:
+    plane = Plane("a", pushing=ONE_EACH)
+    plane.fill("a")
+    request = placed(plane)
+    request.placing.room_lost()
+    assert request.code == (503, "out_of_memory")
+    assert plane.registry.queued == 0
 
 
 @pytest.mark.parametrize(
