@@ -54,7 +54,7 @@ def size_of(work: Work, parsed: ParsedRequest, body: bytes) -> RequestSize:
         text_bytes, tokens = _prompt_size(parsed.json)
         return RequestSize(text_bytes, tokens, most_out, choices)
     if work is Work.MEDIA:
-        return RequestSize(0, round(_seconds_of(body) * AUDIO_TOKENS_PER_S), None, 1)
+        return RequestSize(0, round(_seconds_of(body, len(body)) * AUDIO_TOKENS_PER_S), None, 1)
     return RequestSize(len(body), 0, most_out, choices)
 
 
@@ -75,9 +75,9 @@ def _prompt_size(json: Mapping[str, Any]) -> tuple[int, int]:
         elif kind is dict:
             part = one.get("type")
             if part in _IMAGE_TYPES:
-                tokens += _image_tokens(_media(one))
+                tokens += _image_tokens(_media(one)[0])
             elif part in _AUDIO_TYPES:
-                tokens += round(_seconds_of(_media(one)) * AUDIO_TOKENS_PER_S)
+                tokens += round(_seconds_of(*_media(one)) * AUDIO_TOKENS_PER_S)
             else:
                 text_bytes += MESSAGE_BYTES
                 left += one.values()
@@ -86,24 +86,25 @@ def _prompt_size(json: Mapping[str, Any]) -> tuple[int, int]:
     return text_bytes, tokens
 
 
-def _media(part: Mapping[str, Any]) -> bytes:
-    """Return the bytes of an image or a sound, empty if they are elsewhere."""
+def _media(part: Mapping[str, Any]) -> tuple[bytes, int]:
+    """Return the first bytes of an image or a sound, and how many there are; none if they are elsewhere."""
     value: Any = part
     for _ in range(3):
         if type(value) is not dict:
             break
         value = next((value[key] for key in (*_MEDIA_KEYS, "url") if key in value), None)
     if type(value) is not str:
-        return b""
+        return b"", 0
+    start = 0
     if value.startswith("data:"):
-        value = value.partition(",")[2]
+        start = value.find(",") + 1 or len(value)
     elif "://" in value[:16]:
-        return b""
+        return b"", 0
     try:
-        head = base64.b64decode(value[: _HEAD_BYTES // 3 * 4], validate=False)
+        head = base64.b64decode(value[start : start + _HEAD_BYTES // 3 * 4], validate=False)
     except (binascii.Error, ValueError):
-        return b""
-    return head + bytes(max(0, len(value) * 3 // 4 - len(head)))
+        return b"", 0
+    return head, max(len(head), (len(value) - start) * 3 // 4)
 
 
 def _image_tokens(image: bytes) -> int:
@@ -153,8 +154,8 @@ def _pixels_of_webp(image: bytes) -> tuple[int, int]:
     return width & 0x3FFF, height & 0x3FFF
 
 
-def _seconds_of(sound: bytes) -> float:
-    """Return how long a sound lasts, by the rate in a WAV's head or a usual one."""
+def _seconds_of(sound: bytes, size: int) -> float:
+    """Return how long a sound of this size lasts, by the rate in a WAV's head or a usual one."""
     wav = _WAV.search(sound, 0, 4096)
     rate = float(struct.unpack("<I", wav[1])[0]) if wav is not None else AUDIO_BYTES_PER_S
-    return len(sound) / max(1000.0, rate)
+    return size / max(1000.0, rate)
