@@ -46,6 +46,7 @@ NATIVE = (
     "lb/observe/access_log.py",
     "lb/observe/counters.py",
     "lb/observe/explain.py",
+    "lb/observe/key_usage.py",
     "lb/observe/label_slots.py",
 )
 INTERPRETED = {

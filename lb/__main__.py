@@ -99,6 +99,11 @@ def _parser() -> argparse.ArgumentParser:
         help="share the limits of API keys with the agents of this host that name the same file (default: the port's "
         "with --reuse-port, else one beside the table file or the handover socket)",
     )
+    add(
+        "--usage-file",
+        type=Path,
+        help="keep what requests of API keys have used here, by day (default: as for --limits-file)",
+    )
     add("--traffic-file", type=Path, help="touch this file while requests are served, if its folder is there")
     add("--ready-file", type=Path, help="write the line of standard output here as well")
     add("--time-to-first-byte", type=_seconds, default=plain.time_to_first_byte_s, metavar="SECONDS")
@@ -163,7 +168,13 @@ def _options(given: argparse.Namespace) -> ServerOptions:
     for file in (*own_files, given.peers_certfile, given.peers_cafile):
         if file is not None and not file.is_file():
             raise _UsageError(f"there is no file {file}")
-    for file in (given.table_file, given.ready_file, given.handover_socket, given.limits_file):
+    for file in (
+        given.table_file,
+        given.ready_file,
+        given.handover_socket,
+        given.limits_file,
+        given.usage_file,
+    ):
         if file is not None and not file.absolute().parent.is_dir():
             raise _UsageError(f"there is no folder {file.absolute().parent}")
     return ServerOptions(
@@ -184,7 +195,8 @@ def _options(given: argparse.Namespace) -> ServerOptions:
         access_log=given.access_log,
         fast_path=not given.no_pump,
         handover_socket=given.handover_socket,
-        limits_file=_limits_file(given),
+        limits_file=_shared_file(given, "limits", given.limits_file),
+        usage_file=_shared_file(given, "usage", given.usage_file),
         traffic_file=given.traffic_file,
         targets_cafile=given.targets_cafile,
         peers_port=given.peers_port,
@@ -193,17 +205,17 @@ def _options(given: argparse.Namespace) -> ServerOptions:
     )
 
 
-def _limits_file(given: argparse.Namespace) -> Path | None:
-    """Return the file that all agents have in common which serve one port, at once or one after the other.
+def _shared_file(given: argparse.Namespace, kind: str, named: Path | None) -> Path | None:
+    """Return the file of a kind that all agents have in common which serve one port, at once or one after the other.
 
-    None if no other agent can be recognized by its arguments.
+    None if no other agent can be recognized by its arguments. `named` is the one that the arguments name.
     """
-    if given.limits_file is not None:
-        return Path(given.limits_file)
+    if named is not None:
+        return named
     if given.reuse_port and given.port:
-        return shared_path(given.service, given.port)
+        return shared_path(given.service, given.port).with_suffix(f".{kind}")
     neighbour: Path | None = given.table_file or given.handover_socket
-    return None if neighbour is None else neighbour.with_name(f"{neighbour.name}.limits")
+    return None if neighbour is None else neighbour.with_name(f"{neighbour.name}.{kind}")
 
 
 def _table(given: argparse.Namespace) -> Table:

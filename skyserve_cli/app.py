@@ -44,6 +44,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "ssh": Verb("Open a shell where a replica runs.", STORY),
         "events": Verb("Show the event log: what happened to services and replicas, and why.", STORY),
         "report": Verb("Show how available a service was, on what it ran, and what it cost.", STORY),
+        "usage": Verb("Show what the requests of each API key and model have used.", STORY),
         "dashboard": Verb("Open the page that shows services, their replicas, spending and requests over time.", STORY),
         "notify": Verb("Send a test notification to the destinations in config.yaml.", STORY, family=True),
         "validate": Verb("Check a service file without launching anything.", FILES),

@@ -11,6 +11,7 @@ strictly as tables: a problem is named with its path, and changes nothing.
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
 | `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
 | `GET /-/totals` | counters since the start, in total and by target (`lb.config.totals.Totals`) |
+| `GET /-/usage?source=&since=` | what requests of each key and model have used, by day (`lb.config.usage.UsageReport`); of that source only what has changed since that mark |
 | `GET /-/metrics` | Prometheus |
 | `GET /-/keys` | what the owner of each API key has used, has reserved and in flight, and has left |
 | `GET /-/explain/ID`, `GET /-/explain?limit=20` | why one of the last requests went where it went; the latest ones |
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, Protocol
 
@@ -39,6 +41,7 @@ from lb.config.demand import Demand
 from lb.config.edits import KnownWorkerError, UnknownWorkerError
 from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table, WireError
 from lb.config.totals import Totals
+from lb.config.usage import UsageReport
 from lb.core.api_keys import Usage
 from lb.core.sliding_window import MAX_WINDOW_S
 from lb.core.targets import TargetTable
@@ -85,6 +88,10 @@ class Administered(Protocol):
 
     def totals(self) -> Totals: ...
 
+    def used_since(self, source: str, mark: int) -> UsageReport:
+        """Return what requests of each key and model have used. Raises sqlite3.Error."""
+        ...
+
     def exposition(self) -> bytes: ...
 
     def regions(self) -> dict[str, Any]:
@@ -126,6 +133,7 @@ def admin_app(agent: Administered, token: str, *, open_probes: bool = False) -> 
             web.get("/-/stats", control.stats),
             web.get("/-/demand", control.demand),
             web.get("/-/totals", control.totals),
+            web.get("/-/usage", control.used),
             web.get("/-/metrics", control.metrics),
             web.get("/-/keys", control.keys),
             web.get("/-/regions", control.regions),
@@ -242,6 +250,14 @@ class _AgentControl:
 
     async def totals(self, request: web.Request) -> web.Response:
         return web.json_response(self.agent.totals().to_json())
+
+    async def used(self, request: web.Request) -> web.Response:
+        since = int(read_number(request, "since", 0.0, 0.0, 2.0**53))
+        try:
+            report = self.agent.used_since(request.query.get("source", ""), since)
+        except sqlite3.Error as error:
+            raise Rejected(503, "not_readable", f"the usage cannot be read: {error}") from error
+        return web.json_response(report.to_json())
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self.agent.exposition(), headers={"Content-Type": CONTENT_TYPE})

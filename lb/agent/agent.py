@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from lb.agent.ticker import Ticker
 from lb.agent.traffic_file import NOTE_EVERY_S, TrafficNotes
+from lb.agent.usage_file import STORE_EVERY_S, UsageFile
 from lb.config import file as config_file
 from lb.config.demand import Demand
 from lb.config.options import Listen
 from lb.config.regions import Regions
 from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table
 from lb.config.totals import Totals
+from lb.config.usage import UsageReport
 from lb.core.api_keys import ApiKeyStore, Usage
 from lb.core.forwarding import Forwarding
 from lb.core.limit_store import LimitStore
@@ -65,8 +67,8 @@ class WrongServiceError(ValueError):
 class AgentOptions:
     """What one process of an agent is given, beside its table.
 
-    `region` is where it runs, `table_file` where it keeps its table, `id_prefix` begins the ids of its requests. `limits` are
-    shared with other processes of this host, and with an `identity` it connects to agents of other regions.
+    `region` is where it runs, `table_file` where it keeps its table, `id_prefix` begins the ids of its requests. `limits` and
+    `usage_file` are shared with other processes of this host, and with an `identity` it connects to agents of other regions.
     """
 
     region: str
@@ -76,6 +78,7 @@ class AgentOptions:
     fast_path: bool = True
     max_clients: int | None = None  # None: no limit
     traffic_file: Path | None = None
+    usage_file: Path | None = None  # None: in memory
     limits: LimitStore | None = None
     identity: Identity | None = None
 
@@ -135,6 +138,8 @@ class Agent:
             both(tracing.finished if tracing is not None else None, access_log),
             0.0 if unix_time_s is None else unix_time_s() - now,
         )
+        wall_clock = clock if unix_time_s is None else unix_time_s
+        self.used = UsageFile(options.usage_file, self.account.usage, wall_clock, self.metrics.used)
         engines = Engines(self.prober.kind, self.model_poller.wrong_model, self.model_poller.missing_model)
         homes = HomeFinder(targets, self._fetcher.look, clock)
         dispatch = Dispatch(registry, self._pools, self.account, engines, rng, homes, self._fast_path)
@@ -206,6 +211,7 @@ class Agent:
         ticker.add("distances", self.distances.tick, LOOK_S)
         ticker.add("warming", self.warmer.tick)
         ticker.add("tidying", self._fetcher.expire, 1.0)
+        ticker.add("usage", self.used.store, STORE_EVERY_S)
         if self.links is not None:
             ticker.add("links", self.links.tick)
         if self._options.traffic_file is not None:
@@ -346,6 +352,10 @@ class Agent:
         busy = {one.id: one.in_flight for one in self.targets.stats(now, 1.0)}
         return self.metrics.totals(now - self._started_at, self.targets.in_flight, self.registry.queued, busy)
 
+    def used_since(self, source: str, mark: int) -> UsageReport:
+        """Return what the requests of each key and model have used (`UsageFile.report`)."""
+        return self.used.report(source, mark)
+
     def regions(self) -> dict[str, Any]:
         """Return the state of agents of other regions."""
         if self.links is None:
@@ -362,6 +372,7 @@ class Agent:
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
+        self.used.count()
         queued, gauges = self.registry.queued, self.intake.gauges()
         of_policy = self.targets.policies.own.gauges()
         return self.metrics.expose(self.targets, queued, self._clock(), of_policy, gauges, self.regions())
@@ -372,3 +383,4 @@ class Agent:
             self._fast_path.close()
         self._pools.close()
         self._fetcher.close()
+        self.used.close()

@@ -52,6 +52,7 @@ class ServerOptions:
     handover_socket: Path | None = None
     limits_file: Path | None = None
     traffic_file: Path | None = None
+    usage_file: Path | None = None
     peers_host: str = "0.0.0.0"  # noqa: S104 (agents of other regions connect from anywhere, with certificates)
     peers_port: int = 0
     peers_certfile: Path | None = None
@@ -73,6 +74,7 @@ def build_agent(options: ServerOptions, tracer: Tracing | None) -> Agent:
             fast_path=options.fast_path,
             max_clients=max_clients(raise_limit()),
             traffic_file=options.traffic_file,
+            usage_file=options.usage_file,
             limits=_limits(options),
             identity=_identity(options),
         ),

@@ -137,9 +137,6 @@ class TargetCounts:
 
 @dataclass(slots=True, eq=False)
 class KeyCounts:
-    """Of the requests of one API key's owner."""
+    """Of the requests of one API key's owner that got an error response of ours."""
 
-    requests: int = 0  # that were let in, and are over
-    tokens_in: int = 0
-    tokens_out: int = 0
     refusals: defaultdict[str, int] = field(default_factory=_by_kind)

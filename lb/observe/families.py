@@ -93,10 +93,12 @@ OF_TARGET = (
 )
 
 
-OF_KEY = (
+OF_KEY_AND_MODEL = (
     Family("requests", "key_requests", "Requests with this key that were let in, counted when they end."),
     Family("tokens_in", "key_input_tokens", "Prompt tokens of requests with this key."),
     Family("tokens_out", "key_output_tokens", "Tokens generated for requests with this key."),
+)
+OF_KEY = (
     Family(
         "refusals", "key_refusals", "Requests with this key that got an error response of ours.", "reason"
     ),

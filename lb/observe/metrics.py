@@ -25,7 +25,16 @@ from lb.config.schema import Table
 from lb.config.totals import Totals
 from lb.core.targets import Health, TargetTable
 from lb.observe.counters import LOOP_LAG_S, Counts, Histogram, KeyCounts, TargetCounts
-from lb.observe.families import AGENT_COUNTERS, AGENT_HELP, OF_AGENT, OF_KEY, OF_TARGET, Family
+from lb.observe.families import (
+    AGENT_COUNTERS,
+    AGENT_HELP,
+    OF_AGENT,
+    OF_KEY,
+    OF_KEY_AND_MODEL,
+    OF_TARGET,
+    Family,
+)
+from lb.observe.key_usage import UsageSum
 from lb.observe.label_slots import OTHER, LabelSlots
 from lb.observe.peer_metrics import PeerMetrics
 from lb.observe.totals import totals
@@ -43,6 +52,7 @@ _TARGET = ("service", "region", "zone", "capacity_type", "policy")
 
 
 _KEY = ("service", "region", "key")
+_MOST_MODELS = 20  # that have series of their own, of each key
 
 
 class Labelled(Protocol):
@@ -73,8 +83,10 @@ class Metrics:
         # By labels, those without a series of their own among them: the last label is the target.
         self._targets: dict[tuple[str, ...], TargetCounts] = {}
         self._keys: dict[str, KeyCounts] = {}
+        self._used: dict[tuple[str, str], UsageSum] = {}  # by the labels of key and model
+        self._models: set[str] = set()
         self._target_slots = LabelSlots(self._drop_target)
-        self._key_slots = LabelSlots(lambda name: self._keys.pop(name, None))
+        self._key_slots = LabelSlots(self._drop_key)
         self._by_target = False
         self._process = ProcessCollector(registry=None)
         self.counts = Counts()
@@ -101,6 +113,13 @@ class Metrics:
         if counts is None:
             counts = self._keys.setdefault(self._key_slots[name], KeyCounts())
         return counts
+
+    def used(self, key: str, model: str, more: UsageSum) -> None:
+        """Add what requests of this key and model have used. Without a key the label is empty."""
+        if model not in self._models and len(self._models) < _MOST_MODELS:
+            self._models.add(model)
+        labels = self._key_slots[key] if key else key, model if model in self._models else OTHER
+        self._used.setdefault(labels, UsageSum()).add(more)
 
     def served(self) -> int:
         """Responses to clients of 2xx and 3xx."""
@@ -133,11 +152,13 @@ class Metrics:
         """
         agents = [((self._service, self._region, policy), one) for policy, one in self._agents.items()]
         keys = [((self._service, self._region, name), one) for name, one in self._keys.items()]
+        used = [((self._service, self._region, *labels), one) for labels, one in self._used.items()]
         families = [
             *_responses(agents),
             *_counted(OF_AGENT, _AGENT, agents),
             *_counted(OF_TARGET, self._target_names, self._exposed_targets()),
             *_counted(OF_KEY, _KEY, keys),
+            *_counted(OF_KEY_AND_MODEL, (*_KEY, "model"), used),
             *self._agent_gauges(table, queued, policy_gauges),
             *self._process_wide(agent_gauges),
             *self._target_gauges(table, now),
@@ -179,6 +200,10 @@ class Metrics:
         for labels in [labels for labels in self._targets if labels[-1] == target_id]:
             kept = self._targets.setdefault((*labels[:-1], GONE), TargetCounts())
             kept.add(self._targets.pop(labels))
+
+    def _drop_key(self, key: str) -> None:
+        self._keys.pop(key, None)
+        self._used = {labels: used for labels, used in self._used.items() if labels[0] != key}
 
     def _agent_gauges(
         self, table: TargetTable, queued: int, of_policy: Mapping[str, float]
@@ -289,7 +314,7 @@ def _responses(agents: Iterable[tuple[tuple[str, ...], Counts]]) -> Iterator[Met
 def _counted(
     families: Iterable[Family],
     labels: tuple[str, ...],
-    rows: Iterable[tuple[tuple[str, ...], Counts | TargetCounts | KeyCounts]],
+    rows: Iterable[tuple[tuple[str, ...], Counts | TargetCounts | KeyCounts | UsageSum]],
 ) -> Iterator[Metric]:
     rows = list(rows)
     for of in families:

@@ -15,6 +15,7 @@ from lb.http.api_paths import Work, work_of
 from lb.observe.access_log import RequestRecord
 from lb.observe.counters import TargetCounts
 from lb.observe.explain import Explanations
+from lb.observe.key_usage import KeyUsage
 from lb.observe.metrics import Metrics
 from lb.proxy.ending import NOTHING_SPENT, Arrival, ChargeReason, Ending, Outcome, TokensSpent
 from lb.stream.token_usage import Tokens, usage_of
@@ -71,6 +72,7 @@ class Account:
         self.metrics = metrics
         self.explanations = explanations
         self.api_keys = api_keys
+        self.usage = KeyUsage()
         self.arrivals = WindowCounter()
         self.rejections = WindowCounter()
         self.ongoing = WindowMean(now)  # requests in flight or queued
@@ -205,13 +207,10 @@ class Account:
         if arrival.hop is None:
             late = self._is_late(arrival, ending, status, outcome, spent, now)
             self.demand.ended(now, spent.prompt, spent.out, late)
-        if arrival.admission.tenant and arrival.hop is None:
-            key = self.metrics.of_key(arrival.admission.tenant)
-            key.requests += 1
-            key.tokens_in += spent.prompt
-            key.tokens_out += spent.out
-            if outcome is Outcome.REFUSED:
-                key.refusals[ending.error] += 1
+            tenant, served = arrival.admission.tenant, spent.reported or 200 <= status < 400
+            self.usage.add(tenant, arrival.model, served, spent.prompt, spent.out)
+            if tenant and outcome is Outcome.REFUSED:
+                self.metrics.of_key(tenant).refusals[ending.error] += 1
         self.explanations.ended(arrival.explanation)
         if self._record is not None:
             self._record(self._record_of(request, spent, now))

@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from lb.config.regions import PeerAgent, Regions
 from lb.config.schema import Table, Target
 from lb.core.targets import TargetTable
-from lb.observe.families import AGENT_HELP, OF_AGENT, OF_KEY, OF_TARGET
+from lb.observe.families import AGENT_HELP, OF_AGENT, OF_KEY, OF_KEY_AND_MODEL, OF_TARGET
+from lb.observe.key_usage import UsageSum
 from lb.observe.metrics import Metrics
 from scripts.reference.text import NOTE, code, table
 from skyserve_cli.controller.metrics.families import OF_CONTROLLER, OF_SERVICE, OF_TEAM
@@ -53,6 +54,7 @@ def agent() -> list[Metric]:
     metrics.use_table(targets)
     metrics.of(targets.targets[0])
     metrics.of_key("key")
+    metrics.used("key", "model", UsageSum())
     metrics.peers.of("peer").forwards["arrival"] += 1
     regions = {
         "peers": [{"id": "peer", "rtt_ms": 1.0, "silent_s": 0.0, "egress_usd": 0.0}],
@@ -100,6 +102,7 @@ def _labels() -> dict[str, frozenset[str]]:
         (OF_AGENT, frozenset({"service", "region", "policy"})),
         (OF_TARGET, target),
         (OF_KEY, frozenset({"service", "region", "key"})),
+        (OF_KEY_AND_MODEL, frozenset({"service", "region", "key", "model"})),
     ):
         for one in families:
             found[f"skyserve_lb_{one.name}"] = base | ({one.kind} if one.kind else frozenset())

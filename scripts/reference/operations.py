@@ -93,6 +93,16 @@ CONTROLLER = (
         (("since", "UNIX seconds; default 2 hours ago"), ("replica", "only this replica; default the whole service")),
     ),
     Operation(
+        "GET", "/v1/services/{name}/usage", "Return what the requests of each API key and model have used, by day.",
+        "{name, since, until, by, rows, total}; rows have the groups, requests, tokens_in and tokens_out",
+        (
+            ("since", "first day, as 2026-11-27 (UTC); default 29 days before the last"),
+            ("until", "last day; default today"),
+            ("by", "groups: some of key, model and day, with commas; default key,model"),
+            ("top", "only so many rows, those with the most tokens first; default all, in order"),
+        ),
+    ),
+    Operation(
         "POST", "/v1/plan", "Return where a service would run and what it would cost. Launches nothing.",
         "rows of places and prices, warnings",
         body=(
@@ -185,6 +195,11 @@ ADMIN = (
     Operation(
         "GET", "/-/totals", "Return what was counted since the agent started, of the whole and of each target.",
         "uptime_s, bounds of the buckets of times to first token, and lists of numbers in the order of lb.config.totals.Tally",
+    ),
+    Operation(
+        "GET", "/-/usage", "Return what the requests of each API key and model have used, by day. A file keeps it over restarts.",
+        "source, mark, more, and rows of day (since 1970, UTC), key, model, requests, tokens in, tokens out; of the last 8 days",
+        (("source", "as in the last response"), ("since", "the mark of the last response: only rows that have changed since")),
     ),
     Operation("GET", "/-/metrics", "Expose Prometheus metrics.", "text exposition format", text=True),
     Operation("GET", "/-/keys", "Return usage and what is left of each API key.", "{keys: [...]}"),

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from policies.goals import UpdateMode
 from policies.model import Replica, ReplicaState
-from skyserve_cli.state import costs, demand, event_log, goals, prune, rewrites, series, snapshot
+from skyserve_cli.state import costs, demand, event_log, goals, prune, rewrites, series, snapshot, usage
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import replica_from_row
@@ -32,6 +32,7 @@ from skyserve_cli.state.read_cache import ReadCache
 from skyserve_cli.state.samples import Slot
 from skyserve_cli.state.team import TeamTokens
 from skyserve_cli.state.ticks import PreparedCommits
+from skyserve_cli.state.usage import StoredUsage, UsageTotal
 from skyserve_cli.state.values import (
     Commit,
     DemandRow,
@@ -294,6 +295,32 @@ class Store:
         while left:
             with self.database.writing() as c:
                 left = series.fold(c, name, now)
+            pause()
+
+    # --- what the requests of API keys have used ----------------------------------------------------------
+
+    def put_usage(self, rows: Sequence[StoredUsage]) -> None:
+        """Store the sums of a day so far. The same ones again, or older ones, change nothing."""
+        with self.database.writing() as c:
+            usage.write(c, rows)
+
+    def usage(
+        self, name: str, *, since: int, until: int, by: Sequence[str], most: int, top: bool = False
+    ) -> tuple[list[UsageTotal], tuple[int, int, int]]:
+        """Return sums of the days [since, until] by some of `usage.GROUPS`, and requests, tokens in and out of all; see `usage.read`."""
+        with self.database.reading() as c:
+            rows = usage.read(c, name, since, until, by, most, top=top)
+            return rows, usage.total(c, name, since, until)
+
+    def fold_usage(self, now: float, *, pause: Callable[[], None] = lambda: None) -> None:
+        """Fold days that no agent reports any more, and delete those that are too old. `pause`: as for `archive_replicas`."""
+        with self.database.reading() as c:
+            steps = [(usage.drop, *one) for one in usage.old(c, now)]
+            gone = {(name, day) for _, name, day in steps}
+            steps += [(usage.fold, *one) for one in usage.unfolded(c, now) if one not in gone]
+        for step, name, day in steps:
+            with self.database.writing() as c:
+                step(c, name, day)
             pause()
 
     # --- reading ------------------------------------------------------------------------------------------

@@ -153,6 +153,22 @@ series = sa.Table(
     sqlite_with_rowid=False,
 )
 
+#: What the requests of each API key and model have used on a day (from 1970-01-01, UTC), as one source counted it (`state.usage`).
+usage = sa.Table(
+    "usage",
+    metadata,
+    sa.Column("service", sa.String(63), primary_key=True),
+    sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),
+    # The name of the key's owner; "": no key was needed.
+    sa.Column("key", sa.String(512), primary_key=True),
+    sa.Column("model", sa.String(512), primary_key=True),
+    sa.Column("source", sa.String(63), primary_key=True),
+    sa.Column("requests", sa.BigInteger, nullable=False),
+    sa.Column("tokens_in", sa.BigInteger, nullable=False),
+    sa.Column("tokens_out", sa.BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 #: The event log: append-only, what happened and what was decided, in order. `state` is the state from then on: the
 #: state of the replica, or (kind "scale") how many replicas are wanted.
 events = sa.Table(

@@ -23,6 +23,7 @@ from policies.history import Load
 from skyserve_cli.controller.balancers.agent_process import AgentFolder
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.reconcile.ports import AgentOrder
+from skyserve_cli.controller.reconcile.traffic_buffer import TrafficBuffer
 
 pytestmark = pytest.mark.long
 
@@ -390,3 +391,28 @@ async def test_a_frozen_agent_is_replaced_by_one_that_serves(world: World, port:
     await world.eventually(lambda: fleet.view("chat").restarts == 1 and fleet.view("chat").acked)
     assert [agent.pid for agent in world.agents()] != [frozen.pid]
     assert await world.get(port) == 200
+
+
+async def test_what_keys_have_used_is_read_from_an_agent_and_once_more_when_it_has_ended(
+    world: World, port: int
+) -> None:
+    traffic = TrafficBuffer()
+    fleet = LocalFleet(world.folder, asyncio.get_running_loop(), world.wake, traffic=traffic)
+    await fleet.start()
+    world.fleets.append(fleet)
+    order = world.order(Readiness.READY, port=port)
+    fleet.ensure({"chat": order})
+    await world.until_status(port, 200)
+    found: list[int] = []
+
+    def counted() -> bool:
+        found.extend(row.requests for row in traffic.usage.take(10).values())
+        return bool(found)
+
+    await world.eventually(counted)
+    before = found[-1]
+    assert await world.get(port) == 200  # reported to nobody: the next poll is 5 s away
+    fleet.ensure({})
+    await world.eventually(lambda: not world.agents())
+    await world.eventually(lambda: counted() and found[-1] > before)
+    assert not list((world.folder / "chat").glob("*.usage*"))

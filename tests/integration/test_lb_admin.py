@@ -167,6 +167,8 @@ async def test_metrics_have_the_promised_names_and_labels_only(w: World) -> None
         "reason",
         "standing",
         "code",
+        "key",
+        "model",
     }
     for line in text.splitlines():
         if line.startswith("skyserve_"):
@@ -211,11 +213,11 @@ async def test_metrics_of_keys_tell_requests_tokens_and_refusals_and_never_the_k
     assert (await agent.text("/v1/chat/completions", **chat))[0] == 503
     assert (await agent.text("/v1/chat/completions", **chat))[0] == 429
     text = await agent.request("GET", "/-/metrics")
-    labels = 'key="alice",region="",service="default"'
+    of_model = 'key="alice",model="m",region="",service="default"'
     for line in (
-        f"key_requests_total{{{labels}}} 2.0",
-        f"key_input_tokens_total{{{labels}}} 7.0",
-        f"key_output_tokens_total{{{labels}}} 5.0",
+        f"key_requests_total{{{of_model}}} 2.0",
+        f"key_input_tokens_total{{{of_model}}} 7.0",
+        f"key_output_tokens_total{{{of_model}}} 5.0",
         'key_refusals_total{key="alice",reason="no_target_ready",region="",service="default"} 1.0',
         'key_refusals_total{key="alice",reason="requests_per_minute",region="",service="default"} 1.0',
     ):

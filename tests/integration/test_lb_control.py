@@ -131,7 +131,7 @@ def test_a_port_without_a_token_is_not_opened() -> None:
 PATHS = [
     ("GET", "/-/live"), ("GET", "/-/ready"), ("GET", "/-/targets"), ("PUT", "/-/targets"), ("GET", "/-/options"),
     ("PATCH", "/-/options"), ("POST", "/-/drain"), ("POST", "/-/undrain"), ("GET", "/-/stats"), ("GET", "/-/metrics"),
-    ("GET", "/-/demand"), ("GET", "/-/totals"), ("GET", "/-/regions"),
+    ("GET", "/-/demand"), ("GET", "/-/totals"), ("GET", "/-/usage"), ("GET", "/-/regions"),
     ("GET", "/-/keys"), ("GET", "/-/explain"), ("GET", "/-/explain/x"), ("GET", "/workers"), ("POST", "/workers"),
     ("GET", "/workers/a"), ("PUT", "/workers/a"), ("PATCH", "/workers/a"), ("DELETE", "/workers/a"),
     ("POST", "/add_worker?url=http://c"), ("POST", "/remove_worker?url=http://127.0.0.1:1"), ("GET", "/list_workers"),

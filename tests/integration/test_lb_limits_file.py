@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import pytest
 
-from lb.__main__ import _limits_file, _parser
+from lb.__main__ import _parser, _shared_file
 from lb.agent import limits_file
 from lb.agent.limits_file import LimitsFile, shared_path
 from lb.config.options import Access, ApiKey
@@ -323,7 +323,12 @@ FILES = {
 @pytest.mark.parametrize("case", FILES)
 def test_agents_of_one_port_find_the_same_file(case: str) -> None:
     arguments, path = FILES[case]
-    assert _limits_file(_parser().parse_args(arguments)) == (None if path is None else Path(path))
+    given = _parser().parse_args(arguments)
+    assert _shared_file(given, "limits", given.limits_file) == (None if path is None else Path(path))
+    usage = (
+        None if path in (None, "l") else Path(path).with_suffix(".usage")
+    )  # --limits-file names no other file
+    assert path == "l" or _shared_file(given, "usage", given.usage_file) == usage
 
 
 def test_another_service_or_port_has_another_file() -> None:

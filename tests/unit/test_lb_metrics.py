@@ -16,6 +16,7 @@ from lb.config.schema import Readiness, Table, Target
 from lb.core.admission import EngineLoad
 from lb.core.targets import Blame, TargetTable
 from lb.observe.counters import Counts, Histogram, TargetCounts
+from lb.observe.key_usage import UsageSum
 from lb.observe.label_slots import OTHER
 from lb.observe.metrics import Metrics
 from policies.routing.base import RequestView
@@ -188,17 +189,34 @@ def test_the_series_of_a_target_that_is_gone_stays_until_its_place_is_needed() -
     assert shown.get("attempts_total", {**labels(), "target": "new"}) == 5
 
 
+def one_request() -> UsageSum:
+    used = UsageSum()
+    used.requests, used.tokens_in, used.tokens_out = 1, 3, 4
+    return used
+
+
 def test_beyond_a_hundred_keys_the_rest_is_one_series() -> None:
     it = metrics()
     keys = tuple(ApiKey(f"owner {number}", f"{number:064x}") for number in range(102))
     it.use_table(Table("chat", "1", access=Access(keys)))
     for number in range(102):
-        it.of_key(f"owner {number}").requests += 1
+        it.used(f"owner {number}", "m", one_request())
     shown = page(it)
     rows = {
         one.labels["key"]: one.value for one in shown.samples if one.name == "skyserve_lb_key_requests_total"
     }
     assert (len(rows), rows[OTHER], rows["owner 99"]) == (101, 2, 1)
+
+
+def test_beyond_twenty_models_the_rest_is_one_series() -> None:
+    it = metrics()
+    for number in range(25):
+        it.used("", f"model {number}", one_request())
+    shown = page(it)
+    rows = {one.labels["model"]: one for one in shown.samples if one.name == "skyserve_lb_key_requests_total"}
+    assert (len(rows), rows[OTHER].value, rows["model 19"].value) == (21, 5, 1)
+    assert rows["model 0"].labels["key"] == ""
+    assert shown.get("key_input_tokens_total", {**rows["model 0"].labels}) == 3
 
 
 def test_the_process_tells_its_memory_and_cpu_time() -> None:

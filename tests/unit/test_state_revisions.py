@@ -132,6 +132,21 @@ ADDED: dict[str, list[tuple[str, dict[str, Any]]]] = {
         )
     ],
     "0012": [],
+    "0013": [
+        (
+            "usage",
+            {
+                "service": "chat",
+                "day": 20_000,
+                "key": "ada",
+                "model": "m",
+                "source": "s",
+                "requests": 1,
+                "tokens_in": 2,
+                "tokens_out": 3,
+            },
+        )
+    ],
 }
 
 
@@ -153,7 +168,7 @@ def fill(url: str, revision: str) -> None:
             extra = {key: value for table, values in added if table == name for key, value in values.items()}
             connection.execute(tables.tables[name].insert(), [{**row, **extra} for row in rows])
         for table, values in added:
-            if table in ("fingerprints", "demand", "series", "outbox", "alarms", "tokens"):
+            if table in ("fingerprints", "demand", "series", "outbox", "alarms", "tokens", "usage"):
                 connection.execute(tables.tables[table].insert(), [values])
             elif table not in ROWS:
                 connection.execute(tables.tables[table].update().values(values))

@@ -78,6 +78,7 @@ RIGHTS: Mapping[tuple[str, str], AccessRole] = MappingProxyType(
         ("GET", "/v1/services/{name}"): _VIEWER,
         ("GET", "/v1/services/{name}/history"): _VIEWER,
         ("GET", "/v1/services/{name}/series"): _VIEWER,
+        ("GET", "/v1/services/{name}/usage"): _VIEWER,
         ("GET", "/v1/services/{name}/report"): _VIEWER,
         ("GET", "/v1/services/{name}/explain"): _VIEWER,
         ("GET", "/v1/fleet"): _VIEWER,

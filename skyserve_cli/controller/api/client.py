@@ -138,6 +138,14 @@ class ControllerClient:
         query = {"replica": str(replica_id), **({} if since is None else {"since": repr(since)})}
         return self._json("GET", f"/v1/services/{name}/series", query=query)
 
+    def usage(
+        self, name: str, *, since: str | None, until: str | None, by: Sequence[str], top: int | None = None
+    ) -> dict[str, Any]:
+        """Return what the requests of each API key and model have used on these days (2026-11-27); see `controller.api.usage_view`."""
+        given = {"since": since, "until": until, "by": ",".join(by), "top": None if top is None else str(top)}
+        query = {key: value for key, value in given.items() if value is not None}
+        return self._json("GET", f"/v1/services/{name}/usage", query=query)
+
     def log(self, what: str, *, offset: int = 0, since: float | None = None) -> tuple[bytes, int]:
         """Return bytes of a log and the next offset.
 

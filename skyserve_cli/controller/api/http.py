@@ -12,6 +12,7 @@ slow disk does not stop the probes on this event loop.
     GET  /v1/services/NAME/replicas/ID/access    ?node=    how to run commands there, with a private key
     GET  /v1/services/NAME/history    ?since= UNIX seconds   &most= replicas
     GET  /v1/services/NAME/series     ?since= UNIX seconds   &replica= id    what load balancers counted over time
+    GET  /v1/services/NAME/usage      ?since= day   &until= day   &by= key,model,day   &top= rows    see `usage_view`
     POST /v1/plan                {"spec", "secrets", "mode": of an update, null for that of the spec}
     GET  /v1/events              ?service= &after= &limit= &newest=1
     GET  /v1/logs/controller | /v1/logs/load_balancer/NAME | /v1/logs/replica/NAME/ID[/NODE]    ?offset= &max=
@@ -66,6 +67,7 @@ from skyserve_cli.controller.api.shells import NoAccessError, access_to
 from skyserve_cli.controller.api.snapshot import Rendered, Snapshots, rendered
 from skyserve_cli.controller.api.team import Team
 from skyserve_cli.controller.api.upload_routes import UploadRoutes
+from skyserve_cli.controller.api.usage_view import usage_question
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.controller.uploads.content_store import ContentStore
 
@@ -166,6 +168,7 @@ class Api:
             web.get("/v1/services", self._services),
             web.get("/v1/services/{name}/history", self._history),
             web.get("/v1/services/{name}/series", self._series),
+            web.get("/v1/services/{name}/usage", self._usage),
             web.get("/v1/events", self._events),
             web.get("/v1/teams", self._teams),
             web.get("/v1/logs/load_balancer/{name}", self._log_of_load_balancer),
@@ -271,6 +274,11 @@ class Api:
         found = await asyncio.to_thread(
             self._controller_service.series, name, since=since, replica_id=replica_id
         )
+        return web.json_response(found, dumps=lambda content: orjson.dumps(content).decode())
+
+    async def _usage(self, request: web.Request) -> web.Response:
+        question = usage_question(request.query)
+        found = await asyncio.to_thread(self._controller_service.usage, request.match_info["name"], question)
         return web.json_response(found, dumps=lambda content: orjson.dumps(content).decode())
 
     async def _plan(self, request: web.Request) -> web.Response:

@@ -20,6 +20,7 @@ from skyserve_cli.controller.api.access import calling, insist_on_other_hosts
 from skyserve_cli.controller.api.endpoint_port import endpoint_port
 from skyserve_cli.controller.api.series_view import series_view, span_for
 from skyserve_cli.controller.api.team_rules import TeamRules
+from skyserve_cli.controller.api.usage_view import MOST_ROWS, UsageQuestion, usage_view
 from skyserve_cli.controller.api.views import history_view, is_well, last_failure, service_view
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.front_address import shown_host
@@ -42,6 +43,7 @@ from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.series import RINGS
 from skyserve_cli.state.store import Store
+from skyserve_cli.state.usage import day_of
 from skyserve_cli.state.values import DemandRow, NoSuchServiceError, ServiceRow, Spent
 
 #: Why a launch ends that the cloud has refused: it has left nothing.
@@ -285,6 +287,20 @@ class ControllerService:
         span_s = span_for(since, until)
         slots = self._store.series(name, span_s, since=since - span_s, until=until)
         return series_view(name, replica_id, span_s, since, until, slots)
+
+    def usage(self, name: str, question: UsageQuestion) -> dict[str, Any]:
+        """Return what the requests of each API key and model have used; see `usage_view`.
+
+        Raises NoSuchServiceError, or ValueError if there are more than MOST_ROWS sums.
+        """
+        if not self.has(name) and not any(row.name == name for row in self._store.services(down=True)):
+            raise NoSuchServiceError(name)
+        asked = question.on(day_of(self._clock.now()))
+        most = MOST_ROWS + 1 if asked.top is None else asked.top
+        rows, total = self._store.usage(
+            name, since=asked.since, until=asked.until, by=asked.by, most=most, top=asked.top is not None
+        )
+        return usage_view(name, asked, rows, total)
 
     def instance(
         self, name: str, replica_id: int, node: int = 0

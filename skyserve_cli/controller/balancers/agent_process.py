@@ -2,8 +2,8 @@
 
 The folder holds what a later controller needs to take the agent back: `agent.json` (what the agent printed once
 it listened: ports and pid), `shape.json` (what it was started with), `token`, `table.json` (the table it
-begins with; it writes each later one itself), `table.json.limits` (what the keys have used), `agent.log`, and
-`agent.lock`, which the agent holds for as long as it lives.
+begins with; it writes each later one itself), `table.json.limits` (what is left of the keys' limits), `table.json.usage` (what the
+keys have used, by day), `agent.log`, and `agent.lock`, which the agent holds for as long as it lives.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class AgentFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._token_file = path / "token"
+        self.usage = path / "table.json.usage"
 
     def start(self, order: AgentOrder) -> subprocess.Popen[bytes]:
         """Start an agent.
@@ -145,7 +146,16 @@ class AgentFolder:
 
     def clear(self) -> None:
         """The agent is gone for good; its log stays."""
-        for name in ("agent.json", "table.json", "table.json.limits", "token", "shape.json", "agent.lock"):
+        usage = [f"{self.usage.name}{part}" for part in ("", "-wal", "-shm")]
+        for name in (
+            "agent.json",
+            "table.json",
+            "table.json.limits",
+            "token",
+            "shape.json",
+            "agent.lock",
+            *usage,
+        ):
             (self.path / name).unlink(missing_ok=True)
 
     def _agent(

@@ -26,6 +26,7 @@ from skyserve_cli.controller.balancers.agent_supervisor import AgentSupervisor, 
 from skyserve_cli.controller.balancers.fleet_services import FleetServices
 from skyserve_cli.controller.balancers.regional_view import RegionalView
 from skyserve_cli.controller.balancers.totals_follower import TotalsFollower
+from skyserve_cli.controller.balancers.usage_follower import UsageFollower
 from skyserve_cli.controller.reconcile.demand import load_of, merged, slowdown
 from skyserve_cli.controller.reconcile.ports import RegionalOrder
 from skyserve_cli.controller.reconcile.region_tables import drained_elsewhere
@@ -66,6 +67,7 @@ class _Known:
     """What the controller knows of one process."""
 
     totals: TotalsFollower
+    usage: UsageFollower
     acked: Table | None = None
     load: Load = field(default_factory=Load)
     report: ServedReport | None = None
@@ -141,7 +143,10 @@ class ClusterAgentSupervisor(AgentSupervisor):
             if one.admin is not None and one.id not in self._known:
                 self._starts += 1
                 now = asyncio.get_running_loop().time
-                self._known[one.id] = _Known(TotalsFollower(*self._order.key, self._fleet.traffic, now))
+                self._known[one.id] = _Known(
+                    TotalsFollower(*self._order.key, self._fleet.traffic, now),
+                    UsageFollower(self._order.service, self._fleet.traffic, now),
+                )
         for gone in self._known.keys() - {one.id for one in processes}:
             del self._known[gone]
 
@@ -154,6 +159,9 @@ class ClusterAgentSupervisor(AgentSupervisor):
             known = self._known[one.id]
             try:
                 await self._visit_one(one.admin, known)
+                await known.usage.follow(
+                    self._session, one.admin, self._authorization(), is_leaving=one.is_leaving
+                )
             except (TimeoutError, aiohttp.ClientError, OSError, WireError, ValueError, KeyError) as error:
                 known.acked, known.report = None, None
                 known.load = replace(known.load, responsive=frozenset())

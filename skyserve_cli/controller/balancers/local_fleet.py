@@ -34,6 +34,7 @@ from skyserve_cli.controller.balancers.agent_process import (
 from skyserve_cli.controller.balancers.agent_reader import AdminPort
 from skyserve_cli.controller.balancers.demand_follower import DemandFollower
 from skyserve_cli.controller.balancers.totals_follower import TotalsFollower
+from skyserve_cli.controller.balancers.usage_follower import UsageFollower
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.demand import load_of, slowdown
 from skyserve_cli.controller.reconcile.ports import AgentOrder
@@ -143,6 +144,7 @@ class LocalFleet:
                     self._served,
                     self._now,
                     TotalsFollower(service, BESIDE, self._traffic, self._loop.time),
+                    UsageFollower(service, self._traffic, self._loop.time),
                 )
             supervisor.set_order(orders.get(service))
             task = self._tasks.get(service)
@@ -166,8 +168,10 @@ class _LocalAgentSupervisor:
         served: ServedReplicas,
         now: Callable[[], float] | None,
         totals: TotalsFollower,
+        usage: UsageFollower,
     ) -> None:
         self._totals = totals
+        self._usage = usage
         self.minutes = None if now is None else DemandFollower(now)
         self._name = folder.name
         self._attention = attention
@@ -255,6 +259,7 @@ class _LocalAgentSupervisor:
         if order.counts_demand:
             await self._count(agent)
         await self._totals.follow(self._session, agent.admin_url, agent.authorization)
+        await self._usage.follow(self._session, agent.admin_url, agent.authorization)
         self._failures = self._silences = 0
 
     def _is_lost(self, agent: LocalAgent, shape: Shape) -> bool:
@@ -394,6 +399,7 @@ class _LocalAgentSupervisor:
             await self._discard(self.agent)
         if self._folder.is_held():
             raise OSError("an agent runs that does not respond; trying again")
+        await self._usage.read_left(self._folder.usage)
         self._folder.clear()
         self.finished = True
         self._wake()

@@ -31,6 +31,7 @@ from skyserve_cli.controller.balancers.deploy import (
 from skyserve_cli.controller.balancers.fleet_services import FleetServices
 from skyserve_cli.controller.balancers.regional_view import RegionalView
 from skyserve_cli.controller.balancers.totals_follower import TotalsFollower
+from skyserve_cli.controller.balancers.usage_follower import UsageFollower
 from skyserve_cli.controller.reconcile.demand import load_of, slowdown
 from skyserve_cli.controller.reconcile.ports import RegionalOrder
 from skyserve_cli.controller.reconcile.region_tables import drained_elsewhere
@@ -62,7 +63,9 @@ class MachineAgentSupervisor(AgentSupervisor):
         self._silences = 0  # in a row, of an agent that can be reached
         self._installs = 0  # that failed, in a row
         self._elsewhere: frozenset[int] = frozenset()  # see `RegionalOrder`; of the table that was pushed
-        self._totals = TotalsFollower(*order.key, fleet.traffic, asyncio.get_running_loop().time)
+        clock = asyncio.get_running_loop().time
+        self._totals = TotalsFollower(*order.key, fleet.traffic, clock)
+        self._usage = UsageFollower(order.service, fleet.traffic, clock)
 
     def view(self) -> RegionalView:
         acked, serving_now = self._acked, self._serving
@@ -160,6 +163,7 @@ class MachineAgentSupervisor(AgentSupervisor):
             self._table = self.links.table(self._order)
             self._stirred.set()
         await self._totals.follow(self._session, url, self._authorization())
+        await self._usage.follow(self._session, url, self._authorization())
         if order.counts_demand and await self.minutes.follow(self._session, url, self._authorization()):
             self._fleet.wake()
         self._responded_at = self._fleet.now()

@@ -125,6 +125,7 @@ class Housekeeper(threading.Thread):
         self._store.prune_events(before=at - KEEP_EVENTS_S, pause=self._pause)
         self._store.fold_demand(int(at // 60), pause=self._pause)
         self._store.fold_series(at, pause=self._pause)
+        self._store.fold_usage(at, pause=self._pause)
         if self._uploads is not None:
             # Read first: what is uploaded meanwhile is younger than KEEP_UPLOADS_S.
             used = self._store.specs_of_versions()

@@ -1,6 +1,7 @@
 """Stores what load balancers have counted, every ten seconds, on a thread of its own.
 
-A controller that is killed loses the seconds since the last slot. One that cannot write keeps the slots of the last minutes.
+A controller that is killed loses the seconds since the last slot. One that cannot write keeps the slots of the last minutes. Of what
+API keys have used nothing is lost: agents report it to the next controller again.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.samples import Slot
 from skyserve_cli.state.series import RINGS
 from skyserve_cli.state.store import Store
+from skyserve_cli.state.usage import StoredUsage, is_open
 
 log = logging.getLogger(__name__)
 
 SLOT_S = RINGS[0].span_s
 MOST_UNWRITTEN = 30
+USAGE_ROWS = 1000  # of one transaction
 
 
 class SeriesRecorder(threading.Thread):
@@ -59,3 +62,28 @@ class SeriesRecorder(threading.Thread):
                 del self._unwritten[first]
         except (SQLAlchemyError, LeaseLostError) as error:  # the next round tries again
             log.warning("numbers of load balancers are not stored: %s", type(error).__name__)
+            return
+        self._store_usage()
+
+    def _store_usage(self) -> None:
+        """Store all rows of usage that have come, at most USAGE_ROWS in one transaction."""
+        now = self._clock.now()
+        while taken := self._book.usage.take(USAGE_ROWS):
+            rows = [
+                StoredUsage(*key, row.requests, row.tokens_in, row.tokens_out) for key, row in taken.items()
+            ]
+            taken_days = [row for row in rows if is_open(row.day, now)]
+            if len(taken_days) < len(rows):
+                late = next(row for row in rows if not is_open(row.day, now))
+                log.warning(
+                    "%d rows of usage are left out, of service %s among others: day %d is too far from today",
+                    len(rows) - len(taken_days),
+                    late.service,
+                    late.day,
+                )
+            try:
+                self._store.put_usage(taken_days)
+            except (SQLAlchemyError, LeaseLostError) as error:
+                self._book.usage.put_back(taken)
+                log.warning("usage of API keys is not stored: %s", type(error).__name__)
+                return

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from lb.config.totals import Tally, Totals
+from skyserve_cli.controller.reconcile.usage_buffer import UsageBuffer
 from skyserve_cli.state.samples import BOUNDS_S, WHOLE, Sample, Slot, added, busiest, combined
 
 #: An agent that is seen for the first time at this age or below has counted nothing that an earlier controller has stored.
@@ -13,9 +14,13 @@ NEW_S = 15.0
 
 
 class TrafficBuffer:
-    """One per daemon. Agents are added on the event loop, slots are taken on the thread that stores them."""
+    """One per daemon. Agents are added on the event loop, slots are taken on the thread that stores them.
+
+    `usage` has what they have counted by API key and model.
+    """
 
     def __init__(self) -> None:
+        self.usage = UsageBuffer()
         self._lock = threading.Lock()
         self._samples: dict[str, dict[int, list[Slot]]] = {}
 

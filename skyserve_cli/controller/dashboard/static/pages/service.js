@@ -1,4 +1,4 @@
-// One service: figures of `serve report`, timeline, spending, requests over time, replicas, zones and events.
+// One service: figures of `serve report`, timeline, spending, requests over time, usage of API keys, replicas, zones and events.
 
 import { act, get, session } from "../api.js";
 import { chart } from "../charts.js";
@@ -9,6 +9,7 @@ import { regions, slo } from "../regions.js";
 import { section } from "../sections.js";
 import { timeline } from "../timeline.js";
 
+const USAGE_ROWS = 20;
 const WINDOWS = [["last 15 minutes", 900], ["last 2 hours", 7200], ["last 24 hours", 86400], ["last 7 days", 604800], ["last 90 days", 7776000]];
 
 export function service(main, name) {
@@ -18,21 +19,22 @@ export function service(main, name) {
     WINDOWS.map(([text, value]) => el("option", { value, selected: value === window_s }, text)));
   main.append(el("h1", {}, name), el("p", {}, chosen, " ", el("a", { href: `/s/${name}/explain` }, "Why requests went where they went")));
   const top = section(main), line = section(main, "Replicas over time"), spent = section(main, "Spending"),
-    promise = section(main), load = section(main, "Requests"), places = section(main), list = section(main, "Replicas"), happened = section(main, "Last events");
+    promise = section(main), load = section(main, "Requests"), used = section(main), places = section(main), list = section(main, "Replicas"), happened = section(main, "Last events");
   if (session.chat) main.append(el("section", {}, el("h2", {}, "Try it"), chat(name))); // is drawn once: what was said stays
 
   async function refresh() {
     const since = Date.now() / 1000 - window_s;
     const one = await get(path);
-    const [history, account, series, { events }] = await Promise.all([
+    const [history, account, series, { events }, usage] = await Promise.all([
       get(`${path}/history?since=${since}`), get(`${path}/report?since=${since}`), get(`${path}/series?since=${since}`),
-      get(`/v1/events?service=${name}&newest=1&limit=30`),
+      get(`/v1/events?service=${name}&newest=1&limit=30`), get(`${path}/usage?top=${USAGE_ROWS}`),
     ]);
     top(undefined, () => head(one, account));
     line(undefined, () => timeline(history, Math.max(since, history.since), history.now));
     spent(undefined, () => spending(account));
     promise(undefined, () => titled("Service level", slo(one)));
     load(undefined, () => requests(series));
+    used(undefined, () => titled("Usage of API keys", usageOf(usage)));
     places(undefined, () => titled("Load balancers", regions(one)));
     list(undefined, () => replicas(name, one, series, history.now));
     happened(undefined, () => story(events));
@@ -83,6 +85,17 @@ function requests(series) {
     chart("Queue and requests in flight", at, [["in flight", series.in_flight, per], ["queued", series.queued, per]]),
     chart("Cache hit rate", at, [["hit rate", series.hit_rate, (value) => percent(value, 0)]]),
     chart("Tokens per second", at, [["generated", rate(series.tokens_out), per], ["prompts", rate(series.tokens_in), per]]));
+}
+
+// The largest rows of the last 30 days, whichever time is shown; nothing while there are none.
+function usageOf({ rows, total, since }) {
+  if (!rows.length) return null;
+  const cells = [
+    ["key", (row) => row.key || "–"], ["model", (row) => row.model || "–"],
+    ...["requests", "tokens_in", "tokens_out"].map((column) => [column.replace("_", " "), (row) => row[column].toLocaleString("en"), "number"]),
+  ];
+  const sums = `${total.requests.toLocaleString("en")} requests, ${(total.tokens_in + total.tokens_out).toLocaleString("en")} tokens since ${since} (UTC)`;
+  return [table("Usage of API keys", cells, rows), el("p", { class: "muted" }, rows.length < USAGE_ROWS ? sums : `The ${USAGE_ROWS} with the most tokens; in all ${sums}`)];
 }
 
 function replicas(name, one, series, now) {
