@@ -4,6 +4,9 @@ Clients and engines send the same head again and again, but for a few values: th
 load balancers `X-SkyServe-Hop` and `X-SkyServe-Credit`. A head that was read once is remembered without them, so the next of its kind
 costs some searches and a lookup. What was accepted with one plain value there is accepted with another. At most MAX_REMEMBERED
 heads are kept; those with trace contexts of their own are read again each time.
+
+Where there are more API keys than that, each head is another one. So a head is also remembered without its key, and the next one of
+its kind with another key costs one more search and a copy.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ _LENGTH_LINE, _LENGTH = b"\r\nContent-Length: ", re.compile(rb"[0-9]{1,15}(?=\r\
 _ID_LINE, _ID = b"\r\nX-Request-Id: ", re.compile(rb"[\x21-\x7e]{1,128}(?=\r\n)")
 _HOP_LINE, _HOP = b"\r\nX-SkyServe-Hop: ", re.compile(rb"[\x21-\x7e]{1,1024}(?=\r\n)")
 _CREDIT_LINE, _CREDIT = b"\r\nX-SkyServe-Credit: ", re.compile(rb"[0-9-]{1,40}(?=\r\n)")
+_SECRET = re.compile(
+    rb"\r\n((?:[Aa]uthorization: Bearer|[Xx]-[Aa][Pp][Ii]-[Kk]ey:|[Aa][Pp][Ii]-[Kk]ey:) )([\x21-\x7e]{1,512})(?=\r\n)"
+)
 _HAS_LENGTH, _HAS_ID, _HAS_HOP, _HAS_CREDIT = 1, 2, 4, 8
 
 _Head = TypeVar("_Head", RequestHead, ResponseHead)
@@ -30,11 +36,12 @@ _Key = tuple[int, bytes]  # which values are cut out, and the head without them
 class Reader:
     """Reads heads, and remembers those it has read."""
 
-    __slots__ = ("_requests", "_responses")
+    __slots__ = ("_keyless", "_requests", "_responses")
 
     def __init__(self) -> None:
         self._requests: dict[_Key, RequestHead] = {}
         self._responses: dict[_Key, ResponseHead] = {}
+        self._keyless: dict[_Key, tuple[RequestHead, bytes]] = {}  # and the line of its key
 
     def request(self, head: bytes, max_headers: int) -> tuple[RequestHead, int]:
         """Return the head, which is shared and must not be changed, and the length of its body, as far as it is known.
@@ -60,6 +67,16 @@ class Reader:
             hop, rest, cut = rest[at:end], rest[:at] + rest[end:], cut | _HAS_HOP
         known = self._requests.get((cut, rest))
         if known is None:
+            secret = _SECRET.search(rest)
+            keyless = None if secret is None else (cut, rest[: secret.start(2)] + rest[secret.end(2) :])
+            if (
+                secret is not None
+                and keyless is not None
+                and (found := self._keyless.get(keyless)) is not None
+            ):
+                known = found[0].with_key(found[1], secret[1] + secret[2])
+                _remember(self._requests, (cut, rest), known, len(head))
+        if known is None:
             known = read_request(head, max_headers)
             # The key of a WebSocket is new each time. Of two lines with an id, one would be cut out and the other counts.
             if (
@@ -68,6 +85,10 @@ class Reader:
                 and _is_single(rest, _HOP_LINE, hop)
             ):
                 _remember(self._requests, (cut, rest), known, len(head))
+                if secret is not None and keyless is not None and known.has_key_line(secret[1] + secret[2]):
+                    if len(self._keyless) >= MAX_REMEMBERED:
+                        self._keyless.clear()
+                    self._keyless[keyless] = known, secret[1] + secret[2]
             return known, known.length
         if request_id or hop:
             known = known.with_values(request_id, hop)

@@ -95,6 +95,18 @@ class RequestHead:
             other.ours = {**(self.ours or {}), b"hop": hop}
         return other
 
+    def has_key_line(self, line: bytes) -> bool:
+        """Return whether `with_key` can replace this header line: the one that has the only API key."""
+        name, _, value = line.partition(b": ")
+        return self.credentials == ((name.lower(), value),) and self.lines.count(line + b"\r\n") == 1
+
+    def with_key(self, line: bytes, other_line: bytes) -> RequestHead:
+        """Return the same with another line of this name in place of `line`, for which `has_key_line` is true."""
+        other = self._copy()
+        other.credentials = ((self.credentials[0][0], other_line.partition(b": ")[2]),)
+        other.lines = self.lines.replace(line + b"\r\n", other_line + b"\r\n")
+        return other
+
     def without(self, name: bytes) -> RequestHead:
         """Return the same without any header line of this name (lower case)."""
         other = self._copy()

@@ -443,7 +443,9 @@ _KNOWN_LINES = st.sampled_from(
      b"Connection: upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13", b"Connection: content-length",
      b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", b"X-SkyServe-Session: s", b"X-Request-Id: %d", b"X-Request-Id: r",
      b"x-request-id: %d", b"X-Request-Id: %d ", b"X-SkyServe-Hop: age=%d", b"x-skyserve-hop: age=%d", b"X-SkyServe-Hop: %d\r\n a",
-     b"X-SkyServe-Credit: %d-1", b"x-skyserve-credit: 1-%d", b"X-SkyServe-Credit: %d x", b"Connection: x-request-id"]
+     b"X-SkyServe-Credit: %d-1", b"x-skyserve-credit: 1-%d", b"X-SkyServe-Credit: %d x", b"Connection: x-request-id",
+     b"Authorization: Bearer %d", b"Authorization: Bearer %d", b"authorization: Bearer k%d", b"Authorization: Basic %d", b"x-api-key: %d",
+     b"X-API-Key: %d", b"api-key: %d", b"X: Authorization: Bearer %d", b"X: x-api-key: %d", b"Connection: x-api-key, authorization"]
 )  # fmt: skip
 _NUMBERS = st.sampled_from([0, 1, 5, 10**14, 10**15, 10**18, 10**19])
 
@@ -466,6 +468,15 @@ def test_a_remembered_head_is_what_reading_it_anew_would_give(
             assert outcome(reader, data) == outcome(anew, data)
 
 
+def test_a_head_with_another_key_is_remembered() -> None:
+    reader = Reader()
+    for number in range(3 * messages.MAX_REMEMBERED):
+        for line in (b"Authorization: Bearer k%d", b"x-api-key: k%d"):
+            data = head(b"Accept: */*", line % number, b"User-Agent: x")
+            assert outcome(reader.request, data) == outcome(read_request, data)
+    assert len(reader._keyless) == 2
+
+
 def test_what_is_remembered_is_bounded() -> None:
     reader = Reader()
     for number in range(3 * messages.MAX_REMEMBERED):
@@ -473,8 +484,10 @@ def test_what_is_remembered_is_bounded() -> None:
         reader.response(b"HTTP/1.1 200 OK\r\nX-%d: 1" % number + END, 128)
         reader.request(head(b"X: " + b"x" * 5000, b"Y: %d" % number), 128)
         reader.request(head(b"Z%d%b: 1" % (number, b"x" * 100)), 128)
+        reader.request(head(b"Authorization: Bearer %d" % number, b"A-%d: 1" % number), 128)
     assert len(reader._requests) <= messages.MAX_REMEMBERED
     assert len(reader._responses) <= messages.MAX_REMEMBERED
+    assert 0 < len(reader._keyless) <= messages.MAX_REMEMBERED
     assert max(len(rest) for _, rest in reader._requests) < 5000
     assert len(head_lines._SEEN) <= head_lines._MAX_SEEN
     assert max(map(len, head_lines._SEEN)) <= head_lines._LONGEST_SEEN
