@@ -59,24 +59,26 @@ class UsageFile:
         path: Path | None,
         counted: KeyUsage,
         unix_time_s: Callable[[], float],
-        seen: Callable[[str, str, UsageSum], None],
+        seen: Callable[[UsageSum], None],
     ) -> None:
-        """Keep the rows at `path`, None: in memory. `seen` gets the sums of each key and model once, when they are moved."""
+        """Keep the rows at `path`, None: in memory. `seen` gets each sum once, when it is moved."""
         self._path = path
         self._counted = counted
         self._unix_time_s = unix_time_s
         self._seen = seen
-        self._unstored: dict[tuple[int, str, str], UsageSum] = {}
+        self._unstored: dict[tuple[int, str, str], UsageSum] = {}  # by day, key and model
         self._day = self._today()
         self._trouble = ""
         self._database = self._opened()
 
     def count(self) -> None:
         """Take what was counted since the last call. It belongs to the day of that call, which is a second ago at most."""
-        for (key, model), counted in self._counted.take().items():
-            self._seen(key, model, counted)
-            held = self._unstored.setdefault((self._day, key, model), UsageSum())
-            held.add(counted)
+        day, unstored = self._day, self._unstored
+        for counted in self._counted.take():
+            self._seen(counted)
+            row = day, counted.key, counted.model
+            held = unstored.get(row)
+            unstored[row] = counted if held is None else _added(held, counted)
 
     def store(self) -> None:
         """Add what was counted to the rows. Called every STORE_EVERY_S. What cannot be stored is stored at a later call."""
@@ -120,8 +122,8 @@ class UsageFile:
             database.execute("UPDATE about SET mark = mark + ?", (len(sums),))
             (last,) = database.execute("SELECT mark FROM about").fetchone()
             rows = (
-                (*key, one.requests, one.tokens_in, one.tokens_out, mark)
-                for mark, (key, one) in enumerate(sums.items(), last - len(sums) + 1)
+                (day, *one, mark)
+                for mark, ((day, _, _), one) in enumerate(sums.items(), last - len(sums) + 1)
             )
             database.executemany(_ADD, rows)
             database.execute("DELETE FROM usage WHERE day <= ?", (self._day - KEPT_DAYS,))
@@ -143,6 +145,14 @@ class UsageFile:
             except (OSError, sqlite3.Error) as error:
                 _log.error("usage of API keys is in memory: usage_file=%s why=%r", self._path, str(error))
         return _connect(":memory:")
+
+
+def _added(one: UsageSum, other: UsageSum) -> UsageSum:
+    return one._replace(
+        requests=one.requests + other.requests,
+        tokens_in=one.tokens_in + other.tokens_in,
+        tokens_out=one.tokens_out + other.tokens_out,
+    )
 
 
 def left_in(path: Path, source: str, since: int) -> UsageReport | None:
@@ -190,6 +200,7 @@ def _connect(place: Path | str) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = OFF")
+        database.execute("PRAGMA cache_size = -512")
         (layout,) = database.execute("PRAGMA user_version").fetchone()
         if layout not in (0, _LAYOUT):
             raise sqlite3.DatabaseError(f"layout {layout} is of another release")

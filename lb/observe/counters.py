@@ -140,3 +140,12 @@ class KeyCounts:
     """Of the requests of one API key's owner that got an error response of ours."""
 
     refusals: defaultdict[str, int] = field(default_factory=_by_kind)
+
+
+@dataclass(slots=True, eq=False)
+class KeyModelCounts:
+    """Of the requests of one API key's owner for one model."""
+
+    requests: int = 0  # that were let in, and are over
+    tokens_in: int = 0
+    tokens_out: int = 0

@@ -6,68 +6,82 @@ neither one key nor all of them can make more sums than MOST_MODELS and MOST_SUM
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 MOST_MODELS = 64  # of one key, in one day
 MOST_SUMS = 20_000  # of all keys, in one day; each key has one more for the rest
 LONGEST_MODEL = 200
 
 
-class UsageSum:
-    """Requests that are over, and their tokens."""
+class UsageSum(NamedTuple):
+    """Requests that are over, and their tokens, of one key and model. `key` is the name of the key's owner."""
 
-    __slots__ = ("requests", "tokens_in", "tokens_out")
+    key: str
+    model: str
+    requests: int
+    tokens_in: int
+    tokens_out: int
 
-    def __init__(self) -> None:
+
+class _Counter:
+    """What has been added since it was last taken."""
+
+    __slots__ = ("key", "model", "requests", "tokens_in", "tokens_out")
+
+    def __init__(self, key: str, model: str) -> None:
+        self.key = key
+        self.model = model
         self.requests = 0
         self.tokens_in = 0
         self.tokens_out = 0
 
-    def add(self, other: UsageSum) -> None:
-        self.requests += other.requests
-        self.tokens_in += other.tokens_in
-        self.tokens_out += other.tokens_out
+    def take(self) -> UsageSum:
+        taken = UsageSum(self.key, self.model, self.requests, self.tokens_in, self.tokens_out)
+        self.requests = self.tokens_in = self.tokens_out = 0
+        return taken
 
 
 class KeyUsage:
-    """The sums since they were last taken, by (name of the key's owner, model)."""
+    """Sums by key and model since they were last taken. Counters stay for a day, so the next request only adds."""
 
-    __slots__ = ("_count", "_models", "_sums")
+    __slots__ = ("_counters", "_models", "_touched")
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, str], UsageSum] = {}
-        self._models: dict[str, set[str]] = {}  # that have sums of their own, by key
-        self._count = 0
+        self._counters: dict[tuple[str, str], _Counter] = {}
+        self._models: dict[str, int] = {}  # how many have counters of their own, by key
+        self._touched: list[_Counter] = []  # that are not 0
 
     def add(self, key: str, model: str, served: bool, tokens_in: int, tokens_out: int) -> None:
         """Count a request that is over. `served`: an engine has accepted the model that it names."""
-        found = self._sums.get((key, model))
-        if found is None:
-            found = self._new(key, model, served)
-        found.requests += 1
-        found.tokens_in += tokens_in
-        found.tokens_out += tokens_out
+        counter = self._counters.get((key, model))
+        if counter is None:
+            counter = self._new(key, model, served)
+        if not counter.requests:
+            self._touched.append(counter)
+        counter.requests += 1
+        counter.tokens_in += tokens_in
+        counter.tokens_out += tokens_out
 
-    def take(self) -> dict[tuple[str, str], UsageSum]:
-        """Return the sums, and begin with none."""
-        taken, self._sums = self._sums, {}
+    def take(self) -> list[UsageSum]:
+        """Return the sums, and begin at 0."""
+        taken = [counter.take() for counter in self._touched]
+        self._touched.clear()
         return taken
 
     def forget_models(self) -> None:
-        """A new day: models that are no longer requested need no place."""
+        """A new day: models that are no longer requested need no place. What was not taken stays."""
+        self._counters = {}
         self._models = {}
-        self._count = 0
 
-    def _new(self, key: str, model: str, served: bool) -> UsageSum:
-        models = self._models.get(key)
-        if models is None:
-            models = self._models[key] = set()
-        if model and model not in models:
-            has_room = len(models) < MOST_MODELS and self._count < MOST_SUMS
+    def _new(self, key: str, model: str, served: bool) -> _Counter:
+        if model:
+            models = self._models.get(key, 0)
+            has_room = models < MOST_MODELS and len(self._counters) < MOST_SUMS
             if served and has_room and len(model) <= LONGEST_MODEL and model.isprintable():
-                models.add(model)
-                self._count += 1
+                self._models[key] = models + 1
             else:
                 model = ""
-        found = self._sums.get((key, model))
-        if found is None:
-            found = self._sums[key, model] = UsageSum()
-        return found
+        counter = self._counters.get((key, model))
+        if counter is None:
+            counter = self._counters[key, model] = _Counter(key, model)
+        return counter

@@ -20,18 +20,23 @@ class LabelSlots:
         self._most = most
         self._slots: dict[str, None] = {}
         self._present: Collection[str] = ()
+        self._is_full = False  # of names that are in use
 
     def retain(self, present: Collection[str]) -> None:
         """Only these names are in use now."""
         self._present = frozenset(present)
+        self._is_full = False
 
     def __getitem__(self, name: str) -> str:
         """Return the label value of a name."""
         if name in self._slots:
             return name
+        if self._is_full:
+            return OTHER
         if len(self._slots) >= self._most:
             gone = next((one for one in self._slots if one not in self._present), None)
             if gone is None:
+                self._is_full = True
                 return OTHER
             del self._slots[gone]
             self._evicted(gone)

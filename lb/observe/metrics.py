@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from lb.config.schema import Table
 from lb.config.totals import Totals
 from lb.core.targets import Health, TargetTable
-from lb.observe.counters import LOOP_LAG_S, Counts, Histogram, KeyCounts, TargetCounts
+from lb.observe.counters import LOOP_LAG_S, Counts, Histogram, KeyCounts, KeyModelCounts, TargetCounts
 from lb.observe.families import (
     AGENT_COUNTERS,
     AGENT_HELP,
@@ -83,7 +83,7 @@ class Metrics:
         # By labels, those without a series of their own among them: the last label is the target.
         self._targets: dict[tuple[str, ...], TargetCounts] = {}
         self._keys: dict[str, KeyCounts] = {}
-        self._used: dict[tuple[str, str], UsageSum] = {}  # by the labels of key and model
+        self._used: dict[tuple[str, str], KeyModelCounts] = {}  # by the labels of key and model
         self._models: set[str] = set()
         self._target_slots = LabelSlots(self._drop_target)
         self._key_slots = LabelSlots(self._drop_key)
@@ -114,12 +114,18 @@ class Metrics:
             counts = self._keys.setdefault(self._key_slots[name], KeyCounts())
         return counts
 
-    def used(self, key: str, model: str, more: UsageSum) -> None:
-        """Add what requests of this key and model have used. Without a key the label is empty."""
+    def used(self, more: UsageSum) -> None:
+        """Add what requests of a key and model have used. Without a key the label is empty."""
+        key, model = more.key, more.model
         if model not in self._models and len(self._models) < _MOST_MODELS:
             self._models.add(model)
         labels = self._key_slots[key] if key else key, model if model in self._models else OTHER
-        self._used.setdefault(labels, UsageSum()).add(more)
+        counts = self._used.get(labels)
+        if counts is None:
+            counts = self._used[labels] = KeyModelCounts()
+        counts.requests += more.requests
+        counts.tokens_in += more.tokens_in
+        counts.tokens_out += more.tokens_out
 
     def served(self) -> int:
         """Responses to clients of 2xx and 3xx."""
@@ -314,7 +320,7 @@ def _responses(agents: Iterable[tuple[tuple[str, ...], Counts]]) -> Iterator[Met
 def _counted(
     families: Iterable[Family],
     labels: tuple[str, ...],
-    rows: Iterable[tuple[tuple[str, ...], Counts | TargetCounts | KeyCounts | UsageSum]],
+    rows: Iterable[tuple[tuple[str, ...], Counts | TargetCounts | KeyCounts | KeyModelCounts]],
 ) -> Iterator[Metric]:
     rows = list(rows)
     for of in families:

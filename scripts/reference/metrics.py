@@ -54,7 +54,7 @@ def agent() -> list[Metric]:
     metrics.use_table(targets)
     metrics.of(targets.targets[0])
     metrics.of_key("key")
-    metrics.used("key", "model", UsageSum())
+    metrics.used(UsageSum("key", "model", 0, 0, 0))
     metrics.peers.of("peer").forwards["arrival"] += 1
     regions = {
         "peers": [{"id": "peer", "rtt_ms": 1.0, "silent_s": 0.0, "egress_usd": 0.0}],

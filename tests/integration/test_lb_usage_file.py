@@ -32,7 +32,7 @@ class Agent:
             path,
             self.counted,
             lambda: self.now,
-            lambda key, model, used: self.metrics.append((key, model, used.requests)),
+            lambda used: self.metrics.append(used[:3]),
         )
 
     def serve(self, key: str = "alice", model: str = "m", tokens: int = 10) -> None:
@@ -86,7 +86,7 @@ def test_what_a_killed_process_stored_is_there(path: Path) -> None:
         from lb.agent.usage_file import UsageFile
         from lb.observe.key_usage import KeyUsage
         counted = KeyUsage()
-        file = UsageFile(Path({str(path)!r}), counted, lambda: {DAY * DAY_S}.0, lambda key, model, used: None)
+        file = UsageFile(Path({str(path)!r}), counted, lambda: {DAY * DAY_S}.0, lambda used: None)
         for _ in range(100):
             counted.add("alice", "m", True, 10, 1)
             file.store()

@@ -189,10 +189,8 @@ def test_the_series_of_a_target_that_is_gone_stays_until_its_place_is_needed() -
     assert shown.get("attempts_total", {**labels(), "target": "new"}) == 5
 
 
-def one_request() -> UsageSum:
-    used = UsageSum()
-    used.requests, used.tokens_in, used.tokens_out = 1, 3, 4
-    return used
+def one_request(key: str, model: str) -> UsageSum:
+    return UsageSum(key, model, 1, 3, 4)
 
 
 def test_beyond_a_hundred_keys_the_rest_is_one_series() -> None:
@@ -200,7 +198,7 @@ def test_beyond_a_hundred_keys_the_rest_is_one_series() -> None:
     keys = tuple(ApiKey(f"owner {number}", f"{number:064x}") for number in range(102))
     it.use_table(Table("chat", "1", access=Access(keys)))
     for number in range(102):
-        it.used(f"owner {number}", "m", one_request())
+        it.used(one_request(f"owner {number}", "m"))
     shown = page(it)
     rows = {
         one.labels["key"]: one.value for one in shown.samples if one.name == "skyserve_lb_key_requests_total"
@@ -211,7 +209,7 @@ def test_beyond_a_hundred_keys_the_rest_is_one_series() -> None:
 def test_beyond_twenty_models_the_rest_is_one_series() -> None:
     it = metrics()
     for number in range(25):
-        it.used("", f"model {number}", one_request())
+        it.used(one_request("", f"model {number}"))
     shown = page(it)
     rows = {one.labels["model"]: one for one in shown.samples if one.name == "skyserve_lb_key_requests_total"}
     assert (len(rows), rows[OTHER].value, rows["model 19"].value) == (21, 5, 1)
