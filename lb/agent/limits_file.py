@@ -7,8 +7,9 @@ Why not a share of the limit for each process: the kernel spreads connections, n
 connection would get a 1/n of its limit; and during a handover one of two processes is nearly idle. With one set of
 numbers there is nothing to divide, and how many processes there are does not matter.
 
-*Layout.* A header, then one row per tenant: the digest of its name, the two levels and their instant, and for each
-process (a slot) its requests under way and its reserved tokens. The instant is one of CLOCK_MONOTONIC, which all processes
+*Layout.* A header, then one row per tenant: the digest of its name, the two levels and their instant. After the rows each process (a
+slot) has a column: of every row its requests under way and its reserved tokens. The file has room on the disk for the rows and for the
+columns of processes that there have been, so many tenants cost little where there are few processes. The instant is one of CLOCK_MONOTONIC, which all processes
 of one boot share; the header names the boot, and a file of another boot, or of another layout, is replaced and never
 written to, since processes of another release may still have it mapped.
 
@@ -36,20 +37,23 @@ from pathlib import Path
 from lb.core.limit_store import FULL, LimitRow, MemoryLimits
 
 SLOTS = 64  # processes that share a file
-ROWS = 4096  # tenants; further ones are limited per process
-_LAYOUT = b"SKYLIM01"
+ROWS = 32_768  # tenants; further ones are limited per process
+_LAYOUT = b"SKYLIM02"
 _MEMORY = Path("/dev/shm")  # noqa: S108 (others' files are refused)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 # In doubles of 8 bytes. The header: layout, boot (two), number of rows, number of slots that were ever in use.
 _HEADER = 8
 _ROWS_AT, _SLOTS_AT = 3, 4
-# A row: digest of the tenant's name (two), then these; then the slots of requests in flight and of reserved tokens.
-_REQUESTS, _TOKENS, _FILLED_AT, _FREE = 2, 3, 4, 5
-_IN_FLIGHT = _FREE + 3
-_RESERVED = _IN_FLIGHT + SLOTS
-_ROW = _RESERVED + SLOTS
-_SIZE = 8 * (_HEADER + ROWS * _ROW)
+# A row: digest of the tenant's name (two), then these, and three that are free.
+_REQUESTS, _TOKENS, _FILLED_AT = 2, 3, 4
+_ROW = 8
+# A column: two of each row.
+_COLUMNS = _HEADER + ROWS * _ROW
+_IN_FLIGHT, _RESERVED = 0, 1
+_CELL = 2
+_COLUMN = ROWS * _CELL
+_SIZE = 8 * (_COLUMNS + SLOTS * _COLUMN)
 
 _TRIES = 1000  # to get the lock: on an overloaded host its holder may wait for a core meanwhile
 _PAUSE_S = 0.0002  # between two of them
@@ -67,8 +71,8 @@ class FileRow:
     def __init__(self, numbers: memoryview[float], at: int, slot: int) -> None:
         self._numbers = numbers
         self._at = at
-        self._in_flight_at = at + _IN_FLIGHT + slot
-        self._reserved_at = at + _RESERVED + slot
+        self._in_flight_at = _cell(at, slot) + _IN_FLIGHT
+        self._reserved_at = _cell(at, slot) + _RESERVED
 
     @property
     def requests(self) -> float:
@@ -111,13 +115,14 @@ class FileRow:
         self._numbers[self._reserved_at] = tokens
 
     def in_flight(self) -> int:
-        return self._sum(self._at + _IN_FLIGHT)
+        return self._sum(_IN_FLIGHT)
 
     def reserved(self) -> int:
-        return self._sum(self._at + _RESERVED)
+        return self._sum(_RESERVED)
 
-    def _sum(self, first: int) -> int:
-        return int(sum(self._numbers[first : first + int(self._numbers[_SLOTS_AT])]))
+    def _sum(self, which: int) -> int:
+        first, slots = _cell(self._at, 0) + which, int(self._numbers[_SLOTS_AT])
+        return int(sum(self._numbers[first : first + slots * _COLUMN : _COLUMN]))
 
 
 class LimitsFile:
@@ -190,6 +195,7 @@ class LimitsFile:
                 _record_lock(self._file, fcntl.F_OFD_SETLK, slot)
             except (BlockingIOError, PermissionError):
                 continue
+            os.posix_fallocate(self._file, 8 * (_COLUMNS + slot * _COLUMN), 8 * _COLUMN)
             self._clear(slot)
             self._numbers[_SLOTS_AT] = max(self._numbers[_SLOTS_AT], slot + 1)
             return slot
@@ -202,7 +208,7 @@ class LimitsFile:
         """Forget what the slot's former process left; whether there was anything."""
         numbers, left = self._numbers, False
         for at in range(_HEADER, _HEADER + int(numbers[_ROWS_AT]) * _ROW, _ROW):
-            in_flight, reserved = at + _IN_FLIGHT + slot, at + _RESERVED + slot
+            in_flight, reserved = _cell(at, slot) + _IN_FLIGHT, _cell(at, slot) + _RESERVED
             if numbers[in_flight] or numbers[reserved]:
                 left = True
                 numbers[at + _TOKENS] += numbers[reserved]
@@ -223,6 +229,11 @@ class LimitsFile:
             self._numbers[_ROWS_AT] = count + 1  # last: a process that fails before it has added nothing
             self._known[digest] = at
         return self._known[digest]
+
+
+def _cell(at: int, slot: int) -> int:
+    """Return where a slot has its numbers of the row at `at`."""
+    return _COLUMNS + slot * _COLUMN + (at - _HEADER) // _ROW * _CELL
 
 
 def shared_path(service: str, port: int) -> Path:
@@ -262,12 +273,13 @@ def _is_at(path: Path, status: os.stat_result) -> bool:
 
 
 def _replace(path: Path, stamp: bytes) -> None:
-    """Put a new file there in one step, with all of its room on the disk: a mapped page that finds none is a SIGBUS."""
+    """Put a new file there in one step, with the room of its rows on the disk: a mapped page that finds none is a SIGBUS."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     scratch.unlink(missing_ok=True)
     file = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.posix_fallocate(file, 0, _SIZE)
+        os.ftruncate(file, _SIZE)
+        os.posix_fallocate(file, 0, 8 * _COLUMNS)
         os.pwrite(file, stamp, 0)
         scratch.replace(path)
     finally:
