@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lb.agent.keys_file import LOOK_EVERY_S as LOOK_FOR_KEYS_EVERY_S
+from lb.agent.keys_file import KeysFile
 from lb.agent.ticker import Ticker
 from lb.agent.traffic_file import NOTE_EVERY_S, TrafficNotes
 from lb.agent.usage_file import STORE_EVERY_S, UsageFile
@@ -104,7 +106,9 @@ class Agent:
         self.listening: Callable[[Listen | None], AbstractContextManager[None]] = lambda _: nullcontext()
         self._started_at = now = clock()
         self.retired = False  # a successor serves: only it takes tables
-        self._pushed = table  # without the targets added for dead agents
+        self._pushed = table  # without the keys of its file, and the targets added for dead agents
+        self.keys_file = KeysFile(lambda: self._act_on(self._pushed))
+        table = self.keys_file.extended(table)
         self.targets = targets = TargetTable(table, now)
         self.metrics = Metrics(table.service, options.region)
         self.metrics.use_table(table)
@@ -176,7 +180,8 @@ class Agent:
 
     @property
     def table(self) -> Table:
-        return self.targets.table
+        """The table as it was pushed."""
+        return self._pushed
 
     def _has_queued(self) -> bool:
         return self.registry.queued > 0
@@ -211,6 +216,7 @@ class Agent:
         ticker.add("distances", self.distances.tick, LOOK_S)
         ticker.add("warming", self.warmer.tick)
         ticker.add("tidying", self._fetcher.expire, 1.0)
+        ticker.add("keys file", self.keys_file.tick, LOOK_FOR_KEYS_EVERY_S)
         ticker.add("usage", self.used.store, STORE_EVERY_S)
         if self.links is not None:
             ticker.add("links", self.links.tick)
@@ -250,6 +256,7 @@ class Agent:
 
     def _act_on(self, table: Table) -> Changes:
         self._pushed = table
+        table = self.keys_file.extended(table)
         if self.links is not None:
             table = self.links.takeovers.extended(table)
         self._set_authority(table)
@@ -340,6 +347,7 @@ class Agent:
             ongoing=self.account.ongoing.mean(now, window_s),
             targets=self.targets.stats(now, window_s),
             warming=tuple(self.targets.warming),
+            keys_problem=self.keys_file.problem,
         )
 
     def demand(self, since: int) -> Demand:
@@ -374,6 +382,11 @@ class Agent:
         """Return all metrics in Prometheus' text format."""
         self.used.count()
         queued, gauges = self.registry.queued, self.intake.gauges()
+        if self._pushed.access.keys_file:
+            gauges |= {
+                "keys_file_keys": len(self.keys_file),
+                "keys_file_broken": bool(self.keys_file.problem),
+            }
         of_policy = self.targets.policies.own.gauges()
         return self.metrics.expose(self.targets, queued, self._clock(), of_policy, gauges, self.regions())
 

@@ -314,15 +314,20 @@ class Access:
     Without keys everybody may, and all are one tenant. `overrides`: whether a request may name its routing policy
     (`X-SkyServe-Policy`); each policy that is named stays in use and is informed of every request. `strict_json`: whether the
     body of a request to a model must be JSON as everybody reads it; what some parsers take and others do not is refused.
+    `keys_file` has further keys, where the agent runs (see `lb.config.keys_file`); with one, a key is needed even while none is known.
     """
 
     keys: tuple[ApiKey, ...] = ()
     overrides: bool = True
     strict_json: bool = True
+    keys_file: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        shown = {"keys": [key.to_json() for key in self.keys], "overrides": self.overrides}
-        return shown if self.strict_json else {**shown, "strict_json": False}
+        # An agent that is older than `keys_file` takes the tables in which it is not.
+        more = ({} if self.strict_json else {"strict_json": False}) | (
+            {"keys_file": self.keys_file} if self.keys_file else {}
+        )
+        return {"keys": [key.to_json() for key in self.keys], "overrides": self.overrides, **more}
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> Access:
@@ -331,6 +336,7 @@ class Access:
             tuple(ApiKey.from_json(one, at) for one, at in given.items("keys")),
             given.flag("overrides", True),
             given.flag("strict_json", True),
+            given.path_or_none("keys_file") or "",
         )
         given.done()
         return access

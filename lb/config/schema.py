@@ -185,6 +185,7 @@ class Table:
             self.residency
             or any(target.zones for target in self.targets)
             or any(key.residency for key in self.access.keys)
+            or self.access.keys_file
         )
 
     def __post_init__(self) -> None:

@@ -88,7 +88,7 @@ class Stats:
     held at a time, on the mean over it.
 
     Held and rejected requests are among `requests`: they are demand as well. `warming` are the targets whose caches are being
-    filled (see `lb.core.warming`).
+    filled (see `lb.core.warming`). `keys_problem` is why the file of API keys cannot be used as it is, empty: it can.
     """
 
     service: str
@@ -103,10 +103,13 @@ class Stats:
     ongoing: float = 0.0
     targets: tuple[TargetStats, ...] = ()
     warming: tuple[str, ...] = ()
+    keys_problem: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        # A controller that is older than this key reads statistics without it.
+        # A controller that is older than these keys reads statistics without them.
         extra: dict[str, Any] = {"warming": list(self.warming)} if self.warming else {}
+        if self.keys_problem:
+            extra["keys_problem"] = self.keys_problem[:MAX_TEXT]
         return extra | {
             "service": self.service,
             "region": self.region,
@@ -139,6 +142,7 @@ class Stats:
             ongoing=fields.number("ongoing", 0.0, 1e12, float(in_flight + queued)),
             targets=tuple(TargetStats.from_json(one, at) for one, at in fields.items("targets")),
             warming=fields.names("warming"),
+            keys_problem=fields.text("keys_problem", ""),
         )
         fields.done()
         return stats

@@ -32,7 +32,7 @@ have buckets of their own, and charge each other what they let in (`lb.core.shar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from lb.config.options import Access, ApiKey
@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 ANONYMOUS = ""
+MOST_SHOWN = 1000
 
 
 class AlreadySettledError(Exception):
@@ -167,24 +168,44 @@ class ApiKeyStore:
         """Keep the numbers in `limits`, None: in this process alone; `quota` is shared with agents of other regions."""
         self._limits = MemoryLimits() if limits is None else limits
         self.quota = quota
-        self._by_digest: dict[bytes, Tenant] = {}
-        self._by_name: dict[str, Tenant] = {}
+        self._guards = False
+        self._by_digest: dict[bytes, ApiKey] = {}
+        self._by_name: dict[str, ApiKey] = {}  # of several keys of one name, the one that is listed last
+        self._tenants: dict[str, Tenant] = {}  # those that have sent a request
         self.apply(access, now)
 
     @property
     def guards(self) -> bool:
         """Whether keys are needed."""
-        return bool(self._by_digest)
+        return self._guards
 
     def apply(self, access: Access, now: float) -> None:
         """Other keys are in force. Tenants that stay keep the levels of their buckets."""
-        by_digest: dict[bytes, Tenant] = {}
-        by_name: dict[str, Tenant] = {}
-        for key in access.keys:
-            tenant = by_name.get(key.name) or self._by_name.get(key.name) or Tenant(key, self._limits)
-            by_name[key.name] = by_digest[bytes.fromhex(key.sha256)] = tenant
-        self._change({key.name: key for key in access.keys}.values(), by_name, now)
-        self._by_digest, self._by_name = by_digest, by_name
+        self._by_digest = {bytes.fromhex(key.sha256): key for key in access.keys}
+        self._by_name = {key.name: key for key in access.keys}
+        self._guards = bool(access.keys or access.keys_file)
+        self._tenants = {name: tenant for name, tenant in self._tenants.items() if name in self._by_name}
+        changed = [one for name, one in self._tenants.items() if one.key is not self._by_name[name]]
+        if changed:
+            self._limits.lock(now)
+            try:
+                for tenant in changed:
+                    tenant.change(self._by_name[tenant.key.name], now)
+            finally:
+                self._limits.unlock()
+
+    def _tenant(self, name: str, now: float) -> Tenant:
+        """Return the owner of keys that are in force. One without requests costs no memory and no row of the limits."""
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            key = self._by_name[name]
+            tenant = self._tenants[name] = Tenant(key, self._limits)
+            self._limits.lock(now)
+            try:
+                tenant.change(key, now)
+            finally:
+                self._limits.unlock()
+        return tenant
 
     # --- the account of one request
 
@@ -195,19 +216,20 @@ class ApiKeyStore:
 
         Checks the limits and takes one request. The first header that carries a known key decides whose it is.
         """
-        if not self._by_digest:
+        if not self._guards:
             return Admission(None, ())
-        account: Tenant | None = None
+        owner: ApiKey | None = None
         given = False
         carried_by: tuple[bytes, ...] = ()
         for header, value in credentials:
             given = True
-            owner = self._by_digest.get(_digest(header, value))
-            if owner is not None:
-                account = account or owner
+            found = self._by_digest.get(_digest(header, value))
+            if found is not None:
+                owner = owner or found
                 carried_by += (header,)
-        if account is None:
+        if owner is None:
             return _WRONG_KEY if given else _NO_KEY
+        account = self._tenant(owner.name, now)
         refusal = self._enter(account, now)
         if refusal is not None and self._limits.reap(now):
             refusal = self._enter(account, now)
@@ -273,9 +295,10 @@ class ApiKeyStore:
         self._charge(account, tokens, admission.reserved, now)
 
     def usage(self, now: float) -> Iterator[Usage]:
-        """Yield every tenant's account."""
+        """Yield every tenant's account; of more than MOST_SHOWN, those that have sent a request."""
         self._limits.reap(now)
-        for name, tenant in self._by_name.items():
+        for name in list(self._by_name if len(self._by_name) <= MOST_SHOWN else self._tenants):
+            tenant = self._tenant(name, now)
             row, key = tenant.row, tenant.key
             self._limits.lock(now)
             try:
@@ -293,14 +316,6 @@ class ApiKeyStore:
                 row.reserved(),
                 row.in_flight(),
             )
-
-    def _change(self, keys: Iterable[ApiKey], by_name: Mapping[str, Tenant], now: float) -> None:
-        self._limits.lock(now)
-        try:
-            for key in keys:
-                by_name[key.name].change(key, now)
-        finally:
-            self._limits.unlock()
 
     def _enter(self, account: Tenant, now: float) -> Limited | None:
         """Take one request and a place among those under way, unless a limit is reached."""
@@ -340,15 +355,15 @@ class ApiKeyStore:
         """Drain the buckets by what other agents have let in."""
         self.fill(now)
         for charge in charges:
-            account = self._by_name.get(charge.key)
-            if account is not None:
+            if charge.key in self._by_name:
+                account = self._tenant(charge.key, now)
                 self._limits.lock(now)
                 account.charge(charge.requests, charge.tokens, charge.catching_up)
                 self._limits.unlock()
 
     def fill(self, now: float) -> None:
         """Bring all levels up to now: the share by which they are filled may change."""
-        for account in self._by_name.values():
+        for account in self._tenants.values():
             self._limits.lock(now)
             self._fill(account, now)
             self._limits.unlock()

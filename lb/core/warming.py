@@ -65,7 +65,11 @@ class PromptSamples:
     def apply(self, table: Table) -> None:
         """Another table is in force. Whose prompts may go where could have changed: then what is known is dropped."""
         on = table.warming.seconds > 0.0
-        rules = on, table.residency, tuple((key.name, key.residency) for key in table.access.keys)
+        rules = (
+            on,
+            table.residency,
+            tuple((key.name, key.residency) for key in table.access.keys if key.residency),
+        )
         if rules != self._rules:
             self._rules = rules
             self._samples.clear()

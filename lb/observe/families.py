@@ -12,6 +12,8 @@ AGENT_HELP = {
     "evicted_bodies": "Bodies refused to make room for another tenant's.",
     "internal_errors": "Exceptions in the load balancer's own code, each of which ended one request.",
     "retries_refused": "Retries that the retry budget did not allow.",
+    "keys_file_keys": "API keys of the file that the service names, as last read.",
+    "keys_file_broken": "1 while that file cannot be used as it is: the last good keys stay in force.",
 }
 AGENT_COUNTERS = frozenset({"evicted_bodies", "internal_errors", "retries_refused"})
 

@@ -39,6 +39,8 @@ DRAIN_S = 5  # until every node has heard that the Pod takes no new connections
 SHUTDOWN_S = 120  # for responses that are under way
 LONGEST_DRAIN_S = 60  # for requests that are held
 _SECRETS, _FILES, _STATE = "/run/skyserve/admin", "/run/skyserve/files", "/var/lib/skyserve"
+#: Where the user's Secret SERVICE-api-keys is mounted, whether there is one or not.
+KEYS = "/run/skyserve/api-keys"
 _FIRST_FREE_PORT, _MOVED_UP = 1024, 8000
 _USER = 10001
 
@@ -143,7 +145,7 @@ def with_release(
             "labels": dict(spec["template"]["metadata"]["labels"]),
             "annotations": {RELEASE_NOTE: release.name, MOVED_NOTE: moved_from},
         },
-        "spec": _pod_spec(str(meta["name"]), notes, release, cluster),
+        "spec": _pod_spec(str(meta["name"]), str(meta["labels"][SERVICE_TAG]), notes, release, cluster),
     }
     return made
 
@@ -157,11 +159,17 @@ def ended(deployment: Mapping[str, Any], now: str) -> Json:
     return made
 
 
-def _pod_spec(token: str, notes: Mapping[str, str], release: AgentRelease, cluster: Cluster) -> Json:
+def _pod_spec(
+    token: str, service: str, notes: Mapping[str, str], release: AgentRelease, cluster: Cluster
+) -> Json:
     zone = notes.get(ZONE_NOTE, placement.NO_ZONE)
     volumes: list[Json] = [
         {"name": "admin", "secret": {"secretName": f"{token}-admin", "defaultMode": 0o440}},
         {"name": "state", "emptyDir": {}},
+        {
+            "name": "keys",
+            "secret": {"secretName": f"{service}-api-keys", "optional": True, "defaultMode": 0o440},
+        },
     ]
     if release.files:
         secret = {"secretName": _files_name(token, release), "defaultMode": 0o440}
@@ -199,6 +207,7 @@ def _container(notes: Mapping[str, str], release: AgentRelease, cluster: Cluster
     mounts: list[Json] = [
         {"name": "admin", "mountPath": _SECRETS, "readOnly": True},
         {"name": "state", "mountPath": _STATE},
+        {"name": "keys", "mountPath": KEYS, "readOnly": True},
     ]
     if release.files:
         mounts.append({"name": "files", "mountPath": _FILES, "readOnly": True})

@@ -79,6 +79,15 @@ def _owner(value: object) -> str:
     return value
 
 
+def _host_path(value: object) -> str:
+    if not isinstance(value, str) or not value.startswith("/") or " " in value or not value.isprintable():
+        raise refuse("must be an absolute path, without spaces, on the host of the load balancer")
+    return value
+
+
+HostPath = Annotated[
+    str, PlainValidator(_host_path), WithJsonSchema({"type": "string", "pattern": "^/[^ ]*$"})
+]
 PushingWord = Annotated[
     str, PlainValidator(one_of(*_PUSHING)), WithJsonSchema({"type": "string", "enum": _PUSHING})
 ]
@@ -206,6 +215,8 @@ class LoadBalancerSection(Section):
     """Whether a stream goes on when its replica fails: exact, auto or off."""
     api_keys: list[ApiKeySection] | None = None
     """Who may call. Default: everybody."""
+    api_keys_file: HostPath | None = None
+    """A JSON file with further keys where the load balancer runs: a mounted Secret, say. It is watched."""
     strict_json: bool = True
     """Whether a request to a model gets 400 if its body is not the JSON of RFC 8259, which all engines read alike."""
     allow_policy_override: bool = True
@@ -257,7 +268,9 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
         ),
         pushing=Pushing(PushMode(section.pushing), _pushing.cap if cap is None else cap),
         continuation=Continuation(Continue(section.continuation)),
-        access=Access(tuple(keys), section.allow_policy_override, section.strict_json),
+        access=Access(
+            tuple(keys), section.allow_policy_override, section.strict_json, section.api_keys_file or ""
+        ),
         cors=cors(section.cors),
         trusted_proxies=section.trusted_proxies,
         session=Session(CookieMode(section.session.cookie), section.session.fields),

@@ -257,9 +257,10 @@ def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
     if policy.target_qps_by_accelerator:
         yield from _mismatches(policy.target_qps_by_accelerator, spec.resources)
     asks = any(name.lower() == "authorization" for name, _ in spec.probe.headers)
-    if asks and spec.load_balancer.access.keys:
+    access = spec.load_balancer.access
+    if asks and (access.keys or access.keys_file):
         message = "replicas do not get the Authorization header of requests then; their probe says that they want one"
-        yield SpecWarning(f"{_BALANCER}.api_keys", message)
+        yield SpecWarning(f"{_BALANCER}.{'api_keys' if access.keys else 'api_keys_file'}", message)
 
 
 def _mismatches(

@@ -81,7 +81,12 @@ def test_the_sample_is_bounded_in_number_bytes_and_age() -> None:
         pytest.param(table(), True, id="the same rules"),
         pytest.param(table(targets=(Target("a", "http://a:1"),)), True, id="another target"),
         pytest.param(table(residency=("eu",)), False, id="another residency of the entrance"),
-        pytest.param(table(access=Access((ApiKey("acme", "0" * 64),))), False, id="another key"),
+        pytest.param(table(access=Access((ApiKey("acme", "0" * 64),))), True, id="another key"),
+        pytest.param(
+            table(access=Access((ApiKey("acme", "0" * 64, residency="eu"),))),
+            False,
+            id="a key with a residency",
+        ),
         pytest.param(table(warming=Warming(0.0)), False, id="no warming"),
     ],
 )

@@ -171,6 +171,7 @@ def insist_on_other_hosts(spec: ServiceSpec, need: Requirements) -> None:
         "workdir": spec.workdir is not None and read_reference(spec.workdir) is None,
         "file_mounts": any(not is_url(source) for source in copies_of(spec.file_mounts).values()),
         "service.tls": spec.tls is not None,
+        "load_balancer.api_keys_file": bool(spec.load_balancer.access.keys_file) and not spec.regional.places,
         "resources.infra: local": any(candidate.cloud == "local" for candidate in need.candidates),
         "load_balancers.regions: local": any(place.cloud == "local" for place in spec.regional.places),
     }

@@ -71,6 +71,7 @@ class _Known:
     acked: Table | None = None
     load: Load = field(default_factory=Load)
     report: ServedReport | None = None
+    keys_problem: str = ""
 
 
 class ClusterAgentSupervisor(AgentSupervisor):
@@ -131,7 +132,8 @@ class ClusterAgentSupervisor(AgentSupervisor):
         self._responded_at = self._fleet.now()
         self._failures = 0
         held = next((one.trouble for one in self._processes if one.trouble), "")
-        self._trouble = f"its next Pod does not start: {held}" if held else ""
+        keys_problem = self._known[newest.id].keys_problem
+        self._trouble = f"its next Pod does not start: {held}" if held else keys_problem
         if not self._has_passed and newest.is_reachable:  # `up` ends with an address that serves
             self._has_passed = True
             self._fleet.wake()
@@ -183,7 +185,7 @@ class ClusterAgentSupervisor(AgentSupervisor):
             known.acked = None  # it was started again: push again
             self._stirred.set()
             return
-        known.report = served_report(stats, sent_at)
+        known.report, known.keys_problem = served_report(stats, sent_at), stats.keys_problem
         known.load = load_of(stats, known.acked, drained_elsewhere(order.elsewhere, known.acked))
         await known.totals.follow(self._session, url, self._authorization())
 

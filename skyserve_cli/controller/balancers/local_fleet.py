@@ -58,7 +58,7 @@ BESIDE = 0  # the number of the agent beside the controller; replicas and other 
 class AgentView:
     """What `serve status` shows of an agent.
 
-    `alive`: there is a process of it, be it one that starts. `acked`: it has the newest table. `trouble`: why it does not listen where it should.
+    `alive`: there is a process of it, be it one that starts. `acked`: it has the newest table. `trouble`: why it does not listen where it should, or cannot use its file of API keys.
     """
 
     alive: bool
@@ -188,6 +188,7 @@ class _LocalAgentSupervisor:
         self._failures = 0  # in a row
         self._silences = 0  # in a row, of a living agent
         self._trouble = ""
+        self._keys_problem = ""
         self.load = Load()
         self.finished = False
 
@@ -204,7 +205,8 @@ class _LocalAgentSupervisor:
         if acked and self._acked is not None:
             ready = sum(target.state is Readiness.READY for target in self._acked.targets)
         alive = self._starting or self.agent is not None
-        return AgentView(alive, acked, ready, max(0, self._restarts), self._trouble)
+        trouble = self._trouble or self._keys_problem
+        return AgentView(alive, acked, ready, max(0, self._restarts), trouble)
 
     async def run(self) -> None:
         """Until the agent is not wanted any more and is gone."""
@@ -320,6 +322,9 @@ class _LocalAgentSupervisor:
             self._stirred.set()
             return
         self._served.reported(self._name, BESIDE, served_report(stats, asked_at))
+        if stats.keys_problem != self._keys_problem:
+            self._keys_problem = stats.keys_problem
+            self._wake()
         load = load_of(stats, table)
         stirring = load.empty - self.load.empty or (load.queued > 0) != (self.load.queued > 0)
         self.load = load
@@ -374,7 +379,7 @@ class _LocalAgentSupervisor:
         await self._stop(agent)
         self.agent = None
         self._acked = None
-        self._trouble = ""
+        self._trouble = self._keys_problem = ""
         self._silences = 0
         self.load = Load()
         if self.minutes is not None:

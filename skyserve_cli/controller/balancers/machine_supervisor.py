@@ -62,6 +62,7 @@ class MachineAgentSupervisor(AgentSupervisor):
         self._acked: Table | None = None
         self._silences = 0  # in a row, of an agent that can be reached
         self._installs = 0  # that failed, in a row
+        self._keys_problem = ""
         self._elsewhere: frozenset[int] = frozenset()  # see `RegionalOrder`; of the table that was pushed
         clock = asyncio.get_running_loop().time
         self._totals = TotalsFollower(*order.key, fleet.traffic, clock)
@@ -170,7 +171,9 @@ class MachineAgentSupervisor(AgentSupervisor):
         self._failures = self._silences = 0
         is_refused = serving_now.refused == release.name
         self._trouble = (
-            "its newest code does not come up there; the code before goes on" if is_refused else ""
+            "its newest code does not come up there; the code before goes on"
+            if is_refused
+            else self._keys_problem
         )
         if not self._has_passed:
             self._has_passed = True
@@ -190,6 +193,7 @@ class MachineAgentSupervisor(AgentSupervisor):
             self._stirred.set()
             return
         self._fleet.served.reported(*self._order.key, served_report(stats, sent_at))
+        self._keys_problem = stats.keys_problem
         load = load_of(stats, table, self._elsewhere)
         stirring = load.empty - self.load.empty or (load.queued > 0) != (self.load.queued > 0)
         self.load = load
