@@ -202,6 +202,10 @@ async def test_what_is_no_token(controller: Controller, body: object, status: in
     [
         ("resources: {infra: local}", "resources.infra: local"),
         ("resources: {infra: ssh/lab}\nevent_callback: cat sealing.key", "event_callback"),
+        (
+            "resources: {infra: ssh/lab}\nservice: {load_balancer: {api_keys_file: /etc/shadow}}",
+            "load_balancer.api_keys_file",
+        ),
         ("resources: {infra: ssh/lab}\nworkdir: WORKDIR", "workdir"),
         ("resources: {infra: ssh/lab}\nfile_mounts: {/tmp/x: WORKDIR}", "file_mounts"),
     ],

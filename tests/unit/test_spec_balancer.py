@@ -150,6 +150,10 @@ SAID = {
         "allow_policy_override: no",
         LoadBalancerSpec(access=Access(overrides=False)),
     ),
+    "a file of keys": (
+        "api_keys_file: /etc/skyserve/keys.json",
+        LoadBalancerSpec(access=Access(keys_file="/etc/skyserve/keys.json")),
+    ),
     "pages of one origin": (
         "cors: {origins: ['https://chat.example.com'], max_age_seconds: 5}",
         LoadBalancerSpec(cors=Cors(("https://chat.example.com",), max_age_s=5)),
@@ -197,6 +201,7 @@ WRONG = {
         "circuit_breaker.max_timeout_seconds",
         "must be >= timeout_seconds (got 30 < 60)",
     ),
+    "keys in a folder of somebody": ("api_keys_file: ~/keys.json", "api_keys_file", "must be an absolute path"),
     "on": ("continuation: on", "continuation", "must be one of exact, auto, off (got true)"),
     "a body of 5 GiB": ("max_body_mb: 5000", "max_body_mb", "at most 4096"),
     "no patience at all": ("stall_timeout_seconds: 0", "stall_timeout_seconds", "at least 0.001"),
