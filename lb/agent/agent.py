@@ -79,6 +79,7 @@ class AgentOptions:
     targets_tls: ssl.SSLContext | None = None
     fast_path: bool = True
     max_clients: int | None = None  # None: no limit
+    max_handshakes: int = 256  # at a time on each port with TLS
     traffic_file: Path | None = None
     usage_file: Path | None = None  # None: in memory
     limits: LimitStore | None = None
@@ -148,7 +149,14 @@ class Agent:
         homes = HomeFinder(targets, self._fetcher.look, clock)
         dispatch = Dispatch(registry, self._pools, self.account, engines, rng, homes, self._fast_path)
         begin_span = tracing.begin if tracing is not None else None
-        self.intake = Intake(dispatch, self.account, options.id_prefix, begin_span, options.max_clients)
+        self.intake = Intake(
+            dispatch,
+            self.account,
+            options.id_prefix,
+            begin_span,
+            options.max_clients,
+            options.max_handshakes,
+        )
         self.links: RegionLinks | None = None
         if identity is not None and forwarding is not None and quota is not None:
             from lb.regions.region_links import RegionLinks  # most agents have no other regions

@@ -11,13 +11,13 @@ import asyncio
 import ctypes
 import logging
 import socket
-import ssl
 import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from lb.config.options import Listen
+from lb.http.tls_acceptor import TlsAcceptor, waiting_on
 from lb.http.upstream import keep_alive
 from lb.proxy.ports import ClientPort
 
@@ -43,10 +43,10 @@ class CannotListenError(OSError):
 
 @dataclass(slots=True, eq=False)
 class _Listener:
-    """One listening socket; `server` accepts from it."""
+    """One listening socket. `server` accepts from it, or with TLS the task of the acceptor."""
 
     socket: socket.socket
-    server: asyncio.AbstractServer | None = None
+    server: asyncio.AbstractServer | asyncio.Task[None] | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -63,18 +63,18 @@ class DataPort:
         default: Listen,
         protocol: Callable[[], asyncio.Protocol],
         clients: Collection[ClientPort],
-        tls: ssl.SSLContext | None = None,
+        acceptor: TlsAcceptor | None = None,
         *,
         shared: bool = False,
     ) -> None:
-        """`clients` are the open connections."""
+        """`clients` are the open connections, which `protocol` takes over; with TLS the `acceptor` makes them."""
         self._loop = asyncio.get_running_loop()
         self._current = _Listener(first)
         self._listeners = [self._current]
         self._default = default if default.port else replace(default, port=self.address[1])
         self._protocol = protocol
         self._clients = clients
-        self._tls = tls
+        self._acceptor = acceptor
         self._shared = shared
         self.moved: Callable[[], None] = lambda: None  # called once another address is in force
         self._moves: set[asyncio.Task[None]] = set()
@@ -151,9 +151,12 @@ class DataPort:
     async def _accept(self, listener: _Listener) -> None:
         if listener.server is None:
             keep_alive(listener.socket)  # inherited by every connection that it accepts
-            listener.server = await self._loop.create_server(
-                self._protocol, sock=listener.socket, ssl=self._tls, backlog=_BACKLOG
-            )
+            if self._acceptor is not None:
+                listener.server = self._acceptor.listen(listener.socket, _BACKLOG)
+            else:
+                listener.server = await self._loop.create_server(
+                    self._protocol, sock=listener.socket, backlog=_BACKLOG
+                )
 
     async def _move(self, opened: _Listener, left: _Listener) -> None:
         await self._accept(opened)
@@ -174,22 +177,36 @@ class DataPort:
         if server is None:
             listener.socket.close()
             return
-        try:
+        with (
+            listener.socket.dup() as rest
+        ):  # closing the last descriptor would reset what waits to be accepted
+            try:
+                if adopt:
+                    # A handshake under way when the socket is closed would be reset: none begins any more, those that have started
+                    # come to their end. Clients repeat the first packet a second later, and find another socket here, or none.
+                    _take_no_handshakes(rest)
+                    await asyncio.sleep(_HANDSHAKE_S)
+            finally:
+                if isinstance(server, asyncio.Task):
+                    server.cancel()
+                    await asyncio.wait({server})  # it must not wait for a descriptor that is closed
+                    listener.socket.close()
+                else:
+                    server.close()
             if adopt:
-                # A handshake under way when the socket is closed would be reset: none begins any more, those that have started
-                # come to their end. Clients repeat the first packet a second later, and find another socket here, or none.
-                _take_no_handshakes(listener.socket)
-                await asyncio.sleep(_HANDSHAKE_S)
-        finally:
-            rest = listener.socket.dup()  # closing the last descriptor would reset what waits to be accepted
-            server.close()
-            waiting = list(_accepted(rest)) if adopt else []
-            rest.close()
+                await self._adopt(rest)
+        if adopt and self._acceptor is not None:
+            await self._acceptor.completed()
+
+    async def _adopt(self, rest: socket.socket) -> None:
+        """Serve the connections that wait to be accepted."""
+        if self._acceptor is not None:
+            await self._acceptor.adopt(rest)
+            return
         adopted = (
-            self._loop.connect_accepted_socket(self._protocol, connection, ssl=self._tls)
-            for connection in waiting
+            self._loop.connect_accepted_socket(self._protocol, connection) for connection in waiting_on(rest)
         )
-        await asyncio.gather(*adopted, return_exceptions=True)  # a handshake of TLS may fail
+        await asyncio.gather(*adopted, return_exceptions=True)
 
 
 def resolved(listen: Listen) -> tuple[socket.AddressFamily, tuple[str, int]]:
@@ -222,16 +239,6 @@ def _take_no_handshakes(listener: socket.socket) -> None:
         listener.setsockopt(
             socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", len(_NO_SYN), ctypes.addressof(memory))
         )
-
-
-def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
-    """Yield the connections that wait to be accepted."""
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except OSError:  # BlockingIOError if none is left
-            return
-        yield connection
 
 
 def _share(listener: socket.socket) -> None:

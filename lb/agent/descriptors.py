@@ -1,13 +1,15 @@
-"""File descriptors: as many as the system grants, and how many connections of clients they are enough for."""
+"""File descriptors: as many as the system grants, and how they are shared among connections."""
 
 from __future__ import annotations
 
 import logging
 import resource
+from typing import NamedTuple
 
 _RESERVE = 40  # listening sockets, the admin port, probes, logs, the event loop
 _PER_CLIENT = 2  # its own, and that of a target
 _UNLIMITED = 1 << 20
+_MAX_HANDSHAKES = 256  # for each port with TLS: a second of CPU, or two
 
 _log = logging.getLogger("lb.descriptors")
 
@@ -29,10 +31,19 @@ def raise_limit() -> int:
     return _UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
-def max_clients(limit: int) -> int:
-    """Return how many connections of clients `limit` descriptors are enough for.
+class Shares(NamedTuple):
+    """How many connections of clients there may be, and how many handshakes at a time on each port with TLS."""
+
+    clients: int
+    handshakes: int
+
+
+def shares(limit: int, tls_ports: int) -> Shares:
+    """Return how many connections `limit` descriptors are enough for.
 
     Those of targets, probes and the admin port must never lack one, or the agent would take its own want for the targets'
-    fault.
+    fault. A connection needs one descriptor until its handshake is complete, and is a client's from then on.
     """
-    return max(1, (limit - _RESERVE) // _PER_CLIENT)
+    spare = limit - _RESERVE
+    handshakes = max(1, min(_MAX_HANDSHAKES, spare // 4))
+    return Shares(max(1, (spare - tls_ports * handshakes) // _PER_CLIENT), handshakes)

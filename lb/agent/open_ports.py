@@ -14,6 +14,7 @@ from lb.agent.data_port import CannotListenError, DataPort, bound, resolved
 from lb.agent.server_options import ServerOptions
 from lb.agent.socket_handover import Taken
 from lb.config.options import Listen
+from lb.http.tls_acceptor import TlsAcceptor
 from lb.proxy.downstream import ClientConnection
 
 if TYPE_CHECKING:
@@ -36,12 +37,18 @@ class OpenPorts:
         self._agent = agent
         self._options = options
         self._admin_socket = admin_socket
+        intake = agent.intake
+        acceptor = None
+        if tls is not None:
+            acceptor = TlsAcceptor(
+                tls, lambda: ClientConnection(intake), intake.handshake_places, intake.handshake_failed
+            )
         self.data = DataPort(
             data_socket,
             Listen(options.host, options.port),
-            lambda: ClientConnection(agent.intake),
+            lambda: ClientConnection(intake),
             agent.runtime.clients,
-            tls,
+            acceptor,
             shared=options.reuse_port,
         )
         self._admin: AdminPort | None = None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lb.agent.agent import Agent, AgentOptions
-from lb.agent.descriptors import max_clients, raise_limit
+from lb.agent.descriptors import raise_limit, shares
 from lb.agent.limits_file import LimitsFile
 from lb.config.schema import Table
 from lb.core.limit_store import LimitStore
@@ -64,6 +64,8 @@ def build_agent(options: ServerOptions, tracer: Tracing | None) -> Agent:
 
     Raises OSError or ssl.SSLError if a certificate cannot be read.
     """
+    identity = _identity(options)
+    share = shares(raise_limit(), (options.tls_certfile is not None) + (identity is not None))
     return Agent(
         options.table,
         AgentOptions(
@@ -72,11 +74,12 @@ def build_agent(options: ServerOptions, tracer: Tracing | None) -> Agent:
             id_prefix=secrets.token_hex(6),
             targets_tls=_targets_tls(options),
             fast_path=options.fast_path,
-            max_clients=max_clients(raise_limit()),
+            max_clients=share.clients,
+            max_handshakes=share.handshakes,
             traffic_file=options.traffic_file,
             usage_file=options.usage_file,
             limits=_limits(options),
-            identity=_identity(options),
+            identity=identity,
         ),
         clock=asyncio.get_running_loop().time,
         rng=random.Random(secrets.randbits(64)),
@@ -91,6 +94,7 @@ def tls_context(options: ServerOptions) -> ssl.SSLContext | None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(options.tls_certfile, options.tls_keyfile)
+    context.set_alpn_protocols(["http/1.1"])
     return context
 
 

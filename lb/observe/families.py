@@ -14,8 +14,9 @@ AGENT_HELP = {
     "retries_refused": "Retries that the retry budget did not allow.",
     "keys_file_keys": "API keys of the file that the service names, as last read.",
     "keys_file_broken": "1 while that file cannot be used as it is: the last good keys stay in force.",
+    "handshakes_failed": "Connections of clients that were closed before their TLS handshake was complete.",
 }
-AGENT_COUNTERS = frozenset({"evicted_bodies", "internal_errors", "retries_refused"})
+AGENT_COUNTERS = frozenset({"evicted_bodies", "internal_errors", "retries_refused", "handshakes_failed"})
 
 
 class Family(NamedTuple):

@@ -40,6 +40,7 @@ _NEVER = float("inf")
 MAX_AHEAD_BYTES = 256 * 1024  # what a client may send before its response is over
 _LINGER_S = 2.0
 _LONG_BYTES = 1024 * 1024  # of a body: to copy, to parse and to send it get a turn of the loop each
+_REFUSED_S = 1.0
 _NO_HEAD = -1  # the length of a request that has not come yet
 
 # Plain numbers: a member of an Enum is looked up in its class each time it is compared.
@@ -203,10 +204,10 @@ class ClientConnection(asyncio.Protocol):
         self._start_timer()
         self._runtime.clients.add(self)
         if self._intake.is_full():
-            # Closed at once, without waiting for the client: its descriptor is needed.
+            # Closed at once, and with TLS soon, whether or not the client answers: its descriptor is needed.
             self._intake.refused(TOO_MANY_CONNECTIONS)
             self.transport.write(self._error(TOO_MANY_CONNECTIONS, None, close=True))
-            self._close()
+            self._close(_REFUSED_S)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -654,11 +655,13 @@ class ClientConnection(asyncio.Protocol):
         self._deadline = self._runtime.clock() + _LINGER_S
         self._advance_timer()
 
-    def _close(self) -> None:
-        """Close when the client has taken what was written to it, for which it has the idle timeout."""
+    def _close(self, timeout_s: float | None = None) -> None:
+        """Close when the client has taken what was written to it, for which it has the idle timeout, or `timeout_s`."""
+        if timeout_s is None:
+            timeout_s = self._intake.limits.idle_timeout_s
         self._phase = OVER
         self._ahead = b""
-        self._deadline = self._runtime.clock() + self._intake.limits.idle_timeout_s
+        self._deadline = self._runtime.clock() + timeout_s
         self._advance_timer()
         self.flush()
         self.transport.close()

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 from lb.core.api_keys import Admission
 from lb.core.byte_budget import SMALL_BYTES, SMALL_FACTOR, parsed_bytes
+from lb.core.log_limit import LogLimit
 from lb.core.retry import Tries, is_repeatable
 from lb.http.api_paths import for_model
 from lb.http.cors import CorsRules
 from lb.http.messages import Reader, RequestHead
+from lb.http.tls_acceptor import NO_DESCRIPTOR, TOO_MANY
 from lb.proxy import model_list
 from lb.proxy.account import Account
 from lb.proxy.dispatch import TROUBLE_EVERY_S, Dispatch
@@ -19,6 +21,8 @@ from lb.proxy.ports import ClientPort
 from lb.proxy.rejections import NO_ROOM, Rejection
 from lb.proxy.request import ProxiedRequest
 from lb.stream.openai_request import is_dense
+
+_SHORT_OF_DESCRIPTORS = ("too_many_clients", TOO_MANY, NO_DESCRIPTOR)
 
 _log = logging.getLogger("lb.proxy")
 
@@ -33,8 +37,12 @@ class Intake:
         id_prefix: str,
         begin_span: Callable[[str], str] | None = None,
         max_clients: int | None = None,
+        max_handshakes: int = 256,
     ) -> None:
-        """`begin_span` returns the trace header of a new span; `max_clients` None is no limit."""
+        """`begin_span` returns the trace header of a new span; `max_clients` None is no limit.
+
+        On each port with TLS `max_handshakes` connections may be in their handshake.
+        """
         self.runtime = dispatch.runtime
         self.limits = dispatch.limits
         self.heads = Reader()
@@ -51,7 +59,9 @@ class Intake:
         self._dispatch = dispatch
         self._account = account
         self._max_clients = max_clients
-        self._full_at = float("-inf")
+        self.max_handshakes = max_handshakes
+        self._handshakes_failed = 0
+        self._logged = LogLimit(TROUBLE_EVERY_S)
 
     # --- for clients' connections
 
@@ -74,14 +84,37 @@ class Intake:
         """Return True if there are more clients than descriptors allow."""
         if self._max_clients is None or len(self.runtime.clients) <= self._max_clients:
             return False
-        now = self.runtime.clock()
-        if now - self._full_at >= TROUBLE_EVERY_S:
-            self._full_at = now
-            _log.warning(
-                "refusing connections limit=%d: raise the limit of open files (ulimit -n) or start more agents",
-                self._max_clients,
-            )
+        self._log_refused("too_many_clients")
         return True
+
+    def handshake_places(self) -> int:
+        """Return how many handshakes of TLS the data port may have now.
+
+        Clients that have been refused and are not closed yet have the descriptors of some.
+        """
+        surplus = 0 if self._max_clients is None else len(self.runtime.clients) - self._max_clients
+        return self.max_handshakes - max(0, surplus)
+
+    def handshake_failed(self, why: str) -> None:
+        """A connection was closed before its handshake was complete."""
+        self._handshakes_failed += 1
+        self._log_refused(why)
+
+    def _log_refused(self, why: str) -> None:
+        left_out = self._logged.left_out(why, self.runtime.clock())
+        if left_out is None:
+            return
+        if why in _SHORT_OF_DESCRIPTORS:
+            _log.warning(
+                "refuse connections why=%s max_clients=%s max_handshakes=%d left_out=%d: raise the limit of open files "
+                "(ulimit -n) or start more agents",
+                why,
+                self._max_clients,
+                self.max_handshakes,
+                left_out,
+            )
+        else:
+            _log.info("refuse connections why=%s left_out=%d", why, left_out)
 
     def check(self, head: RequestHead) -> Rejection | Admission | bytes:
         """Decide on the head alone whether a request is let in. Bytes are a complete response to it."""
@@ -177,6 +210,7 @@ class Intake:
             "evicted_bodies": runtime.buffers.evicted,
             "internal_errors": runtime.faults.total,
             "retries_refused": self._dispatch.retries.refused,
+            "handshakes_failed": self._handshakes_failed,
         }
         if self._max_clients is not None:
             gauges["max_client_connections"] = self._max_clients

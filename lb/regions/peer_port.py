@@ -17,13 +17,12 @@ from typing import cast
 
 from lb.config.regions import PeerAgent
 from lb.core.beats import Beat, BeatError, UsedReport, decode, frames
+from lb.core.log_limit import LogLimit
+from lb.http.tls_acceptor import TlsAcceptor
 from lb.http.upstream import keep_alive
 from lb.regions.identity import BEATS, names_of
 
-HANDSHAKE_S = 5.0
-MAX_HANDSHAKES = 64  # at a time; more are refused before they cost anything
 _BACKLOG = 256
-_ACCEPT_AGAIN_S = 0.1
 
 _log = logging.getLogger("lb.regions.peer_port")
 
@@ -38,14 +37,17 @@ class PeerPort:
         on_beat: Callable[[PeerAgent, Beat], None],
         requests: Callable[[PeerAgent], asyncio.Protocol],
         on_used: Callable[[PeerAgent, UsedReport], None] = lambda peer, report: None,
+        max_handshakes: int = 64,
     ) -> None:
         self._on_used = on_used
-        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._acceptor = TlsAcceptor(tls, lambda: _Arriving(self), lambda: max_handshakes, self.refuse)
         self._peers = peers
         self._on_beat = on_beat
         self._requests = requests
         self._accepting: asyncio.Task[None] | None = None
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._listening: socket.socket | None = None
+        self._logged = LogLimit()
         self._open: set[asyncio.Transport] = set()
         self.refused: Counter[str] = Counter()  # connections, by reason
 
@@ -56,62 +58,35 @@ class PeerPort:
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            listening.setblocking(False)
             keep_alive(listening)
             listening.bind((host, port))
-            listening.listen(_BACKLOG)
+            self._accepting = self._acceptor.listen(listening, _BACKLOG)
         except OSError:
             listening.close()
             raise
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(listening))
+        self._listening = listening
         found: int = listening.getsockname()[1]
         return found
 
     async def close(self) -> None:
         """Accept nothing more; beats end, forwarded requests go on."""
-        tasks = [*self._handshakes, *([] if self._accepting is None else [self._accepting])]
-        for task in tasks:
-            task.cancel()
+        accepting, listening = self._accepting, self._listening
+        if accepting is not None and listening is not None:
+            accepting.cancel()
+            await asyncio.wait({accepting})
+            listening.close()
+        await self._acceptor.close()
         for transport in list(self._open):
             transport.abort()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- accepting
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with listening:
-            while True:
-                try:
-                    arrived, _ = await loop.sock_accept(listening)
-                except OSError as error:  # descriptors are short, say
-                    _log.warning("cannot accept why=%r", str(error))
-                    await asyncio.sleep(_ACCEPT_AGAIN_S)
-                    continue
-                if len(self._handshakes) >= MAX_HANDSHAKES:
-                    self.refused["too_many"] += 1
-                    arrived.close()
-                    continue
-                task = loop.create_task(self._secure(arrived))
-                self._handshakes.add(task)
-                task.add_done_callback(self._handshakes.discard)
-
-    async def _secure(self, arrived: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            arrived.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.connect_accepted_socket(
-                lambda: _Arriving(self), arrived, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
-            )
-        except (TimeoutError, OSError) as error:
-            self.refuse(_reason(error))
-        except asyncio.CancelledError:
-            arrived.close()
-            raise
-
     def refuse(self, why: str) -> None:
+        """Count a connection that is closed, and log it unless such a line was logged just now."""
         self.refused[why] += 1
-        _log.info("refuse connection why=%s", why)
+        left_out = self._logged.left_out(why, self._loop.time())
+        if left_out is not None:
+            _log.info("refuse connection why=%s left_out=%d", why, left_out)
 
     def protocol_for(self, tls: ssl.SSLObject) -> asyncio.Protocol | None:
         """Return who takes a connection over whose handshake is done; None for an agent that is not of the table."""
@@ -139,15 +114,9 @@ class PeerPort:
 
     def malformed(self, peer: PeerAgent, error: BeatError) -> None:
         self.refused["malformed_beat"] += 1
-        _log.warning("close link peer=%s why=%r", peer.id, str(error))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return "expired" if "expired" in error.verify_message else "not_by_our_authority"
-    if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return "no_certificate"
-    return "handshake"
+        left_out = self._logged.left_out("malformed_beat", self._loop.time())
+        if left_out is not None:
+            _log.warning("close link peer=%s why=%r left_out=%d", peer.id, str(error), left_out)
 
 
 class _Arriving(asyncio.Protocol):

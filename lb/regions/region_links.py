@@ -80,7 +80,12 @@ class RegionLinks:
         self._getter = HttpGetter(dispatch.pools, dispatch.runtime.clock)
         self._quota = quota
         self.port = PeerPort(
-            identity.server(), lambda: self._by_name, self._on_beat, self._requests, self._used_elsewhere
+            identity.server(),
+            lambda: self._by_name,
+            self._on_beat,
+            self._requests,
+            self._used_elsewhere,
+            intake.max_handshakes,
         )
 
     def apply(self, regions: Regions | None) -> None:

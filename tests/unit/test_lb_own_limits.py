@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.agent.descriptors import max_clients
+from lb.agent.descriptors import Shares, shares
 from lb.core.failures import BLAME, Failure, described, is_local
 from lb.core.target_state import Blame
 from lb.http.websocket import GOING_AWAY, FrameTracker, close_frame
@@ -37,9 +37,22 @@ def test_a_local_failure_blames_no_target() -> None:
     assert described(OSError(errno.EMFILE, "x")) == f"OSError errno={errno.EMFILE}"
 
 
-@pytest.mark.parametrize(("limit", "clients"), [(96, 28), (1024, 492), (10, 1)])
-def test_descriptors_are_left_for_targets(limit: int, clients: int) -> None:
-    assert max_clients(limit) == clients
+@pytest.mark.parametrize(
+    ("limit", "tls_ports", "expected"),
+    [
+        (96, 0, Shares(28, 14)),
+        (96, 1, Shares(21, 14)),
+        (96, 2, Shares(14, 14)),
+        (1024, 0, Shares(492, 246)),
+        (1024, 1, Shares(369, 246)),
+        (1 << 20, 2, Shares(((1 << 20) - 40 - 512) // 2, 256)),
+        (10, 2, Shares(1, 1)),
+    ],
+)
+def test_descriptors_are_left_for_targets(limit: int, tls_ports: int, expected: Shares) -> None:
+    assert shares(limit, tls_ports) == expected
+    if limit > 50:
+        assert 2 * expected.clients + tls_ports * expected.handshakes <= limit - 40
 
 
 def frame(payload: bytes, masked: bool) -> bytes:
