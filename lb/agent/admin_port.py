@@ -11,6 +11,7 @@ from aiohttp.http import HttpProcessingError
 
 from lb.agent.admin_api import admin_app
 from lb.agent.agent import Agent
+from lb.core.log_limit import LogLimit
 
 
 class AdminPort:
@@ -40,16 +41,26 @@ def _http_log() -> logging.Logger:
 class _WithoutValues(logging.Filter):
     """aiohttp logs errors with their text, which may quote what a client sent.
 
-    Keep the kind and the place; a malformed request is the client's error, not one of ours.
+    Keep the kind and the place; a malformed request is the client's error, not one of ours, and is logged once in a while.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged = LogLimit()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[0] is not None:
             kind, _, place = record.exc_info
             record.exc_info = None
             if issubclass(kind, HttpProcessingError):
+                left_out = self._logged.left_out(kind.__name__, record.created)
+                if left_out is None:
+                    return False
                 record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
-                record.msg, record.args = "refuse malformed request why=%r", (kind.__name__,)
+                record.msg, record.args = (
+                    "refuse malformed request why=%r left_out=%d",
+                    (kind.__name__, left_out),
+                )
             else:
                 record.exc_text = "".join(traceback.format_tb(place)) + kind.__name__
         return True

@@ -37,7 +37,7 @@ class WireError(ValueError):
 
 _REQUIRED: Any = object()
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_VISIBLE = re.compile(r"[^\x00-\x1f\x7f]*")
+_VISIBLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*")  # surrogates cannot be encoded
 
 
 class Fields:
@@ -65,7 +65,7 @@ class Fields:
         if len(value) > longest:
             raise WireError(self.at(key), f"longer than {longest} characters")
         if not _VISIBLE.fullmatch(value):
-            raise WireError(self.at(key), "contains control characters")
+            raise WireError(self.at(key), "contains control characters or half a surrogate pair")
         return value
 
     def name(self, key: str) -> str:
@@ -190,6 +190,8 @@ def network_problem(value: object) -> str | None:
 
 def url_problem(url: str) -> str | None:
     """Return why `url` cannot be the base URL of a target, in a few words; None if it can."""
+    if not _VISIBLE.fullmatch(url):
+        return "contains control characters or half a surrogate pair"
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -78,7 +78,8 @@ def worker(value: object, target_id: str | None = None) -> Target:
     With a `url` and perhaps a `worker_type`. Without an id it gets one made from its URL. Raises WireError.
     """
     given = {"health_path": "/health", **_object(value)}
-    made = f"worker-{hashlib.sha256(str(given.get('url')).encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(str(given.get("url")).encode(errors="replace"))  # the URL is not checked yet
+    made = f"worker-{digest.hexdigest()[:12]}"
     given.setdefault("id", made if target_id is None else target_id)
     return _target(given, target_id)
 

@@ -187,8 +187,8 @@ def _used_frame(boot: int, rows: Used) -> bytes:
 def _used(data: bytes) -> UsedReport:
     try:
         fields = json.loads(data)
-    except ValueError:
-        raise BeatError("counters that are not JSON") from None
+    except (ValueError, RecursionError):
+        raise BeatError("counters that are not JSON, or are nested too deeply") from None
     rows = fields.get("used") if isinstance(fields, dict) else None
     if not isinstance(rows, dict):
         raise BeatError("used: an object is expected")

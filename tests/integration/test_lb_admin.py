@@ -70,6 +70,18 @@ async def test_a_table_of_an_earlier_epoch_is_refused(w: World) -> None:
     assert Table.from_json(await agent.request("GET", "/-/targets")).epoch == 3
 
 
+async def test_many_malformed_requests_to_the_admin_port_are_one_line_of_the_log(w: World) -> None:
+    agent = await w.agent()
+    for _ in range(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", agent.admin_port)
+        writer.write(b"no HTTP\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.")
+        writer.close()
+    lines = [line for line in agent.log.read_text().splitlines() if "refuse malformed request" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("left_out=0")
+
+
 WRONG_TABLES = {
     "not json": (b"{", 400, "not JSON"),
     "not an object": (b"[]", 400, "expected an object"),

@@ -347,6 +347,8 @@ REFUSED: dict[str, tuple[str, str, object, int, str]] = {
     "window": ("GET", "/-/stats?window_s=nan", None, 400, "window_s"),
     "limit": ("GET", "/-/explain?limit=1000000", None, 400, "limit"),
     "worker twice": ("POST", "/workers", {"url": A.url}, 409, "already exists"),
+    "worker with half a surrogate pair": ("POST", "/workers", {"url": "\ud800"}, 400, "Unicode"),
+    "key with half a surrogate pair": ("PATCH", "/-/options", {"\udfff": 1}, 400, "Unicode"),
     "worker without url": ("POST", "/workers", {}, 400, "url"),
     "worker of another url": ("PUT", "/workers/a", {"url": "http://c"}, 400, "url: stays"),
     "worker of another id": ("PATCH", "/workers/a", {"id": "c"}, 400, "id"),

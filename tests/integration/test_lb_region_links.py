@@ -97,6 +97,20 @@ async def test_who_is_no_peer_is_refused_and_counted(
     assert eu.received == []
 
 
+async def test_many_strangers_are_one_line_of_the_log(
+    nodes: tuple[Node, Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, eu = nodes
+    with caplog.at_level("INFO"):
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", eu.number)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            writer.close()
+        await until(lambda: eu.port.refused.total() == 20)
+    assert eu.port.refused == {"handshake": 20}
+    assert [one.getMessage() for one in caplog.records] == ["refuse connection why=handshake left_out=0"]
+
+
 async def test_an_agent_that_is_not_the_one_of_the_table_gets_no_beat(nodes: tuple[Node, Node]) -> None:
     us, eu = nodes
     sender = us.link("asia", eu.number)

@@ -7,7 +7,7 @@ from struct import pack
 
 import pytest
 
-from lb.core.beats import BEAT, Beat, BeatError, decode, encode, frames
+from lb.core.beats import BEAT, USED, Beat, BeatError, decode, encode, frames
 from lb.core.link_state import ECHO_TIMEOUT_S, LinkState
 from lb.core.peers import RegionReport
 
@@ -57,6 +57,20 @@ GOOD = frames(encode(Beat(1, 1, 0.25, REPORT)))[0][0][1]
 def test_what_is_no_beat_is_refused(data: bytes) -> None:
     with pytest.raises(BeatError):
         decode(BEAT, data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"{", id="no JSON"),
+        pytest.param(b"[" * 2000, id="nested deeply"),
+        pytest.param(b"[]", id="no object"),
+        pytest.param(b'{"boot": 1, "used": {"alice": [1, 2]}}', id="too few numbers"),
+    ],
+)
+def test_what_is_no_report_of_counters_is_refused(data: bytes) -> None:
+    with pytest.raises(BeatError):
+        decode(USED, data)
 
 
 @pytest.mark.parametrize("data", [b"{}\n", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 3])

@@ -115,6 +115,7 @@ def test_what_is_wrong_is_named(change: dict[str, object], path: str, words: str
         ("http://a", None), ("https://[::1]:8/x", None), ("ftp://a", "http"), ("a:80", "http"), ("http://", "no host"),
         ("http://a:0", "port 0"), ("http://a:99999", "ort"), ("http://a:x", "ort"), ("http://a?x", "query"),
         ("http://a#", "fragment"), ("http://u:p@a", "credentials"), ("http://a b", "host"), ("http://[::1", "IPv6"),
+        ("http://a/\ud800", "surrogate"), ("\ud800", "surrogate"), ("http://a/\n", "control"),
     ],
 )  # fmt: skip
 def test_the_url_of_a_target(url: str, words: str | None) -> None:
