@@ -24,7 +24,7 @@ from lb.agent.server_options import ServerOptions
 from lb.config import file as config_file
 from lb.config.cors import Cors
 from lb.config.decode import network_problem
-from lb.config.options import Continuation, Continue, Pushing, PushMode, Retries
+from lb.config.options import Access, Continuation, Continue, Pushing, PushMode, Retries
 from lb.config.schema import Limits, Table, Target, WireError, url_problem
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
 
@@ -119,6 +119,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=[one.value for one in Continue],
         default=Continue.AUTO.value,
         help="what becomes of a stream whose target fails (default: %(default)s)",
+    )
+    add(
+        "--allow-policy-override",
+        action="store_true",
+        help="requests may name their routing policy (X-SkyServe-Policy); each one that was named costs CPU for every request",
     )
     add(
         "--cors",
@@ -242,6 +247,7 @@ def _table(given: argparse.Namespace) -> Table:
         retries=Retries(max_total_retries=given.max_attempts - 1),
         pushing=Pushing(mode=PushMode(given.pushing), cap=given.push_cap),
         continuation=Continuation(mode=Continue(given.continue_)),
+        access=Access(overrides=given.allow_policy_override),
         cors=_cors(given.cors),
         trusted_proxies=_networks(given.trusted_proxy),
     )

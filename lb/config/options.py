@@ -312,13 +312,14 @@ class Access:
     """Who may call.
 
     Without keys everybody may, and all are one tenant. `overrides`: whether a request may name its routing policy
-    (`X-SkyServe-Policy`); each policy that is named stays in use and is informed of every request. `strict_json`: whether the
+    (`X-SkyServe-Policy`); each policy that is named stays in use and is informed of every request, which costs all clients CPU.
+    `strict_json`: whether the
     body of a request to a model must be JSON as everybody reads it; what some parsers take and others do not is refused.
     `keys_file` has further keys, where the agent runs (see `lb.config.keys_file`); with one, a key is needed even while none is known.
     """
 
     keys: tuple[ApiKey, ...] = ()
-    overrides: bool = True
+    overrides: bool = False
     strict_json: bool = True
     keys_file: str = ""
 
@@ -334,7 +335,7 @@ class Access:
         given = Fields(value, path)
         access = cls(
             tuple(ApiKey.from_json(one, at) for one, at in given.items("keys")),
-            given.flag("overrides", True),
+            given.flag("overrides", False),
             given.flag("strict_json", True),
             given.path_or_none("keys_file") or "",
         )

@@ -219,7 +219,7 @@ class LoadBalancerSection(Section):
     """A JSON file with further keys where the load balancer runs: a mounted Secret, say. It is watched."""
     strict_json: bool = True
     """Whether a request to a model gets 400 if its body is not the JSON of RFC 8259, which all engines read alike."""
-    allow_policy_override: bool = True
+    allow_policy_override: bool = False
     """Whether a request may choose its load_balancing_policy by the header X-SkyServe-Policy."""
     cors: CorsSection = CorsSection()
     """Which web pages may call from browsers. Default: those of the service's own origin only."""

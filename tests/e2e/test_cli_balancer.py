@@ -21,6 +21,7 @@ service:
   load_balancing_policy: POLICY
   load_balancer:
     queue: {size: 7}
+    allow_policy_override: true
     api_keys:
       - {name: house, key_env: HOUSE_KEY, requests_per_minute: 3}
 resources: {infra: local, use_spot: true}

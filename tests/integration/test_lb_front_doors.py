@@ -185,7 +185,8 @@ def test_without_cors_those_of_the_target_pass() -> None:
 
 def test_a_page_can_read_our_own_errors() -> None:
     async def story() -> None:
-        bench = Bench(table=a_table(access=KEYS, cors=CORS, limits=Limits(hold_s=0.0, max_body_bytes=100)))
+        access = replace(KEYS, overrides=True)
+        bench = Bench(table=a_table(access=access, cors=CORS, limits=Limits(hold_s=0.0, max_body_bytes=100)))
         key = "Authorization: Bearer sk-page"
         origin = f"Origin: {PAGE}"
         refused = {

@@ -161,11 +161,21 @@ def test_a_client_that_leaves_takes_its_request_along() -> None:
         (b"GET /-/else HTTP/1.1\r\nHost: x\r\n\r\n", 404),
         (b"TRACE / HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         (b"\r\nGET /-/healthz HTTP/1.1\r\nHost: x\r\n\r\n", 200),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX-SkyServe-Policy: nonsense\r\n\r\n", 400),
     ],
 )
 def test_a_head_alone_decides(data: bytes, status: int) -> None:
     assert Door("a").status(data) == status
+
+
+@pytest.mark.parametrize("overrides", [False, True])
+def test_a_client_names_a_policy_only_where_the_operator_lets_it(overrides: bool) -> None:
+    door = Door("a", access=Access(overrides=overrides))
+    named = b"GET / HTTP/1.1\r\nHost: x\r\nX-SkyServe-Policy: %b\r\n\r\n"
+    assert door.status(named % b"nonsense") == (400 if overrides else 0)
+    connection, _ = door.send(named % b"round_robin")
+    request = connection.request
+    assert isinstance(request, ProxiedRequest)
+    assert request.arrival.policy == ("round_robin" if overrides else None)
 
 
 def test_a_health_check_is_no_demand() -> None:

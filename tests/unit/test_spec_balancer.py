@@ -146,9 +146,9 @@ SAID = {
         LoadBalancerSpec(Limits(min_upload_bytes_per_s=0)),
     ),
     "small bodies": ("max_body_mb: 1", LoadBalancerSpec(Limits(max_body_bytes=1024 * 1024))),
-    "no overrides": (
-        "allow_policy_override: no",
-        LoadBalancerSpec(access=Access(overrides=False)),
+    "a policy by header": (
+        "allow_policy_override: yes",
+        LoadBalancerSpec(access=Access(overrides=True)),
     ),
     "a file of keys": (
         "api_keys_file: /etc/skyserve/keys.json",
