@@ -22,11 +22,13 @@ from lb.http import error_responses
 from lb.http.api_paths import for_model
 from lb.http.body_framing import FramingError
 from lb.http.cors import CorsRules
+from lb.http.http2 import PREFACE, SETTINGS, first_request, http_1_1_required
 from lb.http.messages import END, HeadError, Hop, Reader, RequestHead
 from lb.proxy.ports import ClientPort
 from lb.proxy.rejections import (
     BODY_TIMEOUT,
     HEAD_TIMEOUT,
+    HTTP_2,
     NO_ROOM,
     TOO_MANY_CONNECTIONS,
     Rejection,
@@ -288,7 +290,10 @@ class ClientConnection(asyncio.Protocol):
         try:
             head, length = self._intake.heads.request(data[: end + 4], limits.max_headers)
         except HeadError as error:
-            self._refuse(Rejection(error.status, error.code, str(error)))
+            if data.startswith(PREFACE):
+                self._refuse_http_2(data)
+            else:
+                self._refuse(Rejection(error.status, error.code, str(error)))
             return
         self.closing = not head.keep_alive or self._leaving > 0.0
         self.head, self.length = head, length
@@ -296,7 +301,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _wait_for_head(self, data: bytes) -> None:
         limit = self._intake.limits.max_head_bytes
-        if not data[:1].isalpha() or b"\n\n" in data:  # a handshake of TLS, say, or bare line feeds
+        if data.startswith(PREFACE):
+            self._refuse_http_2(data)
+        elif not data[:1].isalpha() or b"\n\n" in data:  # a handshake of TLS, say, or bare line feeds
             self._refuse(Rejection(400, "malformed_request", "The head of the request is malformed."))
         elif len(data) > limit:
             self._refuse(Rejection(431, "head_too_large", f"The head of the request exceeds {limit} bytes."))
@@ -623,6 +630,20 @@ class ClientConnection(asyncio.Protocol):
         """Respond here and now, and read no more of this connection."""
         self._intake.refused(refusal, tenant)
         self.transport.write(self._error(refusal, self.head, close=True))
+        self._linger()
+
+    def _refuse_http_2(self, data: bytes) -> None:
+        """Respond to the first request of a connection that is all HTTP/2, once it is here."""
+        if not self.closing:
+            self.closing = True
+            self.transport.write(SETTINGS)
+        request = first_request(data)
+        if request is None and len(data) <= self._intake.limits.max_head_bytes:
+            self._ahead = data
+            self._advance_timer()
+            return
+        self._intake.refused(HTTP_2)
+        self.transport.write(http_1_1_required(request, HTTP_2.message))
         self._linger()
 
     def _error(self, refusal: Rejection, head: RequestHead | None, *, close: bool) -> bytes:

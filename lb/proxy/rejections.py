@@ -21,6 +21,9 @@ MALFORMED_BODY = Rejection(400, "malformed_body", "The body is not well-formed."
 TOO_MANY_CONNECTIONS = Rejection(
     503, "too_many_connections", "The load balancer has as many connections as it may.", 1.0
 )
+HTTP_2 = Rejection(
+    505, "unsupported_version", "HTTP/1.1 is needed: this load balancer does not speak HTTP/2 or gRPC."
+)
 HEAD_TIMEOUT = Rejection(408, "head_timeout", "The head of the request did not arrive in time.")
 BODY_TIMEOUT = Rejection(408, "body_timeout", "The body did not arrive in time.")
 

@@ -20,13 +20,14 @@ from lb.core.hop import RequestHop
 from lb.core.models import read_models
 from lb.core.tenant import LEAST_EXPECTED
 from lb.http.api_paths import CHAT
+from lb.http.http2 import Http2Request, http_1_1_required
 from lb.http.messages import Reader
 from lb.proxy import model_list
 from lb.proxy.downstream import MAX_AHEAD_BYTES, PAUSE_TARGET, ClientConnection
 from lb.proxy.entrance import RequestAdmission
 from lb.proxy.intake import Intake
 from lb.proxy.peer_entrance import CAME, EXPLAIN, PeerEntrance
-from lb.proxy.rejections import NO_ROOM, TOO_MANY_CONNECTIONS, Rejection
+from lb.proxy.rejections import HTTP_2, NO_ROOM, TOO_MANY_CONNECTIONS, Rejection
 from lb.proxy.request import ProxiedRequest
 from lb.proxy.runtime import Runtime
 from lb.proxy.states import State
@@ -176,6 +177,38 @@ def test_a_client_names_a_policy_only_where_the_operator_lets_it(overrides: bool
     request = connection.request
     assert isinstance(request, ProxiedRequest)
     assert request.arrival.policy == ("round_robin" if overrides else None)
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HTTP_2_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+HTTP_2_REQUEST = b"\x00\x00\x03\x01\x05\x00\x00\x00\x07\x82\x84\x86"  # on stream 7: GET / by http
+
+
+@pytest.mark.parametrize("cut", range(1, 45, 4))
+def test_a_client_that_begins_with_http_2_is_told_to_use_http_1_1(cut: int) -> None:
+    door = Door("a")
+    sent = PREFACE + HTTP_2_SETTINGS + HTTP_2_REQUEST
+    connection, wire = door.connect()
+    connection.data_received(sent[:cut])
+    assert len(PREFACE) > cut or wire.sent == HTTP_2_SETTINGS, "clients of gRPC wait for it"
+    connection.data_received(sent[cut:])
+    assert wire.sent == HTTP_2_SETTINGS + http_1_1_required(Http2Request(7, False), HTTP_2.message)
+    assert door.plane.counts.errors == {"unsupported_version": 1}
+    door.plane.loop.sleep(3)
+    assert wire.aborted
+
+
+def test_a_client_of_http_2_that_sends_no_request_is_sent_away() -> None:
+    door = Door("a", limits=Limits(max_head_bytes=1000, head_timeout_s=5))
+    connection, wire = door.connect()
+    connection.data_received(PREFACE)
+    for _ in range(200):
+        connection.data_received(HTTP_2_SETTINGS)
+    assert wire.sent.startswith(HTTP_2_SETTINGS)
+    assert wire.sent.endswith(b"does not speak HTTP/2 or gRPC.")
+    _, slow = door.send(PREFACE)
+    door.plane.loop.sleep(8)
+    assert slow.aborted
 
 
 def test_a_health_check_is_no_demand() -> None:
