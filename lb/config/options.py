@@ -313,22 +313,27 @@ class Access:
 
     Without keys everybody may, and all are one tenant. `overrides`: whether a request may name its routing policy
     (`X-SkyServe-Policy`); each policy that is named stays in use and is informed of every request, which costs all clients CPU.
-    `strict_json`: whether the
-    body of a request to a model must be JSON as everybody reads it; what some parsers take and others do not is refused.
-    `keys_file` has further keys, where the agent runs (see `lb.config.keys_file`); with one, a key is needed even while none is known.
+    `strict_json`: whether the body of a request to a model must be JSON as everybody reads it; what some parsers take and others do
+    not is refused. `keys_file` has further keys, where the agent runs (see `lb.config.keys_file`); with one, a key is needed even
+    while none is known. `keys_in_query`: whether a key is read from `?api_key=` as well.
     """
 
     keys: tuple[ApiKey, ...] = ()
     overrides: bool = False
     strict_json: bool = True
     keys_file: str = ""
+    keys_in_query: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        # An agent that is older than `keys_file` takes the tables in which it is not.
-        more = ({} if self.strict_json else {"strict_json": False}) | (
-            {"keys_file": self.keys_file} if self.keys_file else {}
-        )
-        return {"keys": [key.to_json() for key in self.keys], "overrides": self.overrides, **more}
+        shown: dict[str, Any] = {"keys": [key.to_json() for key in self.keys], "overrides": self.overrides}
+        # Agents that are older than these take the tables in which they are not.
+        if not self.strict_json:
+            shown["strict_json"] = False
+        if self.keys_file:
+            shown["keys_file"] = self.keys_file
+        if self.keys_in_query:
+            shown["keys_in_query"] = True
+        return shown
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> Access:
@@ -338,6 +343,7 @@ class Access:
             given.flag("overrides", False),
             given.flag("strict_json", True),
             given.path_or_none("keys_file") or "",
+            given.flag("keys_in_query", False),
         )
         given.done()
         return access

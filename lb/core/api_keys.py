@@ -1,12 +1,13 @@
 """Who may call, and how much: API keys and their limits. Pure; `now` is an argument.
 
-A key arrives as `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY` and is known here by its SHA-256 only,
+A key arrives as `Authorization: Bearer KEY`, `x-api-key: KEY`, `api-key: KEY`, as the password of HTTP Basic (or its user name, if
+the password is empty), as a subprotocol of a WebSocket or in the query (`lb.http.key_carriers`). It is known here by its SHA-256 only,
 so a table, a dump or a log holds nothing that opens an endpoint. It is found by looking its digest up in a dict. That
 lookup need not take constant time: an attacker who measures it learns about digests of his own guesses, and to steer a
 digest towards a known one he would have to find preimages of SHA-256. Keys are long and random, so no salt and no slow
 hash.
 
-With keys configured, each header that carried a known key (`Admission.carried_by`) belongs to the load balancer: targets
+With keys configured, each place that carried a known key (`Admission.carried_by`) belongs to the load balancer: targets
 do not get it. Without keys every client is the anonymous tenant, nothing is limited, and all headers are passed on.
 
 **The account of a request** is opened by `admit_head`, on the head alone; `reserve` follows when its body is known, and
@@ -31,6 +32,7 @@ have buckets of their own, and charge each other what they let in (`lb.core.shar
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -87,8 +89,8 @@ class Admission:
     """A request that was let in, from `admit_head` to `settle`.
 
     Its place among the tenant's requests under way; the tokens of its prompt, as estimated, those it has reserved, and those
-    it was charged. `carried_by` names the headers, in lower
-    case, that must not reach a target. `hop` is that of a request which was let in, and is charged, by an agent of another region.
+    it was charged. `carried_by` names the headers, in lower case, and other places (`lb.http.key_carriers`) whose keys must not reach
+    a target. `hop` is that of a request which was let in, and is charged, by an agent of another region.
     `zones` are those of the key's residency (see `lb.core.residency`).
     """
 
@@ -384,5 +386,16 @@ def _digest(header: bytes, value: bytes) -> bytes:
     if header == b"authorization":
         scheme, _, value = value.partition(b" ")
         if scheme.lower() != b"bearer":
-            return b""
+            if scheme.lower() != b"basic":
+                return b""
+            value = _basic_key(value)
     return hashlib.sha256(value.strip()).digest()
+
+
+def _basic_key(value: bytes) -> bytes:
+    """Return the password of HTTP Basic, or the user name if the password is empty; nothing if it is malformed."""
+    try:
+        user, _, password = base64.b64decode(value.strip(), validate=True).partition(b":")
+    except ValueError:
+        return b""
+    return password or user

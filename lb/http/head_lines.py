@@ -22,7 +22,7 @@ EXPECT, UPGRADE, OURS = range(8, 11)
 KEPT = 11  # from here on lines are passed as they are
 FORWARDED_PROTO, FORWARDED_HOST, AUTHORIZATION, TYPE, SERVER = range(11, 16)
 WEBSOCKET_KEY, WEBSOCKET_VERSION, COOKIE, SESSION, ENCODING, TRACEPARENT, ACCEPT = range(16, 23)
-IDEMPOTENCY_KEY, API_KEY, ORIGIN, CORS_METHOD, CORS_HEADERS, CORS, FORWARDED = range(23, 30)
+IDEMPOTENCY_KEY, API_KEY, ORIGIN, CORS_METHOD, CORS_HEADERS, CORS, FORWARDED, SUBPROTOCOL = range(23, 31)
 
 _KINDS = {
     b"connection": CONNECTION,
@@ -53,6 +53,7 @@ _KINDS = {
     b"content-encoding": ENCODING,
     b"traceparent": TRACEPARENT,
     b"sec-websocket-accept": ACCEPT,
+    b"sec-websocket-protocol": SUBPROTOCOL,
     b"idempotency-key": IDEMPOTENCY_KEY,
     b"x-api-key": API_KEY,
     b"api-key": API_KEY,

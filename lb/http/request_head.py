@@ -35,6 +35,7 @@ from lb.http.head_lines import (
     REQUEST_LINE,
     SANE_ID,
     SESSION,
+    SUBPROTOCOL,
     TRACEPARENT,
     TYPE,
     UPGRADE,
@@ -45,6 +46,13 @@ from lb.http.head_lines import (
     length_of,
     numbers_of,
     tokens_of,
+)
+from lb.http.key_carriers import (
+    QUERY,
+    SUBPROTOCOLS,
+    keys_in_subprotocols,
+    without_keys_in_query,
+    without_keys_in_subprotocols,
 )
 
 
@@ -79,9 +87,8 @@ class RequestHead:
     session = b""
     ours: Mapping[bytes, bytes] | None = None  # X-SkyServe-*, by what follows, in lower case
     idempotent = False  # it has an Idempotency-Key: the server does it once
-    credentials: tuple[
-        tuple[bytes, bytes], ...
-    ] = ()  # headers that may carry a key: (name in lower case, value)
+    # What may be a key: (name of the header in lower case, value), of subprotocols the key alone.
+    credentials: tuple[tuple[bytes, bytes], ...] = ()
     origin: bytes | None = None
     cors_method: bytes | None = None  # Access-Control-Request-Method
     cors_headers: bytes | None = None  # Access-Control-Request-Headers
@@ -114,6 +121,18 @@ class RequestHead:
         size = len(prefix)
         kept = (line for line in self.lines.split(b"\r\n") if line[:size].lower() != prefix)
         other.lines = b"\r\n".join(kept)
+        return other
+
+    def without_key(self, carrier: bytes) -> RequestHead:
+        """Return the same without the header that carried a key, or without the keys in subprotocols or in the query."""
+        if carrier == SUBPROTOCOLS:
+            other = self._copy()
+            other.lines = without_keys_in_subprotocols(self.lines)
+        elif carrier == QUERY:
+            other = self._copy()
+            other.target = without_keys_in_query(self.target)
+        else:
+            other = self.without(carrier)
         return other
 
     def _copy(self) -> RequestHead:
@@ -247,6 +266,8 @@ def _apply_seldom(request: RequestHead, kind: int, name: bytes, value: bytes) ->
         request.idempotent = True
     elif kind == API_KEY:
         request.credentials += ((name.lower(), value),)
+    elif kind == SUBPROTOCOL:
+        request.credentials += tuple((SUBPROTOCOLS, key) for key in keys_in_subprotocols(value))
     elif kind == ORIGIN:
         request.origin = value
     elif kind == CORS_METHOD:

@@ -20,6 +20,7 @@ from lb.core.warming import LARGEST_BYTES, PromptSample, PromptSamples
 from lb.http import error_responses, session_cookie
 from lb.http.api_paths import Work, for_model, names_a_model, work_of
 from lb.http.cors import CorsRules
+from lb.http.key_carriers import QUERY, keys_in_query
 from lb.http.messages import RequestHead
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
@@ -107,6 +108,7 @@ class RequestAdmission:
         """Another table is in force."""
         self.samples.apply(self._table.table)
         cors = self._table.table.cors
+        self._keys_in_query = self._table.table.access.keys_in_query
         self._entrance = frozenset(self._table.table.residency)
         regions = self._table.table.regions
         endpoints = () if regions is None else regions.endpoints
@@ -153,7 +155,10 @@ class RequestAdmission:
             return _TRACE
         if self._has_base_path and _DOT_SEGMENT.search(path):
             return _DOTS
-        verdict = self._api_keys.admit_head(head.credentials, now)
+        credentials = head.credentials
+        if self._keys_in_query and b"?" in head.target:
+            credentials += tuple((QUERY, key) for key in keys_in_query(head.target))
+        verdict = self._api_keys.admit_head(credentials, now)
         if isinstance(verdict, Admission):
             return verdict
         counts = self._metrics.counts
@@ -198,7 +203,7 @@ class RequestAdmission:
     ) -> Arrival | Rejection:
         """Return what the request requests, or why it is refused after all. A `dense` body is not parsed."""
         for name in admission.carried_by:
-            head = head.without(name)  # the key was for us
+            head = head.without_key(name)  # it was for us
         overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head, admission)
         if isinstance(overrides, Rejection):
             return overrides

@@ -29,6 +29,7 @@ from lb.core.homes import Absence, Found, Homes
 from lb.core.residency import Zones, may_have
 from lb.core.targets import TargetTable
 from lb.engines.kinds import Fetched
+from lb.http.key_carriers import SUBPROTOCOLS
 from lb.http.messages import RequestHead
 from lb.stream import resources
 from lb.stream.resources import Resource
@@ -114,7 +115,7 @@ class HomeFinder:
         credentials = [
             (name, value)
             for name, value in arrival.head.credentials
-            if name not in arrival.admission.carried_by
+            if name not in arrival.admission.carried_by and name != SUBPROTOCOLS
         ]
         lines = b"".join(b"%b: %b\r\n" % one for one in credentials)
         search = _Search(arrival.admission.tenant, resource, arrival.zones, lines)

@@ -221,6 +221,8 @@ class LoadBalancerSection(Section):
     """Whether a request to a model gets 400 if its body is not the JSON of RFC 8259, which all engines read alike."""
     allow_policy_override: bool = False
     """Whether a request may choose its load_balancing_policy by the header X-SkyServe-Policy."""
+    api_key_in_query: bool = False
+    """Whether clients may send their API key as ?api_key=KEY; logs of proxies and browsers keep it."""
     cors: CorsSection = CorsSection()
     """Which web pages may call from browsers. Default: those of the service's own origin only."""
     trusted_proxies: tuple[Network, ...] = ()
@@ -269,7 +271,11 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
         pushing=Pushing(PushMode(section.pushing), _pushing.cap if cap is None else cap),
         continuation=Continuation(Continue(section.continuation)),
         access=Access(
-            tuple(keys), section.allow_policy_override, section.strict_json, section.api_keys_file or ""
+            tuple(keys),
+            section.allow_policy_override,
+            section.strict_json,
+            section.api_keys_file or "",
+            section.api_key_in_query,
         ),
         cors=cors(section.cors),
         trusted_proxies=section.trusted_proxies,

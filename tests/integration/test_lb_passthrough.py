@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -306,6 +307,60 @@ async def test_nothing_of_a_request_is_in_the_log(w: World) -> None:
     await raw(agent, b"GET / HTTP/1.1\r\nHost: x\r\nAuthor\x00ization: hush-4\r\n\r\n")
     await raw(agent, b"GET / HTTP/1.1\r\nX: " + b"hush-5" * 5000 + b"\r\n\r\n")
     assert "hush" not in agent.log.read_text()
+
+
+async def test_a_page_may_send_its_key_as_a_subprotocol(w: World) -> None:
+    key = "sk-of-a-page"
+    seen: list[str] = []
+
+    async def realtime(request: web.Request) -> web.WebSocketResponse:
+        seen.extend(f"{name}: {value}" for name, value in request.headers.items())
+        socket = web.WebSocketResponse(protocols=("openai-insecure-api-key." + key, "realtime"))
+        await socket.prepare(request)
+        await socket.send_str("hello")
+        await socket.close()
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/v1/realtime", realtime)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        agent = await w.agent("--access-log")
+        access = {"keys": [{"name": "page", "sha256": hashlib.sha256(key.encode()).hexdigest()}]}
+        target = {"id": "a", "url": f"http://127.0.0.1:{runner.addresses[0][1]}", "health_path": None}
+        await agent.push(target, access=access)
+        offered = ["realtime", f"openai-insecure-api-key.{key}", "openai-beta.realtime-v1"]
+        async with agent.http.ws_connect(agent.url + "/v1/realtime", protocols=offered) as socket:
+            assert socket.protocol == "realtime"
+            assert await socket.receive_str() == "hello"
+        assert "Sec-WebSocket-Protocol: realtime, openai-beta.realtime-v1" in seen
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await agent.http.ws_connect(
+                agent.url + "/v1/realtime", protocols=("realtime", "openai-insecure-api-key.sk-of-nobody")
+            )
+        assert refused.value.status == 401
+        assert key not in agent.log.read_text()
+        assert key not in "".join(seen)
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_key_in_the_query_is_shown_nowhere(w: World) -> None:
+    key = "sk-in-a-query"
+    target = await w.target("a")
+    agent = await w.agent("--access-log")
+    access = {"keys": [{"name": "page", "sha256": hashlib.sha256(key.encode()).hexdigest()}]}
+    for allowed in (False, True):
+        await agent.push(target.json, revision=f"r{allowed}", access={**access, "keys_in_query": allowed})
+        status, _ = await agent.text(f"/v1/x?a=1&api_key={key}")
+        assert status == (200 if allowed else 401)
+    assert [seen.path for seen in target.seen] == ["/v1/x?a=1"]
+    shown = json.dumps(await agent.request("GET", "/-/explain?limit=20"))
+    assert "/v1/x" in shown
+    assert key not in shown + agent.log.read_text() + await agent.request("GET", "/-/metrics")
 
 
 async def test_websockets_pass_both_ways_with_their_protocol(w: World) -> None:

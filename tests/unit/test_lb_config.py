@@ -66,6 +66,7 @@ def test_an_agent_is_told_what_the_file_says() -> None:
             circuit_breaker: {failure_threshold: 3, error_threshold: 6, timeout_seconds: 2, max_timeout_seconds: 9}
             continuation: off
             allow_policy_override: true
+            api_key_in_query: true
             trusted_proxies: [10.0.0.0/8, "::1"]
             session: {cookie: auto, fields: [metadata.session_id]}
             keepalive_seconds: 9
@@ -89,7 +90,7 @@ def test_an_agent_is_told_what_the_file_says() -> None:
         3, 6, 2.0, 9.0,
     ]  # fmt: skip
     assert told["continuation"]["mode"] == "off"
-    assert told["access"] == {"keys": [], "overrides": True}
+    assert told["access"] == {"keys": [], "overrides": True, "keys_in_query": True}
     assert told["trusted_proxies"] == ["10.0.0.0/8", "::1"]
     assert told["session"] == {"cookie": "auto", "fields": ["metadata.session_id"]}
     assert told["limits"]["stream_keepalive_s"] == 9.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -260,6 +262,54 @@ def test_an_idle_connection_is_closed() -> None:
     assert not wire.closed
     door.plane.loop.sleep(2)
     assert wire.closed
+
+
+# --- keys
+
+
+@pytest.mark.parametrize(
+    ("target", "lines", "sent"),
+    [
+        ("/x", ["Authorization: Bearer KEY"], "/x"),
+        ("/x", ["Authorization: Basic BASIC"], "/x"),
+        ("/x?api_key=KEY&a=1", [], "/x?a=1"),
+        ("/x?a=1&api%5Fkey=KEY", [], "/x?a=1"),
+        ("/x?api_key=KEY&a=1", ["Authorization: Bearer KEY"], "/x?a=1"),
+        ("/x", ["Sec-WebSocket-Protocol: a, openai-insecure-api-key.KEY"], "/x"),
+    ],
+)
+def test_a_known_key_reaches_no_target_wherever_it_stands(target: str, lines: list[str], sent: str) -> None:
+    door = Door("a", access=replace(keys(), keys_in_query=True))
+    basic = base64.b64encode(f"anyone:{KEY}".encode()).decode()
+    head = (
+        "\r\n".join([f"GET {target} HTTP/1.1", "Host: x", *lines]).replace("BASIC", basic).replace("KEY", KEY)
+    )
+    door.send(f"{head}\r\n\r\n".encode())
+    got = cast(Wire, door.plane.stock.last("a").transport).sent
+    assert got.startswith(f"GET {sent} HTTP/1.1\r\n".encode())
+    assert KEY.encode() not in got
+    assert basic.encode() not in got
+    assert (b"Sec-WebSocket-Protocol: a\r\n" in got) == ("Sec-WebSocket" in head)
+
+
+def test_a_key_in_the_query_counts_only_where_that_is_turned_on() -> None:
+    request = f"GET /x?api_key={KEY} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    assert Door("a", access=keys()).status(request) == 401
+    assert (
+        Door("a", access=replace(keys(), keys_in_query=True)).status(request) == 0
+    )  # it waits for its target
+    assert (
+        Door("a", access=replace(keys(), keys_in_query=True)).status(request.replace(b"=sk", b"=no")) == 401
+    )
+
+
+def test_without_keys_all_that_may_be_one_passes() -> None:
+    door = Door("a", access=Access(keys_in_query=True))
+    lines = b"Sec-WebSocket-Protocol: a, openai-insecure-api-key.k\r\n"
+    door.send(b"GET /x?api_key=k HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n")
+    got = cast(Wire, door.plane.stock.last("a").transport).sent
+    assert got.startswith(b"GET /x?api_key=k HTTP/1.1\r\n")
+    assert lines in got
 
 
 # --- closing

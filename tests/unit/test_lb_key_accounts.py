@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from dataclasses import dataclass
 
@@ -46,10 +47,19 @@ def account(keys: ApiKeyStore, now: float = 0.0) -> Usage:
 # --- headers
 
 
+def basic(user_and_password: bytes) -> bytes:
+    return b"Basic " + base64.b64encode(user_and_password)
+
+
 CARRIERS = {
     "Authorization": ([(b"authorization", b"Bearer sk-alice")], (b"authorization",)),
     "x-api-key": ([(b"x-api-key", b"sk-alice")], (b"x-api-key",)),
     "api-key": ([(b"api-key", b" sk-alice ")], (b"api-key",)),
+    "password of Basic": ([(b"authorization", basic(b"anyone:sk-alice"))], (b"authorization",)),
+    "user of Basic": ([(b"authorization", basic(b"sk-alice:"))], (b"authorization",)),
+    "user of Basic alone": ([(b"authorization", basic(b"sk-alice"))], (b"authorization",)),
+    "a subprotocol": ([(b"sec-websocket-protocol", b"sk-alice")], (b"sec-websocket-protocol",)),
+    "the query": ([(b"?api_key", b"sk-alice")], (b"?api_key",)),
     "the same key in two": (
         [(b"authorization", b"Bearer sk-alice"), (b"x-api-key", b"sk-alice")],
         (b"authorization", b"x-api-key"),
@@ -71,8 +81,24 @@ def test_headers_that_carry_a_known_key_end_here(case: str) -> None:
 
 @pytest.mark.parametrize(
     ("credentials", "given"),
-    [([], False), ([(b"x-api-key", b"sk-mallory")], True), ([(b"x-api-key", b"Bearer sk-alice")], True)],
-    ids=["no header", "unknown key", "scheme where none belongs"],
+    [
+        ([], False),
+        ([(b"x-api-key", b"sk-mallory")], True),
+        ([(b"x-api-key", b"Bearer sk-alice")], True),
+        ([(b"authorization", basic(b"sk-alice:other"))], True),
+        ([(b"authorization", b"Basic sk-alice")], True),
+        ([(b"authorization", b"Basic \xff")], True),
+        ([(b"authorization", b"Digest sk-alice")], True),
+    ],
+    ids=[
+        "no header",
+        "unknown key",
+        "scheme where none belongs",
+        "user name beside a password",
+        "Basic that is no base64",
+        "Basic that is no text",
+        "another scheme",
+    ],
 )
 def test_without_a_known_key_it_is_401(credentials: list[tuple[bytes, bytes]], given: bool) -> None:
     assert store().admit_head(credentials, 0.0) == Unauthorized(given)

@@ -505,6 +505,20 @@ def test_headers_that_may_carry_a_key_are_told_apart_and_passed_on() -> None:
     assert (values(rest, b"x-api-key"), values(rest, b"api-key")) == ([], [b"k3"])
 
 
+def test_a_key_among_subprotocols_is_found_and_the_others_pass() -> None:
+    offered = b"Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.k1, openai-beta.realtime-v1"
+    request = read_request(head(offered, b"Sec-WebSocket-Protocol: other"), 128)
+    assert request.credentials == ((b"sec-websocket-protocol", b"k1"),)
+    assert offered in passed_on(request)
+    rest = passed_on(request.without_key(b"sec-websocket-protocol"))
+    assert (
+        b"Sec-WebSocket-Protocol: realtime, openai-beta.realtime-v1\r\nSec-WebSocket-Protocol: other\r\n"
+        in rest
+    )
+    assert b"k1" not in rest
+    assert b"k1" in passed_on(request), "heads are shared"
+
+
 def test_a_key_spelled_with_an_underscore_reaches_no_target() -> None:
     request = read_request(head(b"x_api_key: k1"), 128)
     assert request.credentials == ()

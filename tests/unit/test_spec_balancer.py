@@ -154,6 +154,10 @@ SAID = {
         "api_keys_file: /etc/skyserve/keys.json",
         LoadBalancerSpec(access=Access(keys_file="/etc/skyserve/keys.json")),
     ),
+    "keys in the query": (
+        "api_key_in_query: yes",
+        LoadBalancerSpec(access=Access(keys_in_query=True)),
+    ),
     "pages of one origin": (
         "cors: {origins: ['https://chat.example.com'], max_age_seconds: 5}",
         LoadBalancerSpec(cors=Cors(("https://chat.example.com",), max_age_s=5)),
