@@ -312,7 +312,7 @@ class Access:
     """Who may call.
 
     Without keys everybody may, and all are one tenant. `overrides`: whether a request may name its routing policy
-    (`X-SkyServe-Policy`); each policy that is named stays in use and is informed of every request, which costs all clients CPU.
+    (`X-SkyServe-Policy`); each policy that is named stays in use for a while and is informed of every request, which costs CPU.
     `strict_json`: whether the body of a request to a model must be JSON as everybody reads it; what some parsers take and others do
     not is refused. `keys_file` has further keys, where the agent runs (see `lb.config.keys_file`); with one, a key is needed even
     while none is known. `keys_in_query`: whether a key is read from `?api_key=` as well.

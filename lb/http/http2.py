@@ -1,4 +1,4 @@
-"""The response to a client that speaks HTTP/2 without asking first: it is refused in HTTP/2, and told to use HTTP/1.1. Pure.
+"""The response to a client that speaks HTTP/2 without asking first: it is refused in HTTP/2, with a text that names HTTP/1.1. Pure.
 
 A client with prior knowledge, and every client of gRPC without TLS, begins with `PREFACE`. A response of HTTP/1.1 would be
 noise to it. Closing the connection by GOAWAY alone would make clients of gRPC connect again at once and for ever, as their

@@ -2,7 +2,7 @@
 
 Pages cannot set headers of a WebSocket, so OpenAI's clients for browsers offer the key as a subprotocol:
 `Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.KEY, openai-beta.realtime-v1`. Targets get the other ones. They choose
-among what they get, so the client is never told of one that it did not offer.
+among what they get, so a client never gets one that it did not offer.
 
 A query (`?api_key=KEY`) ends up in logs and histories; keys in it are read only where that is turned on.
 """
