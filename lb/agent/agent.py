@@ -35,6 +35,7 @@ from lb.engines.http_get import HttpGetter
 from lb.engines.kinds import EngineKind, common_kind
 from lb.engines.load_poller import LoadPoller
 from lb.engines.model_poller import CHECK_EVERY_S, ModelPoller
+from lb.http.tls_acceptor import MAX_HANDSHAKES
 from lb.http.upstream import Pools, trusting_only
 from lb.observe.access_log import RequestRecord, both
 from lb.observe.explain import Explanation, Explanations
@@ -79,7 +80,7 @@ class AgentOptions:
     targets_tls: ssl.SSLContext | None = None
     fast_path: bool = True
     max_clients: int | None = None  # None: no limit
-    max_handshakes: int = 256  # at a time on each port with TLS
+    max_handshakes: int = MAX_HANDSHAKES  # at a time on each port with TLS
     traffic_file: Path | None = None
     usage_file: Path | None = None  # None: in memory
     limits: LimitStore | None = None

@@ -6,10 +6,11 @@ import logging
 import resource
 from typing import NamedTuple
 
+from lb.http.tls_acceptor import MAX_HANDSHAKES
+
 _RESERVE = 40  # listening sockets, the admin port, probes, logs, the event loop
 _PER_CLIENT = 2  # its own, and that of a target
 _UNLIMITED = 1 << 20
-_MAX_HANDSHAKES = 256  # for each port with TLS: a second of CPU, or two
 
 _log = logging.getLogger("lb.descriptors")
 
@@ -45,5 +46,5 @@ def shares(limit: int, tls_ports: int) -> Shares:
     fault. A connection needs one descriptor until its handshake is complete, and is a client's from then on.
     """
     spare = limit - _RESERVE
-    handshakes = max(1, min(_MAX_HANDSHAKES, spare // 4))
+    handshakes = max(1, min(MAX_HANDSHAKES, spare // 4))
     return Shares(max(1, (spare - tls_ports * handshakes) // _PER_CLIENT), handshakes)

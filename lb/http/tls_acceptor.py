@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 HANDSHAKE_S = 5.0
+MAX_HANDSHAKES = 256  # at a time on one port: a second of CPU, or less
 SILENT_S = 0.2
 FAIR_S = 1.0
 _BACKLOG = 4096

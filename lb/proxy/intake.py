@@ -12,7 +12,7 @@ from lb.core.retry import Tries, is_repeatable
 from lb.http.api_paths import for_model
 from lb.http.cors import CorsRules
 from lb.http.messages import Reader, RequestHead
-from lb.http.tls_acceptor import NO_DESCRIPTOR, TOO_MANY
+from lb.http.tls_acceptor import MAX_HANDSHAKES, NO_DESCRIPTOR, TOO_MANY
 from lb.proxy import model_list
 from lb.proxy.account import Account
 from lb.proxy.dispatch import TROUBLE_EVERY_S, Dispatch
@@ -37,7 +37,7 @@ class Intake:
         id_prefix: str,
         begin_span: Callable[[str], str] | None = None,
         max_clients: int | None = None,
-        max_handshakes: int = 256,
+        max_handshakes: int = MAX_HANDSHAKES,
     ) -> None:
         """`begin_span` returns the trace header of a new span; `max_clients` None is no limit.
 

@@ -18,7 +18,7 @@ from typing import cast
 from lb.config.regions import PeerAgent
 from lb.core.beats import Beat, BeatError, UsedReport, decode, frames
 from lb.core.log_limit import LogLimit
-from lb.http.tls_acceptor import TlsAcceptor
+from lb.http.tls_acceptor import MAX_HANDSHAKES, TlsAcceptor
 from lb.http.upstream import keep_alive
 from lb.regions.identity import BEATS, names_of
 
@@ -37,7 +37,7 @@ class PeerPort:
         on_beat: Callable[[PeerAgent, Beat], None],
         requests: Callable[[PeerAgent], asyncio.Protocol],
         on_used: Callable[[PeerAgent, UsedReport], None] = lambda peer, report: None,
-        max_handshakes: int = 64,
+        max_handshakes: int = MAX_HANDSHAKES,
     ) -> None:
         self._on_used = on_used
         self._loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 from tests.integration.lb_harness import until
 
@@ -11,10 +12,11 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 class Callers:
     """Clients that send one request after the other to an address, until it refuses them; `keep`: on one connection
-    as long as it lasts."""
+    as long as it lasts; with `trust`: by TLS."""
 
-    def __init__(self, port: int, *, keep: bool = False) -> None:
+    def __init__(self, port: int, *, keep: bool = False, trust: ssl.SSLContext | None = None) -> None:
         self.port = port
+        self._trust = trust
         self.statuses: list[int] = []
         self.moved = False  # the agent has reported the move
         self.refused_early = 0
@@ -26,7 +28,7 @@ class Callers:
         while not self._stop.is_set():
             before = self.moved
             try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=self._trust)
             except ConnectionRefusedError:
                 self.refused_early += not before
                 return

@@ -253,7 +253,6 @@ FORGED = {
     "a bare carriage return": b"GET / HTTP/1.1\r\nHost: x\r\nX: y\rContent-Length: 5\r\n\r\n" + HIDDEN,
     "NUL": b"GET / HTTP/1.1\r\nHost: x\r\nX: \x00\r\n\r\n",
     "no host": b"GET / HTTP/1.1\r\n\r\n",
-    "the preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a handshake of TLS": bytes.fromhex("16030102000100"),
     "CONNECT": b"CONNECT target:80 HTTP/1.1\r\nHost: x\r\n\r\n",
     "CONNECT with a path": b"CONNECT / HTTP/1.1\r\nHost: x\r\n\r\n",
