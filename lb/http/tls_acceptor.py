@@ -5,11 +5,13 @@ spoken, CPU. A port therefore has places for handshakes, which are no places of 
 accepted, and gives it back when its handshake is over, after `HANDSHAKE_S` at the latest.
 
 When another connection arrives while all places are taken, one of them is freed. A connection may keep its place for
-`SILENT_S` while its client has sent nothing, and for `FAIR_S` once it has; the one whose time has been over for longest is
-closed. If there is none, the new connection waits, and those after it wait in the kernel's queue.
+some time while its client has sent nothing, and for five times as long once it has (`times_s`); the one whose time has been over
+for longest is closed. If there is none, the new connection waits, and those after it wait in the kernel's queue.
 
-So many honest clients that connect at once wait for each other and are all served: a client that wants TLS sends its first bytes
-as soon as it is connected. Connections that only take places are closed as others need them.
+So many honest clients that connect at once wait for each other and are served: a client that wants TLS sends its first bytes
+as soon as it is connected, and the time of those that have is enough for as many handshakes as there are places. Connections
+that only take places are closed as others need them. The fewer places there are, the sooner they are: else a few connections a second would
+take all of them.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 HANDSHAKE_S = 5.0
-MAX_HANDSHAKES = 256  # at a time on one port: a second of CPU, or less
-SILENT_S = 0.2
-FAIR_S = 1.0
+MAX_HANDSHAKES = 1024  # at a time on one port
+_SHORTEST_S = 1.0
+_HANDSHAKE_CPU_S = 0.005  # of one core, and more than enough
 _BACKLOG = 4096
 _AGAIN_S = 0.1  # after the system has refused a descriptor, or while there is no place at all
 _TCP_INFO_BYTES = 136
@@ -50,7 +52,13 @@ class Waiting(Protocol):
 _W = TypeVar("_W", bound=Waiting)
 
 
-def next_to_close(waiting: Iterable[_W]) -> tuple[_W, float] | None:
+def times_s(places: int) -> tuple[float, float]:
+    """Return for how long a connection may keep one of so many places while its client is silent, and once it has spoken."""
+    speaking_s = min(HANDSHAKE_S, max(_SHORTEST_S, _HANDSHAKE_CPU_S * places))
+    return speaking_s / 5, speaking_s
+
+
+def next_to_close(waiting: Iterable[_W], silent_s: float, speaking_s: float) -> tuple[_W, float] | None:
     """Return the connection that is closed next, should its place be needed, and from when on it may be; None without connections.
 
     `waiting` are all of them, the oldest first.
@@ -58,12 +66,12 @@ def next_to_close(waiting: Iterable[_W]) -> tuple[_W, float] | None:
     speaking: _W | None = None  # the oldest
     for one in waiting:
         if not one.has_spoken():  # and those after it have more time
-            if speaking is not None and speaking.since + FAIR_S <= one.since + SILENT_S:
+            if speaking is not None and speaking.since + speaking_s <= one.since + silent_s:
                 break
-            return one, one.since + SILENT_S
+            return one, one.since + silent_s
         if speaking is None:
             speaking = one
-    return None if speaking is None else (speaking, speaking.since + FAIR_S)
+    return None if speaking is None else (speaking, speaking.since + speaking_s)
 
 
 class TlsAcceptor:
@@ -99,9 +107,9 @@ class TlsAcceptor:
             await self._take(arrived)
 
     async def completed(self) -> None:
-        """Wait for the handshakes under way, at most `FAIR_S`."""
+        """Wait for the handshakes under way, for a second at most."""
         if self._handshakes:
-            await asyncio.wait(self._handshakes, timeout=FAIR_S)
+            await asyncio.wait(self._handshakes, timeout=_SHORTEST_S)
 
     async def close(self) -> None:
         """Break off the handshakes under way."""
@@ -139,8 +147,8 @@ class TlsAcceptor:
 
     async def _take(self, arrived: socket.socket) -> None:
         """Begin the handshake of a connection as soon as there is a place for it."""
-        while len(self._handshakes) >= self._places():
-            found = next_to_close(self._handshakes.values())
+        while len(self._handshakes) >= (places := self._places()):
+            found = next_to_close(self._handshakes.values(), *times_s(places))
             if found is None:
                 await asyncio.sleep(_AGAIN_S)
                 continue
@@ -148,7 +156,7 @@ class TlsAcceptor:
             wait_s = due_at - self._loop.time()
             if wait_s > 0:
                 await asyncio.wait(
-                    self._handshakes, timeout=min(wait_s, SILENT_S), return_when=asyncio.FIRST_COMPLETED
+                    self._handshakes, timeout=min(wait_s, _AGAIN_S), return_when=asyncio.FIRST_COMPLETED
                 )
                 continue
             oldest.task.cancel()

@@ -45,7 +45,7 @@ def test_a_local_failure_blames_no_target() -> None:
         (96, 2, Shares(14, 14)),
         (1024, 0, Shares(492, 246)),
         (1024, 1, Shares(369, 246)),
-        (1 << 20, 2, Shares(((1 << 20) - 40 - 512) // 2, 256)),
+        (1 << 20, 2, Shares(((1 << 20) - 40 - 2048) // 2, 1024)),
         (10, 2, Shares(1, 1)),
     ],
 )
