@@ -66,15 +66,17 @@ def _prompt_size(json: Mapping[str, Any]) -> tuple[int, int]:
         one = left.pop()
         kind = type(one)
         if kind is str:
-            text_bytes += len(one) if one.isascii() else len(one.encode("utf-8", "surrogatepass"))
+            text_bytes += _bytes_of(one)
         elif kind is list:
             if one and type(one[0]) is int:
                 tokens += len(one)
             else:
                 left += one
         elif kind is dict:
-            part = one.get("type")
-            if part in _IMAGE_TYPES:
+            part, role, content = one.get("type"), one.get("role"), one.get("content")
+            if len(one) == 2 and type(role) is str and type(content) is str:  # as nearly all messages
+                text_bytes += MESSAGE_BYTES + _bytes_of(role) + _bytes_of(content)
+            elif part in _IMAGE_TYPES:
                 tokens += _image_tokens(_media(one)[0])
             elif part in _AUDIO_TYPES:
                 tokens += round(_seconds_of(*_media(one)) * AUDIO_TOKENS_PER_S)
@@ -84,6 +86,10 @@ def _prompt_size(json: Mapping[str, Any]) -> tuple[int, int]:
         elif one is not None:
             text_bytes += 4
     return text_bytes, tokens
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def _media(part: Mapping[str, Any]) -> tuple[bytes, int]:

@@ -49,6 +49,11 @@ SAID = MESSAGE_BYTES + len("user")
         ({"system": [{"type": "text", "text": "abc"}]}, MESSAGE_BYTES + 7, 0),
         ({}, 0, 0),
         (user(None), SAID, 0),
+        (
+            {"messages": [{"role": "user", "content": "é", "name": "n"}, {"role": "é", "content": "x"}]},
+            2 * MESSAGE_BYTES + 10,
+            0,
+        ),
     ],
 )
 def test_text_counts_by_its_bytes_and_ids_by_their_number(
