@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lb.config.options import Continue
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
 from lb.http.body_framing import (
@@ -227,7 +228,7 @@ class ResumableRelay(ForwardedRelay):
         if merger is None and dialect.is_over(self._last + self._gate.rest()):
             return dialect.end_mark  # it lacked only its empty line
         progress = self._progress()
-        missing = self._resume_state.closing(progress)
+        missing = self._closing(progress)
         if missing is not None:
             return missing
         if not (progress.strange or progress.lost or (merger is None and dialect.has_finished(self._last))):
@@ -280,7 +281,7 @@ class ResumableRelay(ForwardedRelay):
         progress = self._progress()
         if self._merger is not None and self._is_refused(self._merger):
             return False
-        rest = resume_state.closing(progress)
+        rest = self._closing(progress)
         if rest is not None:
             self._send(rest)
             self._finish()
@@ -294,6 +295,16 @@ class ResumableRelay(ForwardedRelay):
             return False
         self._merger = None
         return True
+
+    def _closing(self, progress: StreamProgress) -> bytes | None:
+        """Return the end of a stream whose response is complete; None if it is not. Reports what is lost by that."""
+        resume_state = self._resume_state
+        rest = resume_state.closing(progress)
+        if rest is not None and resume_state.loses_usage(progress):
+            if resume_state.options.mode is Continue.EXACT:
+                return None
+            self._request.resumed_inexactly(Reason.USAGE)
+        return rest
 
     def next_leg(self, decoder: BodyDecoder) -> None:
         """The response of another target has started where the last one stopped."""

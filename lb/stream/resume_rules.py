@@ -21,6 +21,7 @@ class Reason(str, Enum):
     TOO_OFTEN = "broken_too_often"  # without a token in between
     # What an inexact continuation differs by: the distribution is the same, the tokens need not be.
     SEED = "seed"  # a seeded generator starts again
+    USAGE = "usage"  # the response is whole, and the count of its tokens is lost
     RETOKENIZED = "retokenized"  # the engine reads the text back, not surely into the tokens that made it
     # By the request.
     NOT_A_STREAM = "not_a_stream"

@@ -13,7 +13,7 @@ from lb.stream.first_request import Preparation, Strip, with_fields
 from lb.stream.openai_request import ParsedRequest, read
 from lb.stream.resume_request import ResumeRequest
 from lb.stream.resume_rules import NotResumable
-from lb.stream.stream_merge import stripper
+from lb.stream.stream_merge import loses_usage, stripper
 from lb.stream.transcript import StreamProgress
 
 
@@ -109,6 +109,10 @@ class ResumeState:
     def closing(self, progress: StreamProgress) -> bytes | None:
         """Return the missing part of a stream whose response was complete; None if the response was not."""
         return self.dialect.closing(self._request(), progress, self.kind)
+
+    def loses_usage(self, progress: StreamProgress) -> bool:
+        """Return whether the client does not get the usage that it has asked for when the stream is closed."""
+        return loses_usage(self._request(), progress)
 
     def merger(self) -> Merger:
         assert self.progress is not None  # noqa: S101 (for the type checker)

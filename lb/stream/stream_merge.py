@@ -454,11 +454,20 @@ def closing(path: bytes, request: Mapping[str, Any], sofar: StreamProgress, kind
         content: dict[str, Any] = {"delta": {}} if path == CHAT else {"text": ""}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": "length"}
         events.append(event({**_envelope(path, sofar), "choices": [choice]}))
-    options = request.get("stream_options")
-    wants_usage = isinstance(options, Mapping) and options.get("include_usage") is True
-    if wants_usage and not sofar.usage_reported and (usage := _final_usage(sofar)) is not None:
+    if _owes_usage(request, sofar) and (usage := _final_usage(sofar)) is not None:
         events.append(event({**_envelope(path, sofar), "choices": [], "usage": usage}))
     return b"".join([*events, DONE])
+
+
+def loses_usage(request: Mapping[str, Any], sofar: StreamProgress) -> bool:
+    """Return whether `closing` leaves out a usage that the client has asked for, because no engine has reported it."""
+    return _owes_usage(request, sofar) and _final_usage(sofar) is None
+
+
+def _owes_usage(request: Mapping[str, Any], sofar: StreamProgress) -> bool:
+    options = request.get("stream_options")
+    wanted = isinstance(options, Mapping) and options.get("include_usage") is True
+    return wanted and not sofar.usage_reported and not sofar.done
 
 
 def _final_usage(sofar: StreamProgress) -> Mapping[str, Any] | None:

@@ -411,7 +411,7 @@ async def test_what_keys_have_used_is_read_from_an_agent_and_once_more_when_it_h
 
     await world.eventually(counted)
     before = found[-1]
-    assert await world.get(port) == 200  # reported to nobody: the next poll is 5 s away
+    assert await world.get(port) == 200  # not reported yet: the next poll is 5 s away
     fleet.ensure({})
     await world.eventually(lambda: not world.agents())
     await world.eventually(lambda: counted() and found[-1] > before)

@@ -1,4 +1,4 @@
-"""The official clients wait as a 429 of ours tells them to, and do not try again where that is in vain."""
+"""The official clients wait for as long as a 429 of ours requires, and do not try again where that is in vain."""
 
 from __future__ import annotations
 

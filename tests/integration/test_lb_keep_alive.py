@@ -113,13 +113,17 @@ def test_but_not_within_an_event(path: str) -> None:
     run(story())
 
 
-def test_nor_in_a_body_whose_length_the_client_knows() -> None:
+def test_a_stream_of_known_length_is_passed_on_in_chunks_as_it_may_get_longer() -> None:
     async def story() -> None:
         bench = Slow()
         client = bench.post()
         await bench.say(SSE + b"Content-Length: %d\r\n\r\n" % (2**21 + len(EVENT + LAST)), EVENT)
         await bench.say(b":" * (2**21 - 1) + b"\n" + LAST, after_s=25.0)
-        assert KEEP_ALIVE not in got(client).body
+        response = got(client)
+        assert response.values(b"content-length") == []
+        assert response.values(b"transfer-encoding") == [b"chunked"]
+        assert response.body.count(KEEP_ALIVE) == 2
+        assert response.body.endswith(LAST)
         bench.check()
 
     run(story())

@@ -85,7 +85,7 @@ class Uploads:
     ],
 )
 def test_who_makes_room(before: str, weights: dict[str, float], asks: str, refused: str | None) -> None:
-    """`a1:60` is an upload of which 60 bytes are here, `a:60` a request that has begun, `A:60` one that can be refused."""
+    """`a1:60` is an upload of which 60 bytes are here, `a:60` a request that has started, `A:60` one that can be refused."""
     uploads = Uploads(weights)
     for step in before.split():
         assert take(uploads, step)

@@ -1,4 +1,4 @@
-"""What a client is told of its limits."""
+"""Header lines and errors by which a client knows its limits."""
 
 from __future__ import annotations
 

@@ -158,10 +158,6 @@ SAID = {
         "api_key_in_query: yes",
         LoadBalancerSpec(access=Access(keys_in_query=True)),
     ),
-    "a file of keys": (
-        "api_keys_file: /etc/skyserve/keys.json",
-        LoadBalancerSpec(access=Access(keys_file="/etc/skyserve/keys.json")),
-    ),
     "pages of one origin": (
         "cors: {origins: ['https://chat.example.com'], max_age_seconds: 5}",
         LoadBalancerSpec(cors=Cors(("https://chat.example.com",), max_age_s=5)),
