@@ -1,4 +1,4 @@
-"""The file of usage: nothing that was stored is lost or counted twice, the agent that writes it and whatever becomes of the process."""
+"""The file of usage: nothing that was stored is lost or counted twice, with several processes that write it and any end of one."""
 
 from __future__ import annotations
 
