@@ -243,4 +243,4 @@ async def test_an_agent_serves_the_keys_of_its_file(w: World, tmp_path: Path) ->
     assert 'skyserve_lb_keys_file_broken{region="",service="default"} 1.0' in metrics
     assert 'skyserve_lb_keys_file_keys{region="",service="default"} 1.0' in metrics
     table = await agent.request("GET", "/-/targets")
-    assert table["access"] == {"keys": [], "overrides": True, "keys_file": str(path)}
+    assert table["access"] == {"keys": [], "overrides": False, "keys_file": str(path)}
