@@ -22,11 +22,11 @@ from lb.http.api_paths import Work, for_model, names_a_model, work_of
 from lb.http.cors import CorsRules
 from lb.http.key_carriers import QUERY, keys_in_query
 from lb.http.messages import RequestHead
+from lb.http.rate_limits import lines_of
 from lb.observe.explain import Explanations
 from lb.observe.metrics import Metrics
 from lb.proxy.ending import Arrival
 from lb.proxy.ports import Downstream
-from lb.proxy.rate_limits import lines_of
 from lb.proxy.rejections import Rejection
 from lb.stream import openai_request, resources
 from lb.stream.dialects import DIALECTS

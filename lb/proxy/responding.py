@@ -17,6 +17,7 @@ from lb.engines.kinds import EngineKind, kind_named
 from lb.http import error_responses
 from lb.http.body_framing import LAST_CHUNK, BodyDecoder, chunk
 from lb.http.messages import ResponseHead, response_bytes
+from lb.http.rate_limits import lines_of
 from lb.http.upstream import TargetConnection
 from lb.http.write_batch import JOIN_BELOW_BYTES
 from lb.observe.explain import Explanation
@@ -24,7 +25,6 @@ from lb.proxy.account import Account
 from lb.proxy.dispatch import Dispatch
 from lb.proxy.ending import Arrival, Ending, Outcome
 from lb.proxy.ports import Downstream, Relay
-from lb.proxy.rate_limits import lines_of
 from lb.proxy.relay import PlainRelay
 from lb.proxy.resumable_relay import BY_ENGINE, ResumableRelay, is_resumable
 from lb.proxy.states import RequestEvent, State

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from tests.integration.lb_harness import Seen, World, self_signed, until, world
 
 TOKENS = 10_000
-STREAMS = 2
+STREAMS = int(os.environ.get("SKYSERVE_LONG_STREAMS", "2"))
 EVENTS_PER_WRITE = 10
 CHAT = "/v1/chat/completions"
 METRICS = b'vllm:num_requests_running{model_name="m"} 0\nvllm:num_requests_waiting{model_name="m"} 0\n'

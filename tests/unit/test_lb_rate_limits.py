@@ -8,7 +8,7 @@ import pytest
 
 from lb.core.tenant import Allowance, Limited
 from lb.http.error_responses import raw_error
-from lb.proxy.rate_limits import duration, lines_of
+from lb.http.rate_limits import duration, lines_of
 
 
 @pytest.mark.parametrize(
