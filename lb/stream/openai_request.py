@@ -25,7 +25,6 @@ _DENSE_ABOVE_BYTES = 256 * 1024
 _DENSE_FACTOR = 3
 _MOST_STRUCTURE_BYTES = 2 * 1024 * 1024  # of objects and lists, in about 30 ms of parsing
 _WRITTEN_AT_ONCE = 512  # messages or tools
-_SLICE_BYTES = 16 * 1024
 _MEDIA_BYTES = 2048  # 512 tokens
 _DATA_DEPTH = (
     1  # in which objects the base64 of a part is looked for: {"type": "image_url", "image_url": {"url": ...}}
@@ -165,36 +164,23 @@ def whole(value: Any) -> int:
 
 
 def is_ambiguous(json: Mapping[str, Any], body: bytes) -> bool:
-    """Return whether a field that counts is there twice: which of them holds is up to the parser."""
+    """Return whether a field that counts is there twice: which of them holds is up to the parser.
+
+    Long bodies are not searched, which would stop the loop: nearly all parsers take the last one, as ours does, or refuse both.
+    """
+    if len(body) > _DENSE_ABOVE_BYTES:
+        return False
     counted = [name for name in _COUNTED if name in json]
     counted += [
         inner for name in _NESTED if type(json.get(name)) is dict for inner in _LIMITS if inner in json[name]
     ]
-    text = _quoted(body)
-    if all(text.count(b'"%b"' % name.encode()) < 2 for name in counted):
+    if all(body.count(b'"%b"' % name.encode()) < 2 for name in counted):
         return False
     try:
         JSONDecoder(object_pairs_hook=_once).decode(body.decode())
     except (ValueError, RecursionError):
         return True
     return False
-
-
-def _quoted(body: bytes) -> bytes:
-    """Return those slices of a long body that have quotes: names are nowhere else, and images and texts are mostly without."""
-    if len(body) <= _DENSE_ABOVE_BYTES:
-        return body
-    slices: list[bytes] = []
-    goes_on = False
-    for at in range(0, len(body), _SLICE_BYTES):
-        if body.find(b'"', at, at + _SLICE_BYTES) < 0:
-            goes_on = False
-            continue
-        if slices and not goes_on:
-            slices.append(b"\n")  # in place of what is left out: no name is put together of two halves
-        slices.append(body[at : at + _SLICE_BYTES])
-        goes_on = True
-    return b"".join(slices)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> None:
