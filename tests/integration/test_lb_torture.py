@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lb.config.options import Limits
+from lb.config.options import Access, Limits
 from lb.config.schema import Table, Target
 from lb.core.retry import MAX_ATTEMPTS_ON_A_REST
 from lb.engines.kinds import EngineKind
@@ -906,6 +906,15 @@ JSONS = {
     "NUL": b'{"prompt":"\\u0000","user":"\\u0000"}',
     "nothing": b"",
 }
+UNREADABLE = {
+    "deeper than can be read",
+    "an array",
+    "a number",
+    "no JSON",
+    "odd numbers",
+    "half a surrogate",
+    "no UTF-8",
+}
 
 
 @pytest.mark.parametrize("body", JSONS.values(), ids=JSONS.keys())
@@ -913,16 +922,38 @@ JSONS = {
 @pytest.mark.parametrize("policy", ["round_robin", "cache_aware"])
 def test_whatever_a_model_is_asked_the_target_is_asked(body: bytes, path: bytes, policy: str) -> None:
     async def story() -> None:
-        table = Table("service", "r1", (Target("t", "http://192.0.2.9:1"),), policy=policy)
-        bench = Bench(lambda seen: [plainly(b"{}")], table=table)
-        client = bench.client()
-        client.send(post(body, path=path))
-        await settle()
-        assert [one.status for one in client.answers(b"POST")] == [200]
+        bench = asked(policy, strict_json=False)
+        assert await status_of(bench, post(body, path=path)) == 200
         assert [seen.body for seen in bench.seen] == [body]
         bench.check()
 
     run(story())
+
+
+@pytest.mark.parametrize("body", JSONS.values(), ids=JSONS.keys())
+def test_what_parsers_read_differently_is_refused(body: bytes) -> None:
+    async def story() -> None:
+        bench = asked("cache_aware")
+        refused = body in [JSONS[name] for name in UNREADABLE]
+        assert await status_of(bench, post(body, path=b"/v1/completions")) == (400 if refused else 200)
+        assert len(bench.seen) == (not refused)
+        bench.check()
+
+    run(story())
+
+
+def asked(policy: str, *, strict_json: bool = True) -> Bench:
+    targets = (Target("t", "http://192.0.2.9:1"),)
+    table = Table("service", "r1", targets, policy=policy, access=Access(strict_json=strict_json))
+    return Bench(lambda seen: [plainly(b"{}")], table=table)
+
+
+async def status_of(bench: Bench, request: bytes) -> int:
+    client = bench.client()
+    client.send(request)
+    await settle()
+    (response,) = client.answers(b"POST")
+    return response.status
 
 
 # --- made by hypothesis
