@@ -99,8 +99,7 @@ def _filled(pod: Json, volume: Json, store: Store, folder: Path, address: str) -
     path.mkdir(parents=True, exist_ok=True)
     space = pod["metadata"]["namespace"]
     if "secret" in volume:
-        data = store.get("secrets", space, volume["secret"]["secretName"]).get("data") or {}
-        for key, value in data.items():
+        for key, value in _secret(volume["secret"], space, store).items():
             (path / key).write_bytes(base64.b64decode(value))
     elif "configMap" in volume:
         texts = store.get("configmaps", space, volume["configMap"]["name"])["data"]
@@ -109,10 +108,21 @@ def _filled(pod: Json, volume: Json, store: Store, folder: Path, address: str) -
     return path
 
 
+def _secret(source: Json, space: str, store: Store) -> Json:
+    """Return the data of a Secret; an optional one that is not there is an empty folder."""
+    try:
+        data: Json = store.get("secrets", space, source["secretName"]).get("data") or {}
+    except Refused:
+        if not source.get("optional"):
+            raise
+        return {}
+    return data
+
+
 def _needed(pod: Json) -> list[tuple[str, str]]:
     found = []
     for volume in pod["spec"].get("volumes") or ():
-        if "secret" in volume:
+        if "secret" in volume and not volume["secret"].get("optional"):
             found.append(("secrets", volume["secret"]["secretName"]))
         if "configMap" in volume:
             found.append(("configmaps", volume["configMap"]["name"]))
