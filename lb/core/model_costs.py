@@ -11,7 +11,7 @@ MOST_MODELS = 256
 _LEARN = 0.1  # the weight of one more request in the running means
 _LEAST_TEXT_BYTES = 64  # shorter prompts say more about the template than about the text
 _LEAST_TOKENS = 8  # of a response that says something about the pace
-_RANGE = (0.5, 16.0)  # of bytes per token: what a report beyond it means is not the text
+_RANGE = (1.0, 6.0)  # of bytes per token: prompts that are made for it (white space) do not make others cheap
 
 
 class ModelCost:
@@ -50,7 +50,7 @@ class ModelCost:
 
 
 class ModelCosts:
-    """By model. The models beyond MOST_MODELS share one."""
+    """By model. Those of which nothing has been learned, and those beyond MOST_MODELS, share one."""
 
     __slots__ = ("_costs", "_others")
 
@@ -59,6 +59,10 @@ class ModelCosts:
         self._others = ModelCost()
 
     def of(self, model: str) -> ModelCost:
+        return self._costs.get(model, self._others)
+
+    def served(self, model: str) -> ModelCost:
+        """Return the costs of a model that an engine has served. A client may name any other, and makes no room for it by that."""
         cost = self._costs.get(model)
         if cost is None:
             if len(self._costs) >= MOST_MODELS:

@@ -133,7 +133,7 @@ class Account:
         sent_at = request.ending.sent_at
         sent_s = None if sent_at is None else now - sent_at
         if tokens is not None:
-            self._learn(request, cost, tokens, now)
+            self._learn(request, self.costs.served(arrival.model), tokens, now)
             return TokensSpent(tokens.prompt, tokens.out, ChargeReason.REPORTED)
         work = work_of(arrival.head.path) if arrival.head.method == b"POST" else None
         if work is None or work is Work.NONE:
@@ -142,6 +142,8 @@ class Account:
             reason, out = ChargeReason.COUNTED, 0
             if relay is not None:
                 out = relay.generated()
+                if sent_s is not None and not arrival.streams and work is Work.GENERATES:
+                    out = max(out, self._estimated_out(arrival, cost, sent_s))  # its events do not show it
             elif body is not None and work is Work.GENERATES:
                 out = cost.prompt_tokens(len(body))
         elif sent_s is not None:

@@ -271,10 +271,13 @@ class RequestAdmission:
         if head.method in _READING and not head.websocket:
             return None
         path = head.path
+        if _DOT_SEGMENT.search(path):
+            return _DOTS  # what is allowed below a path would be allowed beside it
         work = work_of(path)
-        if work is None or head.websocket:
+        is_known = work is Work.NONE or (work is not None and head.method == b"POST")
+        if work is None or not is_known or head.websocket:  # SGLang generates by PUT, too
             return None if admission.may_use(path) else _not_counted(path)
-        if work is Work.NONE or head.method != b"POST":
+        if work is Work.NONE:
             return None
         if body_left and work is not Work.MEDIA:
             return _TOO_LONG_TO_COUNT

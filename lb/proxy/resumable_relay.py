@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lb.config.options import Continue
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
 from lb.http.body_framing import (
@@ -298,11 +297,8 @@ class ResumableRelay(ForwardedRelay):
 
     def _closing(self, progress: StreamProgress) -> bytes | None:
         """Return the end of a stream whose response is complete; None if it is not. Reports what is lost by that."""
-        resume_state = self._resume_state
-        rest = resume_state.closing(progress)
-        if rest is not None and resume_state.loses_usage(progress):
-            if resume_state.options.mode is Continue.EXACT:
-                return None
+        rest = self._resume_state.closing(progress)
+        if rest is not None and self._resume_state.loses_usage(progress):
             self._request.resumed_inexactly(Reason.USAGE)
         return rest
 

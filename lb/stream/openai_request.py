@@ -122,14 +122,14 @@ def read(body: bytes) -> ParsedRequest:
     if type(json) is not dict:
         return NOT_PARSED
     model = json.get("model")
-    limit, choices = _limit_of(json), whole(json.get("n")) if "n" in json else 1
+    limit, choices = _limit_of(json), leniently_whole(json.get("n")) if "n" in json else 1
     for name in _NESTED:
         if type(json.get(name)) is dict:
             nested = json[name]
             limit = max(limit, _limit_of(nested))
-            choices = max(choices, whole(nested.get("n")))
+            choices = max(choices, leniently_whole(nested.get("n")))
     if "best_of" in json:
-        choices *= max(1, whole(json["best_of"]))
+        choices *= max(1, leniently_whole(json["best_of"]))
     batch = json.get("prompt", json.get("text", json.get("inputs")))
     if type(batch) is list and batch and type(batch[0]) is not int:
         choices *= len(batch)
@@ -147,11 +147,11 @@ def _limit_of(json: Mapping[str, Any]) -> int:
     limit = 0
     for name in _LIMITS:
         if name in json:
-            limit = max(limit, whole(json[name]))
+            limit = max(limit, leniently_whole(json[name]))
     return limit
 
 
-def whole(value: Any) -> int:
+def leniently_whole(value: Any) -> int:
     """Return the whole number that engines take this value for, as pydantic does; 0 if it is none."""
     if type(value) is int:
         return value

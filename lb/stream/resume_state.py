@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lb.config.options import Continuation
+from lb.config.options import Continuation, Continue
 from lb.engines.kinds import EngineKind
 from lb.stream.dialect import Dialect, Merger
 from lb.stream.dialects import DIALECTS
@@ -107,7 +107,12 @@ class ResumeState:
         return True
 
     def closing(self, progress: StreamProgress) -> bytes | None:
-        """Return the missing part of a stream whose response was complete; None if the response was not."""
+        """Return the missing part of a stream whose response was complete; None if the response was not.
+
+        Also None if the client would not get all of it, and wants no other than the exact response.
+        """
+        if self.options.mode is Continue.EXACT and self.loses_usage(progress):
+            return None
         return self.dialect.closing(self._request(), progress, self.kind)
 
     def loses_usage(self, progress: StreamProgress) -> bool:

@@ -313,6 +313,8 @@ def test_a_response_that_nobody_waited_for_costs_what_its_engine_has_made_by_its
     plane.account.spent(done, usage, plane.loop.now + 2.0)  # a token every 10 ms
     assert plane.account.spent(left, None, plane.loop.now + 1.0)[:2] == (10, 100)
     assert plane.account.spent(left, None, plane.loop.now + 9.0)[:2] == (10, 500)
+    left.relay, left.status = relay_of(None), 200  # it has got the beginning of a long one
+    assert plane.account.spent(left, None, plane.loop.now + 1.0)[:2] == (10, 100)
 
 
 # --- retries

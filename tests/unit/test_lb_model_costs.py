@@ -26,10 +26,10 @@ def test_reports_that_cannot_be_of_the_text_are_bounded() -> None:
     cost = ModelCost()
     for _ in range(1000):
         cost.read(100, 10**9)
-    assert cost.prompt_tokens(1000) <= 2000
+    assert cost.prompt_tokens(1000) <= 1000
     for _ in range(1000):
         cost.read(10**9, 1)
-    assert cost.prompt_tokens(1000) >= 62
+    assert cost.prompt_tokens(1000) >= 166
 
 
 def test_the_pace_of_streams_tells_what_an_unread_response_has() -> None:
@@ -51,7 +51,14 @@ def test_without_streams_the_mean_pace_is_taken() -> None:
 
 def test_models_beyond_the_most_share_one() -> None:
     costs = ModelCosts()
-    own = [costs.of(f"m{number}") for number in range(MOST_MODELS)]
+    own = [costs.served(f"m{number}") for number in range(MOST_MODELS)]
     assert len(set(map(id, own))) == MOST_MODELS
-    assert costs.of("one more") is costs.of("another")
+    assert costs.served("one more") is costs.served("another") is costs.of("a third")
     assert costs.of("m0") is own[0]
+
+
+def test_a_name_that_no_engine_has_served_takes_no_room() -> None:
+    costs = ModelCosts()
+    for number in range(2 * MOST_MODELS):
+        costs.of(f"made up {number}")
+    assert costs.served("m") is costs.of("m") is not costs.of("made up 0")

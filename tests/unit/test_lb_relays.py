@@ -99,11 +99,16 @@ def event(text: str = "", finish: str | None = None, ids: list[int] | None = Non
 
 
 def resumable(
-    host: Host, *, chunked: bool = True, kind: EngineKind = EngineKind.VLLM, **request: Any
+    host: Host,
+    *,
+    chunked: bool = True,
+    kind: EngineKind = EngineKind.VLLM,
+    mode: Continue = Continue.AUTO,
+    **request: Any,
 ) -> ResumableRelay:
     asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}], **request}
     body = json.dumps(asked).encode()
-    state = ResumeState(CHAT, read(body), body, Continuation(mode=Continue.AUTO))
+    state = ResumeState(CHAT, read(body), body, Continuation(mode=mode))
     state.outgoing(kind)
     decoder = ChunkedDecoder() if chunked else CloseDelimitedDecoder()
     return ResumableRelay(cast(RelayHost, host), state, response(), decoder)
@@ -167,6 +172,19 @@ def test_a_stream_that_ends_after_its_finish_reason_gets_the_usage_that_its_clie
     assert json.loads(usage[6:])["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
     assert done == b"data: [DONE]"
     assert b"token_ids" not in body_of(host)
+
+
+@pytest.mark.parametrize("mode", [Continue.AUTO, Continue.EXACT])
+def test_a_usage_that_no_engine_has_reported_is_reported_as_lost(mode: Continue) -> None:
+    host = Host()
+    wants = {"stream_options": {"include_usage": True}}
+    relay = resumable(host, kind=EngineKind.LLAMACPP, mode=mode, **wants)
+    for one in (event("Hel"), event("lo"), event("", "stop")):
+        relay.data(chunk(one))
+    goes_on = mode is Continue.EXACT  # to where it is refused: there is nothing left to be made
+    assert relay.resume("died") is goes_on
+    assert body_of(host).endswith(b"data: [DONE]\n\n") is not goes_on
+    assert (("inexact", Reason.USAGE) in host.events) is not goes_on
 
 
 @pytest.mark.parametrize("way", ["by ids", "by usage", "by events"])
