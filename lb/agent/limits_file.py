@@ -8,9 +8,9 @@ connection would get a 1/n of its limit; and during a handover one of two proces
 numbers there is nothing to divide, and how many processes there are does not matter.
 
 *Layout.* A header, then one row per tenant: the digest of its name, the two levels and their instant. After the rows each process (a
-slot) has a column: of every row its requests under way and its reserved tokens. The file has room on the disk for the rows and for the
-columns of processes that there have been, so many tenants cost little where there are few processes. The instant is one of CLOCK_MONOTONIC, which all processes
-of one boot share; the header names the boot, and a file of another boot, or of another layout, is replaced and never
+slot) has a column: of every row its requests under way and its reserved tokens. On the disk the file
+has room for all rows, and for the columns of those processes that have used it: a row costs little where there are few processes.
+The instant is one of CLOCK_MONOTONIC, which all processes of one boot share; the header names the boot, and a file of another boot, or of another layout, is replaced and never
 written to, since processes of another release may still have it mapped.
 
 *Locks.* Levels are read and written under an exclusive lock of the file (`flock`), for some microseconds per request of

@@ -99,7 +99,7 @@ CONTROLLER = (
             ("since", "first day, as 2026-11-27 (UTC); default 29 days before the last"),
             ("until", "last day; default today"),
             ("by", "groups: some of key, model and day, with commas; default key,model"),
-            ("top", "only so many rows, those with the most tokens first; default all, in order"),
+            ("top", "at most this many rows, those with the most tokens first; default all, in order"),
         ),
     ),
     Operation(

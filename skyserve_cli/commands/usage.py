@@ -59,8 +59,9 @@ def usage(
 ) -> None:
     """Show what the requests of each API key and model have used.
 
-    Tokens are as engines count them. Days are in UTC; a request belongs to the day on which it ended. 400 days are kept, also of
-    services that are down. A key "-" is of requests that needed none, a model "-" of requests without one that a replica has served.
+    Tokens are those that engines report, or estimates where they report none. Days are in UTC; a request belongs to the day on
+    which it ended. 400 days are kept, also of services that are down. A key "-" is of requests that needed none, a model "-" of
+    requests without one that a replica has served.
 
     \b
     serve usage chat
