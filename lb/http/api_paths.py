@@ -31,6 +31,7 @@ _WORK = {
     COMPLETIONS: Work.GENERATES,
     RESPONSES: Work.GENERATES,
     MESSAGES: Work.GENERATES,
+    b"/v1/responses/compact": Work.GENERATES,
     b"/generate": Work.GENERATES,
     b"/api/chat": Work.GENERATES,
     b"/api/generate": Work.GENERATES,

@@ -70,6 +70,7 @@ def test_a_plain_path_is_the_path_or_that_of_an_api(path: bytes) -> None:
         (b"/rerank", Work.READS),
         (b"/v1/audio/transcriptions", Work.MEDIA),
         (b"/tokenize", Work.NONE),
+        (b"/v1/responses/compact", Work.GENERATES),  # it is no id
         (b"/v1/responses/resp_1", Work.NONE),
         (b"/v1/responses/resp_1/cancel", Work.NONE),
         (b"/v1/files", Work.NONE),
