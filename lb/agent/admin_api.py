@@ -12,13 +12,14 @@ strictly as tables: a problem is named with its path, and changes nothing.
 | `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
 | `GET /-/totals` | counters since the start, in total and by target (`lb.config.totals.Totals`) |
 | `GET /-/usage?source=&since=` | what requests of each key and model have used, by day (`lb.config.usage.UsageReport`); of that source only what has changed since that mark |
+| `POST /-/usage/totals` | what all agents have counted today and in this month, of some keys (`lb.config.usage.UsageTotals`); for an agent whose report of usage has `totals` |
 | `GET /-/metrics` | Prometheus |
 | `GET /-/keys` | what the owner of each API key has used, has reserved and in flight, and has left |
 | `GET /-/explain/ID`, `GET /-/explain?limit=20` | why one of the last requests went where it went; the latest ones |
 | `GET /workers`, `POST /workers`, `GET`/`PUT`/`PATCH`/`DELETE /workers/ID` | as SGLang's gateway has them |
 | `POST /add_worker?url=`, `POST /remove_worker?url=`, `GET /list_workers` | as SGLang's router has them |
 
-Every change is stored in the agent's table file before it is in force, and is in force when the response is sent. A
+Every change of the table is stored in the agent's table file before it is in force, and is in force when the response is sent. A
 controller takes an edited table for a stale one and pushes its own again.
 """
 
@@ -28,6 +29,7 @@ import asyncio
 import hmac
 import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -41,7 +43,7 @@ from lb.config.demand import Demand
 from lb.config.edits import KnownWorkerError, UnknownWorkerError
 from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table, WireError
 from lb.config.totals import Totals
-from lb.config.usage import UsageReport
+from lb.config.usage import UsageReport, UsageTotals
 from lb.core.api_keys import Usage
 from lb.core.sliding_window import MAX_WINDOW_S
 from lb.core.targets import TargetTable
@@ -92,6 +94,15 @@ class Administered(Protocol):
         """Return what requests of each key and model have used. Raises sqlite3.Error."""
         ...
 
+    @property
+    def wants_totals(self) -> bool:
+        """Whether a key has limits of days or months."""
+        ...
+
+    def counted(self, totals: UsageTotals) -> None:
+        """Take what all agents have counted of some keys. Totals that are lower than known ones, or of another day, are old."""
+        ...
+
     def exposition(self) -> bytes: ...
 
     def regions(self) -> dict[str, Any]:
@@ -134,6 +145,7 @@ def admin_app(agent: Administered, token: str, *, open_probes: bool = False) -> 
             web.get("/-/demand", control.demand),
             web.get("/-/totals", control.totals),
             web.get("/-/usage", control.used),
+            web.post("/-/usage/totals", control.counted),
             web.get("/-/metrics", control.metrics),
             web.get("/-/keys", control.keys),
             web.get("/-/regions", control.regions),
@@ -257,7 +269,12 @@ class _AgentControl:
             report = self.agent.used_since(request.query.get("source", ""), since)
         except sqlite3.Error as error:
             raise Rejected(503, "not_readable", f"the usage cannot be read: {error}") from error
-        return web.json_response(report.to_json())
+        return web.json_response(replace(report, totals=self.agent.wants_totals).to_json())
+
+    async def counted(self, request: web.Request) -> web.Response:
+        totals = UsageTotals.from_json(await read_json(request))
+        self.agent.counted(totals)
+        return web.json_response({"rows": len(totals.rows)})
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self.agent.exposition(), headers={"Content-Type": CONTENT_TYPE})

@@ -23,8 +23,9 @@ from lb.config.options import Listen
 from lb.config.regions import Regions
 from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table
 from lb.config.totals import Totals
-from lb.config.usage import UsageReport
+from lb.config.usage import UsageReport, UsageTotals
 from lb.core.api_keys import ApiKeyStore, Usage
+from lb.core.calendar import calendar_of
 from lb.core.forwarding import Forwarding
 from lb.core.limit_store import LimitStore
 from lb.core.shared_quota import SharedQuota
@@ -144,7 +145,8 @@ class Agent:
             both(tracing.finished if tracing is not None else None, access_log),
             0.0 if unix_time_s is None else unix_time_s() - now,
         )
-        wall_clock = clock if unix_time_s is None else unix_time_s
+        self._unix_time_s = wall_clock = clock if unix_time_s is None else unix_time_s
+        self._look_at_calendar()
         self.used = UsageFile(options.usage_file, self.account.usage, wall_clock, self.metrics.used)
         engines = Engines(self.prober.kind, self.model_poller.wrong_model, self.model_poller.missing_model)
         homes = HomeFinder(targets, self._fetcher.look, clock)
@@ -227,6 +229,7 @@ class Agent:
         ticker.add("tidying", self._fetcher.expire, 1.0)
         ticker.add("keys file", self.keys_file.tick, LOOK_FOR_KEYS_EVERY_S)
         ticker.add("usage", self.used.store, STORE_EVERY_S)
+        ticker.add("calendar", self._look_at_calendar, 1.0)
         if self.links is not None:
             ticker.add("links", self.links.tick)
         if self._options.traffic_file is not None:
@@ -386,6 +389,18 @@ class Agent:
     def usage(self) -> Iterable[Usage]:
         """Return what the owners of API keys have used."""
         return self.account.api_keys.usage(self._clock())
+
+    @property
+    def wants_totals(self) -> bool:
+        """Whether limits of days or months need what all agents have counted."""
+        return self.account.api_keys.of_calendar
+
+    def counted(self, totals: UsageTotals) -> None:
+        """All agents together have used this much."""
+        self.account.api_keys.counted(totals, self._clock())
+
+    def _look_at_calendar(self) -> None:
+        self.account.api_keys.today = calendar_of(self._unix_time_s(), self._clock())
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from lb.config.keys_file import MOST_BYTES, KeysFileError, KeysReading, merged
+from lb.config.key_limits import OTHER_MODELS
+from lb.config.keys_file import MOST_BYTES, KeysFileError, KeysReading, merged, unpriced
 from lb.config.options import ApiKey
 from lb.config.schema import Table
 
@@ -43,7 +44,11 @@ class KeysFile:
         self._reading: KeysReading | None = None
         self._keys: tuple[ApiKey, ...] = ()
         self._left_out = 0
-        self.problem = ""
+        self._problem = self._unpriced = ""
+
+    @property
+    def problem(self) -> str:
+        return self._problem or self._unpriced
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -55,7 +60,7 @@ class KeysFile:
         """
         path = table.access.keys_file
         if path != self._path:
-            self._path, self._stamp, self._digest, self._reading, self.problem = path, None, b"", None, ""
+            self._path, self._stamp, self._digest, self._reading, self._problem = path, None, b"", None, ""
             if not path:
                 self._keys = ()
             elif not self._keys:
@@ -67,6 +72,15 @@ class KeysFile:
             _log.warning(
                 "api_keys_file=%s: %d keys are left out, the table has their names or keys", path, left_out
             )
+        name, before = unpriced(access, self._keys), self._unpriced
+        self._unpriced = (
+            f'api_keys_file {path}: usd_per_month of {name!r} needs an entry "{OTHER_MODELS}" in load_balancer.prices: '
+            "models without a price are free"
+            if name
+            else ""
+        )
+        if name and self._unpriced != before:
+            _log.warning("%s", self._unpriced)
         return table if access is table.access else replace(table, access=access)
 
     def tick(self) -> float | None:
@@ -118,7 +132,7 @@ class KeysFile:
         return content
 
     def _take(self, keys: tuple[ApiKey, ...]) -> None:
-        self.problem = ""
+        self._problem = ""
         if keys != self._keys:
             before, self._keys = self._keys, keys
             try:
@@ -133,8 +147,8 @@ class KeysFile:
             self._stamp, self._digest = None, b""  # the same file may come back
         why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
         problem = f"api_keys_file {self._path}: {why}; the last good keys stay in force ({len(self._keys)})"
-        if problem != self.problem:
-            self.problem = problem
+        if problem != self._problem:
+            self._problem = problem
             _log.warning("%s", problem)
 
 

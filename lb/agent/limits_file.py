@@ -7,11 +7,11 @@ Why not a share of the limit for each process: the kernel spreads connections, n
 connection would get a 1/n of its limit; and during a handover one of two processes is nearly idle. With one set of
 numbers there is nothing to divide, and how many processes there are does not matter.
 
-*Layout.* A header, then one row per tenant: the digest of its name, the two levels and their instant. After the rows each process (a
-slot) has a column: of every row its requests under way and its reserved tokens. On the disk the file
-has room for all rows, and for the columns of those processes that have used it: a row costs little where there are few processes.
-The instant is one of CLOCK_MONOTONIC, which all processes of one boot share; the header names the boot, and a file of another boot, or of another layout, is replaced and never
-written to, since processes of another release may still have it mapped.
+*Layout.* A header, then one row per quota: the digest of its name, and the numbers of `lb.core.limit_store`. After the rows each process (a
+slot) has a column, which has a cell of every row: its requests under way and what they have reserved. The file is sparse: it has room on the disk for the rows that are
+used, a block of rows at a time, and for their cells of those processes that have used it.
+Instants are those of CLOCK_MONOTONIC, which all processes of one boot share; the header names the boot, and a file of another boot, or of another layout, is replaced and never
+written to, since processes of another release may still have it mapped. Of a file of another boot, what was used on its day and in its month is kept.
 
 *Locks.* Levels are read and written under an exclusive lock of the file (`flock`), for some microseconds per request of
 a tenant that has limits. A process that is frozen while it holds the lock must not stop the others: after
@@ -32,28 +32,40 @@ import os
 import struct
 import tempfile
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lb.core.limit_store import FULL, LimitRow, MemoryLimits
+from lb.core.limit_store import (
+    CALENDAR,
+    CELL_SIZE,
+    FULL,
+    INPUT,
+    OUTPUT,
+    REQUESTS,
+    RESERVED_IN,
+    RESERVED_OUT,
+    ROW_SIZE,
+    TOKENS,
+    LimitRow,
+    MemoryLimits,
+    give_back,
+)
 
 SLOTS = 64  # processes that share a file
-ROWS = 32_768  # tenants; further ones are limited per process
-_LAYOUT = b"SKYLIM02"
+ROWS = 32_768  # quotas; further ones are limited per process
+_LAYOUT = b"SKYLIM03"
 _MEMORY = Path("/dev/shm")  # noqa: S108 (others' files are refused)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-# In doubles of 8 bytes. The header: layout, boot (two), number of rows, number of slots that were ever in use.
+# In doubles of 8 bytes. The header: layout, boot (two), number of rows, number of slots that were ever in use, number of rows that have room.
 _HEADER = 8
-_ROWS_AT, _SLOTS_AT = 3, 4
-# A row: digest of the tenant's name (two), then these, and three that are free.
-_REQUESTS, _TOKENS, _FILLED_AT = 2, 3, 4
-_ROW = 8
-# A column: two of each row.
+_ROWS_AT, _SLOTS_AT, _ROOM_AT = 3, 4, 5
+_DIGEST = 2  # of the name, at the begin of a row
+_ROW = _DIGEST + ROW_SIZE
 _COLUMNS = _HEADER + ROWS * _ROW
-_IN_FLIGHT, _RESERVED = 0, 1
-_CELL = 2
-_COLUMN = ROWS * _CELL
+_COLUMN = ROWS * CELL_SIZE
 _SIZE = 8 * (_COLUMNS + SLOTS * _COLUMN)
+_BLOCK = 128  # rows: their cells fill a page
 
 _TRIES = 1000  # to get the lock: on an overloaded host its holder may wait for a core meanwhile
 _PAUSE_S = 0.0002  # between two of them
@@ -61,68 +73,6 @@ _UNLOCKED_S = 5.0
 _REAP_EVERY_S = 1.0
 
 _log = logging.getLogger("lb.agent.limits_file")
-
-
-class FileRow:
-    """One tenant's numbers in the mapped file."""
-
-    __slots__ = ("_at", "_in_flight_at", "_numbers", "_reserved_at")
-
-    def __init__(self, numbers: memoryview[float], at: int, slot: int) -> None:
-        self._numbers = numbers
-        self._at = at
-        self._in_flight_at = _cell(at, slot) + _IN_FLIGHT
-        self._reserved_at = _cell(at, slot) + _RESERVED
-
-    @property
-    def requests(self) -> float:
-        return float(self._numbers[self._at + _REQUESTS])
-
-    @requests.setter
-    def requests(self, level: float) -> None:
-        self._numbers[self._at + _REQUESTS] = level
-
-    @property
-    def tokens(self) -> float:
-        return float(self._numbers[self._at + _TOKENS])
-
-    @tokens.setter
-    def tokens(self, level: float) -> None:
-        self._numbers[self._at + _TOKENS] = level
-
-    @property
-    def filled_at(self) -> float:
-        return float(self._numbers[self._at + _FILLED_AT])
-
-    @filled_at.setter
-    def filled_at(self, instant: float) -> None:
-        self._numbers[self._at + _FILLED_AT] = instant
-
-    @property
-    def own_in_flight(self) -> float:
-        return float(self._numbers[self._in_flight_at])
-
-    @own_in_flight.setter
-    def own_in_flight(self, count: float) -> None:
-        self._numbers[self._in_flight_at] = count
-
-    @property
-    def own_reserved(self) -> float:
-        return float(self._numbers[self._reserved_at])
-
-    @own_reserved.setter
-    def own_reserved(self, tokens: float) -> None:
-        self._numbers[self._reserved_at] = tokens
-
-    def in_flight(self) -> int:
-        return self._sum(_IN_FLIGHT)
-
-    def reserved(self) -> int:
-        return self._sum(_RESERVED)
-
-    def _sum(self, which: int) -> int:
-        first, slots = _cell(self._at, 0) + which, int(self._numbers[_SLOTS_AT])
-        return int(sum(self._numbers[first : first + slots * _COLUMN : _COLUMN]))
 
 
 class LimitsFile:
@@ -133,7 +83,7 @@ class LimitsFile:
         self._path = path
         self._file = _open(path)
         self._unlocked_until = self._reap_at = 0.0
-        self._beyond = MemoryLimits()  # of tenants for whom the file has no room
+        self._beyond = MemoryLimits()  # of quotas for which the file has no room
         self._known: dict[bytes, int] = {}
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -145,8 +95,8 @@ class LimitsFile:
             raise
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def row(self, tenant: str) -> LimitRow:
-        digest = hashlib.blake2b(tenant.encode(), digest_size=16).digest()
+    def row(self, name: str) -> LimitRow:
+        digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
         at = self._known.get(digest)
         if at is None and self._try_lock():
             try:
@@ -154,9 +104,10 @@ class LimitsFile:
             finally:
                 self.unlock()
         if at is None:
-            _log.warning("no free row in limits_file=%s: a tenant is limited per process", self._path)
-            return self._beyond.row(tenant)
-        return FileRow(self._numbers, at, self._slot)
+            _log.warning("no free row in limits_file=%s: a key is limited per process", self._path)
+            return self._beyond.row(name)
+        cell = _cell(at, 0)
+        return LimitRow(self._numbers, at, _cell(at, self._slot), cell, _COLUMN, _SLOTS_AT)
 
     def lock(self, now: float) -> None:
         if now >= self._unlocked_until and not self._try_lock():
@@ -195,7 +146,7 @@ class LimitsFile:
                 _record_lock(self._file, fcntl.F_OFD_SETLK, slot)
             except (BlockingIOError, PermissionError):
                 continue
-            os.posix_fallocate(self._file, 8 * (_COLUMNS + slot * _COLUMN), 8 * _COLUMN)
+            self._make_room(0, int(self._numbers[_ROOM_AT]), (slot,))
             self._clear(slot)
             self._numbers[_SLOTS_AT] = max(self._numbers[_SLOTS_AT], slot + 1)
             return slot
@@ -207,33 +158,62 @@ class LimitsFile:
     def _clear(self, slot: int) -> bool:
         """Forget what the slot's former process left; whether there was anything."""
         numbers, left = self._numbers, False
-        for at in range(_HEADER, _HEADER + int(numbers[_ROWS_AT]) * _ROW, _ROW):
-            in_flight, reserved = _cell(at, slot) + _IN_FLIGHT, _cell(at, slot) + _RESERVED
-            if numbers[in_flight] or numbers[reserved]:
+        for row in range(int(numbers[_ROWS_AT])):
+            at = _at(row)
+            cell = _cell(at, slot)
+            if any(numbers[cell : cell + CELL_SIZE]):
                 left = True
-                numbers[at + _TOKENS] += numbers[reserved]
-                numbers[in_flight] = numbers[reserved] = 0.0
+                give_back(numbers, at, numbers[cell + RESERVED_IN], numbers[cell + RESERVED_OUT])
+                for which in range(CELL_SIZE):
+                    numbers[cell + which] = 0.0
         return left
 
     def _find_or_add(self, digest: bytes) -> int | None:
-        """Return where the tenant's row begins; None if there is no room for one more."""
+        """Return where the row of that digest has its numbers; None if there is no room for one more."""
         count = int(self._numbers[_ROWS_AT])
-        for at in range(_HEADER + len(self._known) * _ROW, _HEADER + count * _ROW, _ROW):
-            self._known[self._map[8 * at : 8 * at + 16]] = at
+        for row in range(len(self._known), count):
+            at = _at(row)
+            self._known[self._map[8 * (at - _DIGEST) : 8 * at]] = at
         if digest not in self._known:
-            if count >= ROWS:
+            if count >= ROWS or not self._has_room(count):
                 return None
-            at = _HEADER + count * _ROW
-            self._map[8 * at : 8 * at + 16] = digest
-            self._numbers[at + _REQUESTS] = self._numbers[at + _TOKENS] = FULL
+            at = _at(count)
+            self._map[8 * (at - _DIGEST) : 8 * at] = digest
+            for which in (REQUESTS, TOKENS, INPUT, OUTPUT):
+                self._numbers[at + which] = FULL
             self._numbers[_ROWS_AT] = count + 1  # last: a process that fails before it has added nothing
             self._known[digest] = at
         return self._known[digest]
 
+    def _has_room(self, row: int) -> bool:
+        """Make room on the disk for a row and those that follow it, unless it has some; whether it has now."""
+        room = int(self._numbers[_ROOM_AT])
+        if row < room:
+            return True
+        try:
+            self._make_room(room, _BLOCK, range(int(self._numbers[_SLOTS_AT])))
+        except OSError:
+            return False
+        self._numbers[_ROOM_AT] = room + _BLOCK
+        return True
+
+    def _make_room(self, first: int, count: int, slots: Iterable[int]) -> None:
+        """Give rows, and their cells in these slots, room on the disk: a mapped page that finds none is a SIGBUS. Raises OSError."""
+        if count:
+            at = _at(first)
+            os.posix_fallocate(self._file, 8 * (at - _DIGEST), 8 * count * _ROW)
+            for slot in slots:
+                os.posix_fallocate(self._file, 8 * _cell(at, slot), 8 * count * CELL_SIZE)
+
+
+def _at(row: int) -> int:
+    """Return where a row has its numbers."""
+    return _HEADER + row * _ROW + _DIGEST
+
 
 def _cell(at: int, slot: int) -> int:
     """Return where a slot has its numbers of the row at `at`."""
-    return _COLUMNS + slot * _COLUMN + (at - _HEADER) // _ROW * _CELL
+    return _COLUMNS + slot * _COLUMN + (at - _HEADER) // _ROW * CELL_SIZE
 
 
 def shared_path(service: str, port: int) -> Path:
@@ -255,14 +235,29 @@ def _open(path: Path) -> int:
                 raise PermissionError(f"{path} is another user's")
             if not _is_at(path, status):
                 continue  # replaced while we waited
-            if status.st_size == _SIZE and os.pread(file, len(stamp), 0) == stamp:
+            head = os.pread(file, len(stamp), 0)
+            if status.st_size == _SIZE and head == stamp:
                 found, file = file, -1
                 fcntl.flock(found, fcntl.LOCK_UN)
                 return found
-            _replace(path, stamp)
+            is_ours = status.st_size == _SIZE and head.startswith(_LAYOUT)
+            _replace(path, stamp, _used_in(file) if is_ours else [])
         finally:
             if file >= 0:
                 os.close(file)
+
+
+def _used_in(file: int) -> list[tuple[bytes, tuple[float, ...]]]:
+    """Return the digests of the rows of a file, with what has been used on their days and in their months."""
+    header = struct.unpack(f"{_HEADER}d", os.pread(file, 8 * _HEADER, 0))
+    count = min(ROWS, max(0, int(header[_ROWS_AT])))
+    rows = os.pread(file, 8 * count * _ROW, 8 * _HEADER)
+    found = []
+    for begin in range(0, len(rows) - 8 * _ROW + 1, 8 * _ROW):
+        numbers = struct.unpack_from(f"{ROW_SIZE}d", rows, begin + 8 * _DIGEST)
+        if any(numbers[CALENDAR]):
+            found.append((rows[begin : begin + 8 * _DIGEST], numbers[CALENDAR]))
+    return found
 
 
 def _is_at(path: Path, status: os.stat_result) -> bool:
@@ -272,15 +267,23 @@ def _is_at(path: Path, status: os.stat_result) -> bool:
         return False
 
 
-def _replace(path: Path, stamp: bytes) -> None:
-    """Put a new file there in one step, with the room of its rows on the disk: a mapped page that finds none is a SIGBUS."""
+def _replace(path: Path, stamp: bytes, used: Sequence[tuple[bytes, tuple[float, ...]]]) -> None:
+    """Put a new file there in one step, with room on the disk for its rows, which are full of what `used` does not say."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     scratch.unlink(missing_ok=True)
     file = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.ftruncate(file, _SIZE)
-        os.posix_fallocate(file, 0, 8 * _COLUMNS)
-        os.pwrite(file, stamp, 0)
+        room = -(-len(used) // _BLOCK) * _BLOCK
+        os.posix_fallocate(file, 0, 8 * _at(room))
+        numbers = [0.0] * (_HEADER - _ROWS_AT)
+        numbers[0], numbers[_ROOM_AT - _ROWS_AT] = len(used), room
+        os.pwrite(file, stamp + struct.pack(f"{len(numbers)}d", *numbers), 0)
+        for row, (digest, calendar) in enumerate(used):
+            fresh = [0.0] * ROW_SIZE
+            fresh[REQUESTS] = fresh[TOKENS] = fresh[INPUT] = fresh[OUTPUT] = FULL
+            fresh[CALENDAR] = calendar
+            os.pwrite(file, digest + struct.pack(f"{ROW_SIZE}d", *fresh), 8 * (_at(row) - _DIGEST))
         scratch.replace(path)
     finally:
         os.close(file)

@@ -40,6 +40,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _VISIBLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*")  # surrogates cannot be encoded
 
 
+def is_visible(text: str) -> bool:
+    """Return whether a text has neither control characters nor half a surrogate pair."""
+    return _VISIBLE.fullmatch(text) is not None
+
+
 class Fields:
     """Reads one JSON object key by key; a key that was not read by the time of `done` is an error."""
 
@@ -64,7 +69,7 @@ class Fields:
             raise WireError(self.at(key), f"expected a text, got {kind_of(value)}")
         if len(value) > longest:
             raise WireError(self.at(key), f"longer than {longest} characters")
-        if not _VISIBLE.fullmatch(value):
+        if not is_visible(value):
             raise WireError(self.at(key), "contains control characters or half a surrogate pair")
         return value
 
@@ -148,7 +153,7 @@ class Fields:
         """Return a list of short texts, none of which is empty."""
         found = []
         for value, at in self.items(key):
-            if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT or not _VISIBLE.fullmatch(value):
+            if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT or not is_visible(value):
                 raise WireError(at, "expected a text that is not empty")
             found.append(value)
         return tuple(found)
@@ -190,7 +195,7 @@ def network_problem(value: object) -> str | None:
 
 def url_problem(url: str) -> str | None:
     """Return why `url` cannot be the base URL of a target, in a few words; None if it can."""
-    if not _VISIBLE.fullmatch(url):
+    if not is_visible(url):
         return "contains control characters or half a surrogate pair"
     try:
         parts = urlsplit(url)

@@ -2,8 +2,9 @@
 
     [{"name": "research", "sha256": "3f79…", "requests_per_minute": 600}, {"name": "guests", "key": "at least 16 characters"}]
 
-An entry has the key itself (`key`) or its SHA-256 (`sha256`), and any of the limits. The text is read entry by entry, so that an event
-loop can do other things in between, and an error can name the entry and its line. No error has anything of a key in it.
+An entry has the key itself (`key`) or its SHA-256 (`sha256`), and any of the limits, also by model (`models`). Prices are not here, but in
+the service file. The text is read entry by entry, so that an event loop can do other things in between, and an error can name the
+entry and its line. No error has anything of a key in it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lb.config.decode import WireError, kind_of
+from lb.config.key_limits import OTHER_MODELS
 from lb.config.options import Access, ApiKey
 
 MOST_BYTES = 20 * 1024 * 1024
@@ -113,6 +115,13 @@ def merged(access: Access, keys: Sequence[ApiKey]) -> Access:
     digests = {key.sha256 for key in access.keys}
     more = tuple(key for key in keys if key.name not in names and key.sha256 not in digests)
     return replace(access, keys=access.keys + more) if more else access
+
+
+def unpriced(access: Access, keys: Sequence[ApiKey]) -> str:
+    """Return the name of a key with a limit in US dollars that models without a price would not count for; empty: there is none."""
+    if any(model == OTHER_MODELS for model, _ in access.prices):
+        return ""
+    return next((key.name for key in keys if key.needs_prices), "")
 
 
 def _key(value: object) -> ApiKey:

@@ -11,8 +11,17 @@ from enum import Enum
 from typing import Any, TypeVar, get_type_hints
 
 from lb.config.decode import Fields, WireError
+from lb.config.key_limits import (
+    NO_LIMITS,
+    KeyLimits,
+    ModelLimits,
+    Prices,
+    models_from_json,
+    models_to_json,
+    prices_from_json,
+    prices_to_json,
+)
 
-MAX_CONCURRENT = 1_000_000
 _MIB = 1024 * 1024
 _O = TypeVar("_O", bound="_Options")
 
@@ -268,27 +277,40 @@ class Session:
 class ApiKey:
     """One client's key, known by its SHA-256 only.
 
-    Limits of 0 mean none; `weight` is its share of a full queue and of full memory. `max_concurrent` bounds its requests under
-    way, those that wait for a target included. `residency` is the zone of its requests (see `lb.core.residency`), empty: none.
-    With a limit of tokens a key may use the APIs whose tokens are known, and of other paths those in `paths`; `*` at the end
-    of one stands for anything.
+    `weight` is its share of a full queue and of full memory. `residency` is the zone of its requests (see `lb.core.residency`), empty: none.
+    With a limit of tokens, or of a model, a key may use the APIs whose tokens are known, and of other paths those in `paths`; `*` at the end
+    of one stands for anything. `models` has further limits, of single models.
     """
 
     name: str
     sha256: str
-    requests_per_minute: float = 0.0
-    tokens_per_minute: float = 0.0
+    limits: KeyLimits = NO_LIMITS
     weight: float = 1.0
-    max_concurrent: int = 0
     residency: str = ""
     paths: tuple[str, ...] = ()
+    models: ModelLimits = ()
+
+    @property
+    def of_calendar(self) -> bool:
+        """Whether it has limits of days or months."""
+        return self.limits.of_calendar or any(limits.of_calendar for _, limits in self.models)
+
+    @property
+    def needs_prices(self) -> bool:
+        """Whether it has limits in US dollars."""
+        return bool(self.limits.usd_per_month) or any(limits.usd_per_month for _, limits in self.models)
 
     def to_json(self) -> dict[str, Any]:
         # An agent that is older than some of these takes the tables in which they are not.
-        newer = ("residency", "paths")
-        shown = (one.name for one in fields(self) if one.name not in newer or getattr(self, one.name))
-        plain = {name: getattr(self, name) for name in shown}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+        shown: dict[str, Any] = {"name": self.name, "sha256": self.sha256, "weight": self.weight}
+        shown |= self.limits.to_json()
+        if self.residency:
+            shown["residency"] = self.residency
+        if self.paths:
+            shown["paths"] = list(self.paths)
+        if self.models:
+            shown["models"] = models_to_json(self.models)
+        return shown
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> ApiKey:
@@ -296,12 +318,11 @@ class ApiKey:
         key = cls(
             name=given.name("name"),
             sha256=given.sha256("sha256"),
-            requests_per_minute=given.number("requests_per_minute", 0.0, 1e9, 0.0),
-            tokens_per_minute=given.number("tokens_per_minute", 0.0, 1e12, 0.0),
+            limits=KeyLimits.read(given),
             weight=given.number("weight", 0.001, 1000.0, 1.0),
-            max_concurrent=given.integer("max_concurrent", 0, MAX_CONCURRENT, 0),
             residency=given.text("residency", ""),
             paths=given.names("paths"),
+            models=models_from_json(given.take("models", {}), given.at("models")),
         )
         given.done()
         return key
@@ -315,7 +336,8 @@ class Access:
     (`X-SkyServe-Policy`); each policy that is named stays in use for a while and is informed of every request, which costs CPU.
     `strict_json`: whether the body of a request to a model must be JSON as everybody reads it; what some parsers take and others do
     not is refused. `keys_file` has further keys, where the agent runs (see `lb.config.keys_file`); with one, a key is needed even
-    while none is known. `keys_in_query`: whether a key is read from `?api_key=` as well.
+    while none is known. `keys_in_query`: whether a key is read from `?api_key=` as well. `prices` are those of tokens, for the limits in US
+    dollars.
     """
 
     keys: tuple[ApiKey, ...] = ()
@@ -323,6 +345,7 @@ class Access:
     strict_json: bool = True
     keys_file: str = ""
     keys_in_query: bool = False
+    prices: Prices = ()
 
     def to_json(self) -> dict[str, Any]:
         shown: dict[str, Any] = {"keys": [key.to_json() for key in self.keys], "overrides": self.overrides}
@@ -333,6 +356,8 @@ class Access:
             shown["keys_file"] = self.keys_file
         if self.keys_in_query:
             shown["keys_in_query"] = True
+        if self.prices:
+            shown["prices"] = prices_to_json(self.prices)
         return shown
 
     @classmethod
@@ -344,6 +369,7 @@ class Access:
             given.flag("strict_json", True),
             given.path_or_none("keys_file") or "",
             given.flag("keys_in_query", False),
+            prices_from_json(given.take("prices", {}), given.at("prices")),
         )
         given.done()
         return access

@@ -14,20 +14,27 @@ do not get it. Without keys every client is the anonymous tenant, nothing is lim
 `settle` exactly once when it is over, in any way. Requests that are refused after `admit_head` (by `reserve`, by
 a full queue, for a bad body) are settled with 0 tokens.
 
-Limits of requests and tokens are token buckets. A bucket holds one minute's worth and fills evenly: a tenant that was
+Limits per minute are token buckets. A bucket holds one minute's worth and fills evenly: a tenant that was
 idle may send a minute's worth at once (as people read "60 per minute"), and over any t minutes it gets no more than 1 + t
 minutes' worth. A request takes 1 from the bucket of requests. From the bucket of tokens it takes its prompt and the tokens
 it is expected to generate, which is `max_tokens`, or what nine of ten of the tenant's responses have had lately if that is
 less (see `lb.core.tenant.PastResponses`); `settle` replaces this reservation by what was used. A request is let in while the
 bucket holds at least one token, and may take it below zero; the debt is paid by waiting. So a request that is larger than a
 whole bucket passes when its turn comes, and n requests in parallel get the limit plus one request, not n times as much.
-Tokens used beyond the expectation are charged in full, afterwards.
+Tokens used beyond the expectation are charged in full, afterwards. Prompts (input) and responses (output) may have buckets of their own.
+
+Limits per day and month count what was used since the day or month began, in UTC, and what is reserved; a request is let in while
+this is below the limit. What tokens cost in US dollars is by the price of the model that the request names.
 
 `max_concurrent` bounds the requests between `admit_head` and `settle`, held ones included.
 
+A key may have further limits of single models, by the name in the request (`lb.core.tenant.Tenant.of_model`). They are checked by
+`reserve`, because the name is in the body.
+
 Several keys of one name are one tenant (an old key and its successor): they share the buckets, and the limits are those
 of the one listed last. The numbers are kept in a `LimitStore`, which several processes may share; agents of other regions
-have buckets of their own, and charge each other what they let in (`lb.core.shared_quota`).
+have numbers of their own, and charge each other what they let in (`lb.core.shared_quota`). What an agent has missed, of days and months,
+the controller sends it (`counted`).
 """
 
 from __future__ import annotations
@@ -37,12 +44,16 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from lb.config.key_limits import FREE, Price, price_of
 from lb.config.options import Access, ApiKey
+from lb.config.usage import KeyTotal, UsageTotals
+from lb.core.calendar import calendar_of
 from lb.core.hop import RequestHop
-from lb.core.limit_store import LimitStore, MemoryLimits
+from lb.core.limit_store import INPUT, OUTPUT, REQUESTS, TOKENS, LimitStore, MemoryLimits
+from lb.core.quota import NOTHING, Allowance, Amount, Limited, Quota, Spending, names_in
 from lb.core.residency import ANYWHERE
 from lb.core.shared_quota import Charge, SharedQuota
-from lb.core.tenant import ONE, Allowance, Limited, Tenant
+from lb.core.tenant import Tenant
 
 __all__ = [
     "ANONYMOUS",
@@ -56,6 +67,7 @@ __all__ = [
 
 ANONYMOUS = ""
 MOST_SHOWN = 1000
+_REQUEST, _REQUEST_BACK = Amount(1), Amount(-1)
 
 
 class AlreadySettledError(Exception):
@@ -69,20 +81,28 @@ class Unauthorized(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """A tenant's account.
+    """A tenant's account, of its key or of one of its models.
 
-    `admitted`, `limited` and `tokens` are this process's since its start; the rest of the buckets (None without a
-    limit), reservations and requests in flight are those of all that share the limits.
+    `admitted`, `limited` and `tokens` are this process's since its start, of all models; the rest of the buckets (None without a
+    limit), reservations and requests in flight are those of all that share the limits. So is what was used on this day and in
+    this month (None without limits of days or months).
     """
 
     tenant: str
+    model: str
     admitted: int
     limited: int
     tokens: int
     requests_left: float | None
     tokens_left: float | None
+    input_tokens_left: float | None
+    output_tokens_left: float | None
     reserved: int
     in_flight: int
+    requests_today: int | None
+    tokens_today: int | None
+    tokens_this_month: int | None
+    usd_this_month: float | None
 
 
 class Admission:
@@ -96,7 +116,11 @@ class Admission:
 
     __slots__ = (
         "_account",
+        "_of_model",
+        "_price",
+        "_quotas",
         "_settled",
+        "_wanted",
         "carried_by",
         "charged",
         "hop",
@@ -121,6 +145,10 @@ class Admission:
         self.reserved = 0
         self.charged = 0
         self._account = account
+        self._of_model: Quota | None = None
+        self._price = FREE
+        self._quotas: tuple[Quota, ...] = ()  # that hold what it wants
+        self._wanted: Spending | None = None
         self._settled = False
 
     @staticmethod
@@ -136,13 +164,13 @@ class Admission:
         return self._settled
 
     @property
-    def counts_tokens(self) -> bool:
-        """Whether its key has a limit of tokens."""
-        return self._account is not None and self._account.key.tokens_per_minute > 0
+    def reads_body(self) -> bool:
+        """Whether the limits of its key depend on what is in the body: tokens, or the model."""
+        return self._account is not None and self._account.reads_bodies
 
-    def allowances(self) -> tuple[Allowance, ...]:
-        """Return what is left of the limits per minute of its key, reservations taken off."""
-        return () if self._account is None else self._account.allowances()
+    def allowances(self) -> list[Allowance]:
+        """Return what is left of the limits per minute of its key and model, reservations taken off."""
+        return [] if self._account is None else self._account.allowances(self._of_model)
 
     def may_use(self, path: bytes) -> bool:
         """Return whether the key may use a path whose work nothing counts."""
@@ -174,6 +202,9 @@ class ApiKeyStore:
         self._by_digest: dict[bytes, ApiKey] = {}
         self._by_name: dict[str, ApiKey] = {}  # of several keys of one name, the one that is listed last
         self._tenants: dict[str, Tenant] = {}  # those that have sent a request
+        self._prices: dict[str, Price] = {}
+        self.of_calendar = False  # whether any key has limits of days or months
+        self.today = calendar_of(now, now)
         self.apply(access, now)
 
     @property
@@ -186,28 +217,28 @@ class ApiKeyStore:
         self._by_digest = {bytes.fromhex(key.sha256): key for key in access.keys}
         self._by_name = {key.name: key for key in access.keys}
         self._guards = bool(access.keys or access.keys_file)
+        self._prices = dict(access.prices)
+        self.of_calendar = any(key.of_calendar for key in access.keys)
         self._tenants = {name: tenant for name, tenant in self._tenants.items() if name in self._by_name}
         changed = [one for name, one in self._tenants.items() if one.key is not self._by_name[name]]
-        if changed:
-            self._limits.lock(now)
-            try:
-                for tenant in changed:
-                    tenant.change(self._by_name[tenant.key.name], now)
-            finally:
-                self._limits.unlock()
+        for tenant in changed:
+            self._change(tenant, now)
 
     def _tenant(self, name: str, now: float) -> Tenant:
         """Return the owner of keys that are in force. One without requests costs no memory and no row of the limits."""
         tenant = self._tenants.get(name)
         if tenant is None:
-            key = self._by_name[name]
-            tenant = self._tenants[name] = Tenant(key, self._limits)
-            self._limits.lock(now)
-            try:
-                tenant.change(key, now)
-            finally:
-                self._limits.unlock()
+            tenant = self._tenants[name] = Tenant(self._by_name[name], self._limits)
+            self._change(tenant, now)
         return tenant
+
+    def _change(self, tenant: Tenant, now: float) -> None:
+        key = self._by_name[tenant.key.name]
+        self._limits.lock(now)
+        try:
+            tenant.change(key, self._limits, now, self.today)
+        finally:
+            self._limits.unlock()
 
     # --- the account of one request
 
@@ -242,44 +273,69 @@ class ApiKeyStore:
         return Admission(account, carried_by)
 
     def reserve(
-        self, admission: Admission, prompt_tokens: int, max_tokens: int | None, now: float, choices: int = 1
+        self,
+        admission: Admission,
+        model: str,
+        prompt_tokens: int,
+        max_tokens: int | None,
+        now: float,
+        choices: int = 1,
     ) -> Limited | None:
         """Take the tokens that the request is expected to use, at most once; None if it may go on.
 
-        `max_tokens` is the client's limit on generated tokens, over all `choices`; None or below zero is no limit.
-        A request that is refused here has taken no request from its bucket; it is still to be settled.
+        `model` is the one that it names, empty: none. `max_tokens` is the client's limit on generated tokens, over all `choices`; None or
+        below zero is no limit. A request that is refused here has taken no request from its buckets; it is still to be settled.
         """
         account = admission._account
-        if admission._settled or admission.reserved:
+        if admission._settled or admission._wanted is not None:
             raise AlreadySettledError("a request reserves its tokens once, before it is settled")
         admission.prompt_tokens, admission.most_out = prompt_tokens, max_tokens
-        if account is None or not account.key.tokens_per_minute:
+        if account is None or not account.reads_bodies:
             return None
         generated = account.past.expected * choices
         if max_tokens is not None and max_tokens >= 0:
             generated = min(generated, max_tokens)
-        wanted = prompt_tokens + generated
-        row = account.row
+        price = FREE
+        if self._prices:
+            price = admission._price = price_of(self._prices, model)
+        wanted = Spending(
+            prompt_tokens, generated, price.usd(prompt_tokens, generated) if self._prices else 0.0
+        )
+        whole, of_model = account.whole, account.of_model(model)
         self._limits.lock(now)
         try:
-            self._fill(account, now)
-            refusal = account.lacks_tokens(self._left(account)[1])
+            self._fill(whole, now)
+            refusal = whole.lacks_tokens(self._left(whole), now, self.today)
+            if refusal is None and of_model is not None:
+                self._fill(of_model, now)
+                refusal = of_model.exceeded(self._left(of_model), now, self.today)
             if refusal is not None:
-                row.requests += ONE
                 account.admitted -= 1
                 account.limited += 1
-                self._take(account, -1, 0)
+                if whole.is_limited:
+                    whole.was_refused()
+                    self._take(whole, _REQUEST_BACK)
                 return refusal
-            row.tokens -= wanted
-            row.own_reserved += wanted
+            if of_model is not None:
+                of_model.enter()
+            quotas = tuple(one for one in (whole, of_model) if one is not None and one.counts_tokens)
+            for quota in quotas:
+                quota.reserve(wanted)
         finally:
             self._limits.unlock()
-        self._take(account, 0, wanted)
-        admission.reserved = wanted
+        if self.quota is not None:
+            if of_model is not None:
+                self.quota.take(of_model.name, _REQUEST)
+            for quota in quotas:
+                self.quota.take(quota.name, Amount(0, prompt_tokens, generated))
+        admission._of_model, admission._wanted, admission._quotas = of_model, wanted, quotas
+        admission.reserved = prompt_tokens + generated if quotas else 0
         return None
 
-    def settle(self, admission: Admission, tokens: int, now: float, generated: int | None = None) -> None:
-        """Charge a request that is over: `tokens` are those of its prompt and those generated.
+    def settle(
+        self, admission: Admission, tokens_in: int, tokens_out: int, now: float, generated: int | None = None
+    ) -> None:
+        """Charge a request that is over: the tokens of its prompt, and those of its response.
 
         `generated` is how many tokens each choice of a response has that is whole; None: there is none to learn from.
         Raises AlreadySettledError the second time.
@@ -290,95 +346,150 @@ class ApiKeyStore:
         account = admission._account
         if account is None:
             return
-        account.row.own_in_flight -= 1
-        admission.charged = tokens
+        whole, of_model = account.whole, admission._of_model
+        whole.leave()
+        admission.charged = tokens_in + tokens_out
         if generated is not None:
             account.past.add(generated)
-        self._charge(account, tokens, admission.reserved, now)
+        account.used += tokens_in + tokens_out
+        wanted, quotas = admission._wanted, admission._quotas
+        if of_model is not None:
+            of_model.leave()
+        if wanted is None and whole.counts_tokens and (tokens_in or tokens_out):
+            quotas = (whole,)  # of a path whose work is not known before
+        if not quotas:
+            return
+        spent = Spending(tokens_in, tokens_out, admission._price.usd(tokens_in, tokens_out))
+        self._limits.lock(now)
+        try:
+            for quota in quotas:
+                self._fill(quota, now)
+                quota.settle(wanted, spent)
+        finally:
+            self._limits.unlock()
+        if self.quota is not None:
+            held_in, held_out = (0, 0) if wanted is None else (wanted.tokens_in, wanted.tokens_out)
+            more = Amount(0, tokens_in - held_in, tokens_out - held_out)
+            for quota in quotas:
+                self.quota.take(quota.name, more, round(spent.usd * 1e6))
 
     def usage(self, now: float) -> Iterator[Usage]:
-        """Yield every tenant's account; of more than MOST_SHOWN, those that have sent a request."""
+        """Yield every tenant's accounts; of more than MOST_SHOWN, those that have sent a request."""
         self._limits.reap(now)
         for name in list(self._by_name if len(self._by_name) <= MOST_SHOWN else self._tenants):
             tenant = self._tenant(name, now)
-            row, key = tenant.row, tenant.key
-            self._limits.lock(now)
-            try:
-                self._fill(tenant, now)
-                requests, tokens = row.requests, row.tokens
-            finally:
-                self._limits.unlock()
-            yield Usage(
-                name,
-                tenant.admitted,
-                tenant.limited,
-                tenant.used,
-                requests if key.requests_per_minute else None,
-                tokens if key.tokens_per_minute else None,
-                row.reserved(),
-                row.in_flight(),
-            )
+            for quota in tenant.quotas():
+                self._limits.lock(now)
+                try:
+                    self._fill(quota, now)
+                    left = [quota.level(which) for which in (REQUESTS, TOKENS, INPUT, OUTPUT)]
+                    used = quota.used()
+                finally:
+                    self._limits.unlock()
+                day, month, usd = (None, None, None) if used is None else used
+                yield Usage(
+                    name,
+                    quota.model,
+                    tenant.admitted,
+                    tenant.limited,
+                    tenant.used,
+                    left[0],
+                    left[1],
+                    left[2],
+                    left[3],
+                    sum(quota.row.reserved()),
+                    quota.row.in_flight(),
+                    None if day is None else day.requests,
+                    None if day is None else day.tokens_in + day.tokens_out,
+                    None if month is None else month.tokens_in + month.tokens_out,
+                    usd,
+                )
 
     def _enter(self, account: Tenant, now: float) -> Limited | None:
         """Take one request and a place among those under way, unless a limit is reached."""
-        row = account.row
-        if not account.is_limited:
-            row.own_in_flight += 1
+        whole = account.whole
+        if not whole.is_limited:
+            whole.enter()
             return None
         self._limits.lock(now)
         try:
-            self._fill(account, now)
-            refusal = account.exceeded(*self._left(account))
+            self._fill(whole, now)
+            refusal = whole.exceeded(self._left(whole), now, self.today)
             if refusal is None:
-                row.requests -= ONE
-                row.own_in_flight += 1
-                self._take(account, 1, 0)
+                whole.enter()
+                self._take(whole, _REQUEST)
         finally:
             self._limits.unlock()
         return refusal
 
-    def _charge(self, account: Tenant, tokens: int, reserved: int, now: float) -> None:
-        account.used += tokens
-        if not reserved and not (tokens and account.key.tokens_per_minute):
-            return
-        row = account.row
-        self._limits.lock(now)
-        try:
-            self._fill(account, now)
-            row.tokens += reserved - tokens
-            row.own_reserved -= reserved
-        finally:
-            self._limits.unlock()
-        self._take(account, 0, tokens - reserved)
-
-    # --- agents of other regions
+    # --- agents of other regions, and the controller
 
     def charge(self, charges: Iterable[Charge], now: float) -> None:
         """Drain the buckets by what other agents have let in."""
         self.fill(now)
         for charge in charges:
-            if charge.key in self._by_name:
-                account = self._tenant(charge.key, now)
+            for quota in self._named(charge.name, now):
                 self._limits.lock(now)
-                account.charge(charge.requests, charge.tokens, charge.catching_up)
-                self._limits.unlock()
+                try:
+                    quota.charge(charge.used, charge.micro_usd / 1e6, charge.catching_up, charge.is_news)
+                finally:
+                    self._limits.unlock()
+
+    def counted(self, totals: UsageTotals, now: float) -> None:
+        """All agents together have used this much, some seconds ago."""
+        if totals.day != self.today.day:
+            return
+        by_key: dict[str, list[KeyTotal]] = {}
+        for row in totals.rows:
+            if row.key in self._by_name and self._by_name[row.key].of_calendar:
+                by_key.setdefault(row.key, []).append(row)
+        for name, rows in by_key.items():
+            tenant = self._tenant(name, now)
+            for quota in tenant.quotas():
+                of_quota = [row for row in rows if not quota.model or tenant.of_model(row.model) is quota]
+                self._limits.lock(now)
+                try:
+                    self._fill(quota, now)
+                    quota.counted(*self._totals(of_quota))
+                finally:
+                    self._limits.unlock()
+
+    def _totals(self, rows: Iterable[KeyTotal]) -> tuple[Amount, Amount, float]:
+        """Return the sums of today and of this month, and what the latter cost."""
+        today, month, usd = [0, 0, 0], [0, 0], 0.0
+        for row in rows:
+            for at, number in enumerate((row.requests_today, row.tokens_in_today, row.tokens_out_today)):
+                today[at] += number
+            month[0] += row.tokens_in_month
+            month[1] += row.tokens_out_month
+            usd += price_of(self._prices, row.model).usd(row.tokens_in_month, row.tokens_out_month)
+        return Amount(*today), Amount(0, *month), usd
+
+    def _named(self, name: str, now: float) -> list[Quota]:
+        """Return the quota of that name, if it is in force here."""
+        owner, model = names_in(name)
+        if owner not in self._by_name:
+            return []
+        tenant = self._tenant(owner, now)
+        return [quota for quota in tenant.quotas() if quota.model == model]
 
     def fill(self, now: float) -> None:
         """Bring all levels up to now: the share by which they are filled may change."""
         for account in self._tenants.values():
             self._limits.lock(now)
-            self._fill(account, now)
+            for quota in account.quotas():
+                self._fill(quota, now)
             self._limits.unlock()
 
-    def _fill(self, account: Tenant, now: float) -> None:
-        account.fill(now, 1.0 if self.quota is None else self.quota.share)
+    def _fill(self, quota: Quota, now: float) -> None:
+        quota.fill(now, self.today, 1.0 if self.quota is None else self.quota.share)
 
-    def _left(self, account: Tenant) -> tuple[int, int]:
-        return (0, 0) if self.quota is None else self.quota.reserved(account.key.name)
+    def _left(self, quota: Quota) -> Amount:
+        return NOTHING if self.quota is None else self.quota.reserved(quota.name)
 
-    def _take(self, account: Tenant, requests: int, tokens: int) -> None:
+    def _take(self, quota: Quota, used: Amount) -> None:
         if self.quota is not None:
-            self.quota.take(account.key.name, requests, tokens)
+            self.quota.take(quota.name, used)
 
 
 def _digest(header: bytes, value: bytes) -> bytes:

@@ -18,7 +18,7 @@ from lb.core.peers import RegionReport
 from lb.core.shared_quota import Counters, Used
 
 MAX_FRAME_BYTES = 2048
-BEAT, USED = 1, 2  # kinds of frames
+BEAT, USED = 1, 3  # kinds of frames; 2 had fewer counters of each key
 MOST_SILENT = 16  # agents that one beat names
 _HEAD = Struct("!HB")  # bytes that follow, kind
 _LINK = Struct(
@@ -29,7 +29,7 @@ _TEXT = Struct("!B")  # bytes that follow
 _MOST_COUNTED = 2**32 - 1
 _MOST = 2**53
 _LONGEST_S = 1e6
-_LONGEST_NAME = 512
+_LONGEST_NAME = 1100  # of a key with one of its models
 _USED_BYTES = 1300  # of the rows in one frame
 
 
@@ -195,7 +195,7 @@ def _used(data: bytes) -> UsedReport:
     used = {}
     for key, row in rows.items():
         if not isinstance(row, list) or len(row) != len(Counters._fields) or len(key) > _LONGEST_NAME:
-            raise BeatError("used: four numbers are expected for each key")
+            raise BeatError(f"used: {len(Counters._fields)} numbers are expected for each key")
         used[key] = Counters(*(_integer(one, "used") for one in row))
     return UsedReport(_integer(fields.get("boot"), "boot"), used)
 

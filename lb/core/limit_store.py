@@ -1,6 +1,6 @@
-"""The numbers behind the limits of tenants: where they are kept, and who shares them. Pure.
+"""The numbers behind the limits of API keys: where they are kept, and who shares them. Pure.
 
-`lb.core.api_keys` decides; a `LimitStore` holds what it decides on. Several agents of one host that serve one port, and
+`lb.core.quota` decides; a `LimitStore` holds what it decides on. Several agents of one host that serve one port, and
 an agent and its successor, must count as one, so their store is a file (`lb.agent.limits_file`). An agent that is alone
 keeps the numbers in memory.
 """
@@ -13,34 +13,71 @@ from weakref import WeakValueDictionary
 
 FULL = math.inf  # the level of a bucket that has never been used, of any size
 
+# Where a row has the instant for which its levels hold, and the levels of its buckets, less reservations; below zero is a debt.
+FILLED_AT = 0
+REQUESTS, TOKENS, INPUT, OUTPUT = 1, 2, 3, 4
+# A day, and what has been used on it; a month, and what has been used in it. Reservations are not in these.
+DAY, DAY_REQUESTS, DAY_INPUT, DAY_OUTPUT = 5, 6, 7, 8
+MONTH, MONTH_INPUT, MONTH_OUTPUT, MONTH_USD = 9, 10, 11, 12
+CALENDAR = slice(DAY, MONTH_USD + 1)
+ROW_SIZE = 14
 
-class LimitRow(Protocol):
-    """The numbers of one tenant.
+# Of each process: its requests under way, and the tokens that it has taken from the levels for those that are not settled, with what they cost.
+IN_FLIGHT, RESERVED_IN, RESERVED_OUT, RESERVED_USD = 0, 1, 2, 3
+CELL_SIZE = 4
 
-    Levels are shared, and are read and written between `lock` and `unlock` only; the `own_` numbers are written by this
-    process alone.
+
+class LimitRow:
+    """Where the numbers of one quota are.
+
+    `numbers[at + REQUESTS]` and so on are shared, and are read and written between `lock` and `unlock` only; `numbers[own + IN_FLIGHT]` and
+    so on are written by this process alone.
     """
 
-    requests: float  # in the bucket of requests; FULL where there has been no limit
-    tokens: float  # in the bucket of tokens, less reservations; below zero is a debt
-    filled_at: float  # the instant for which both levels hold
-    own_in_flight: float
-    own_reserved: float  # tokens taken from `tokens` for requests that are not settled
+    __slots__ = ("__weakref__", "_column", "_first", "_slots_at", "at", "numbers", "own")
+
+    def __init__(
+        self,
+        numbers: memoryview[float],
+        at: int,
+        own: int,
+        first: int = 0,
+        column: int = CELL_SIZE,
+        slots_at: int = -1,
+    ) -> None:
+        """The cells of all processes begin at `first`, one each `column`; how many there are is at `slots_at`, -1: only the own one."""
+        self.numbers = numbers
+        self.at = at
+        self.own = own
+        self._first = first
+        self._column = column
+        self._slots_at = slots_at
 
     def in_flight(self) -> int:
-        """Requests under way in all processes."""
-        ...
+        """Return the requests under way in all processes."""
+        return int(self._sum(IN_FLIGHT))
 
-    def reserved(self) -> int:
-        """Tokens reserved by all processes."""
-        ...
+    def reserved(self) -> tuple[int, int]:
+        """Return the tokens of prompts and of responses that all processes have reserved."""
+        return int(self._sum(RESERVED_IN)), int(self._sum(RESERVED_OUT))
+
+    def reserved_usd(self) -> float:
+        """Return what all processes have reserved costs."""
+        return self._sum(RESERVED_USD)
+
+    def _sum(self, which: int) -> float:
+        numbers = self.numbers
+        if self._slots_at < 0:
+            return numbers[self.own + which]
+        slots, first, column = int(numbers[self._slots_at]), self._first + which, self._column
+        return numbers[first] if slots == 1 else sum(numbers[first : first + slots * column : column])
 
 
 class LimitStore(Protocol):
-    """Rows by the name of their tenant."""
+    """Rows by the name of their quota."""
 
-    def row(self, tenant: str) -> LimitRow:
-        """Return the row of this tenant; a new one has full buckets.
+    def row(self, name: str) -> LimitRow:
+        """Return the row of this name; a new one has full buckets, and nothing used.
 
         Two calls return the same numbers for as long as one of the rows is in use.
         """
@@ -60,35 +97,25 @@ class LimitStore(Protocol):
         ...
 
 
-class MemoryRow:
-    """The row of a process that shares with no other."""
-
-    __slots__ = ("__weakref__", "filled_at", "own_in_flight", "own_reserved", "requests", "tokens")
-
-    def __init__(self) -> None:
-        self.requests = FULL
-        self.tokens = FULL
-        self.filled_at = 0.0
-        self.own_in_flight = 0.0
-        self.own_reserved = 0.0
-
-    def in_flight(self) -> int:
-        return int(self.own_in_flight)
-
-    def reserved(self) -> int:
-        return int(self.own_reserved)
+def give_back(numbers: memoryview[float], at: int, tokens_in: float, tokens_out: float) -> None:
+    """Return reserved tokens to the levels of the row at `at`."""
+    numbers[at + TOKENS] += tokens_in + tokens_out
+    numbers[at + INPUT] += tokens_in
+    numbers[at + OUTPUT] += tokens_out
 
 
 class MemoryLimits:
-    """A `LimitStore` that shares with no other process. A row is kept for as long as a tenant or a request uses it."""
+    """A `LimitStore` that shares with no other process. A row is kept for as long as a quota or a request uses it."""
 
     def __init__(self) -> None:
-        self._rows: WeakValueDictionary[str, MemoryRow] = WeakValueDictionary()
+        self._rows: WeakValueDictionary[str, LimitRow] = WeakValueDictionary()
 
-    def row(self, tenant: str) -> MemoryRow:
-        row = self._rows.get(tenant)
+    def row(self, name: str) -> LimitRow:
+        row = self._rows.get(name)
         if row is None:
-            row = self._rows[tenant] = MemoryRow()
+            numbers = memoryview(bytearray(8 * (ROW_SIZE + CELL_SIZE))).cast("d")
+            numbers[REQUESTS] = numbers[TOKENS] = numbers[INPUT] = numbers[OUTPUT] = FULL
+            row = self._rows[name] = LimitRow(numbers, 0, ROW_SIZE)
         return row
 
     def lock(self, now: float) -> None:

@@ -19,48 +19,60 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from lb.core.quota import NOTHING, Amount
+
 SLACK = 4
 
 
 class Counters(NamedTuple):
-    """Taken from the buckets of one key, and given back: requests that were refused after all, reservations that were too large."""
+    """Taken from one quota, and given back: requests that were refused after all, reservations that were too large.
+
+    `micro_usd` is what settled requests have cost, in millionths of a US dollar.
+    """
 
     requests: int = 0
     requests_back: int = 0
-    tokens: int = 0
-    tokens_back: int = 0
+    tokens_in: int = 0
+    tokens_in_back: int = 0
+    tokens_out: int = 0
+    tokens_out_back: int = 0
+    micro_usd: int = 0
 
     def merged(self, other: Counters) -> Counters:
         """Return the newest of both: counters only grow."""
         return Counters(*map(max, self, other))
 
     @property
-    def net_requests(self) -> int:
-        return self.requests - self.requests_back
-
-    @property
-    def net_tokens(self) -> int:
-        return self.tokens - self.tokens_back
+    def net(self) -> Amount:
+        return Amount(
+            self.requests - self.requests_back,
+            self.tokens_in - self.tokens_in_back,
+            self.tokens_out - self.tokens_out_back,
+        )
 
 
 _NONE = Counters()
 Used = Mapping[str, Counters]
-"""By the name of the key."""
+"""By the name of the quota (`lb.core.quota.name_of`)."""
 
 
 class Charge(NamedTuple):
-    """What another agent has taken from the buckets of a key. With `catching_up` no level falls below zero for it."""
+    """What another agent has taken from a quota. With `catching_up` no level falls below zero for it.
 
-    key: str
-    requests: int
-    tokens: int
+    `is_news`: it is none of what that agent took before this one ran, which may have been on another day.
+    """
+
+    name: str
+    used: Amount
+    micro_usd: int
     catching_up: bool
+    is_news: bool
 
 
 class _Link:
     """What one peer has been sent and has received, and what has come from it."""
 
-    __slots__ = ("acknowledged", "boot", "connection", "reachable", "received", "sent", "unsent")
+    __slots__ = ("acknowledged", "boot", "connection", "is_first", "reachable", "received", "sent", "unsent")
 
     def __init__(self) -> None:
         self.connection = 0
@@ -68,6 +80,7 @@ class _Link:
         self.sent: deque[tuple[int, dict[str, Counters]]] = deque()  # with the beat that followed
         self.acknowledged: dict[str, Counters] = {}
         self.boot = 0
+        self.is_first = True  # the peer's process ran before this one, or did for all that is known
         self.received: dict[str, Counters] = {}
         self.reachable = False
 
@@ -82,33 +95,37 @@ class SharedQuota:
 
     # --- this agent
 
-    def take(self, key: str, requests: int = 0, tokens: int = 0) -> None:
-        """Count what a request has taken, or (below zero) given back."""
-        if not (requests or tokens):
-            return
-        own = self._own.get(key, _NONE)
-        self._own[key] = Counters(
+    def take(self, name: str, used: Amount, micro_usd: int = 0) -> None:
+        """Count what a request has taken from a quota, or (below zero) given back."""
+        own = self._own.get(name, _NONE)
+        requests, tokens_in, tokens_out = used
+        self._own[name] = Counters(
             own.requests + max(0, requests),
             own.requests_back + max(0, -requests),
-            own.tokens + max(0, tokens),
-            own.tokens_back + max(0, -tokens),
+            own.tokens_in + max(0, tokens_in),
+            own.tokens_in_back + max(0, -tokens_in),
+            own.tokens_out + max(0, tokens_out),
+            own.tokens_out_back + max(0, -tokens_out),
+            own.micro_usd + micro_usd,
         )
         for link in self._links.values():
-            link.unsent.add(key)
+            link.unsent.add(name)
 
-    def reserved(self, key: str) -> tuple[int, int]:
-        """Return how many requests and tokens to leave for other agents."""
-        own = self._own.get(key)
+    def reserved(self, name: str) -> Amount:
+        """Return how much to leave for other agents."""
+        own = self._own.get(name)
         if own is None:
-            return 0, 0
-        requests = tokens = others = 0
+            return NOTHING
+        requests = tokens_in = tokens_out = others = 0
+        net = own.net
         for link in self._links.values():
             if link.reachable:
                 others += 1
-                known = link.acknowledged.get(key, _NONE)
-                requests = max(requests, own.net_requests - known.net_requests)
-                tokens = max(tokens, own.net_tokens - known.net_tokens)
-        return others * max(0, requests - SLACK), others * tokens
+                known = link.acknowledged.get(name, _NONE).net
+                requests = max(requests, net.requests - known.requests)
+                tokens_in = max(tokens_in, net.tokens_in - known.tokens_in)
+                tokens_out = max(tokens_out, net.tokens_out - known.tokens_out)
+        return Amount(others * max(0, requests - SLACK), others * tokens_in, others * tokens_out)
 
     # --- peers
 
@@ -154,12 +171,15 @@ class SharedQuota:
         if link is None:
             return []
         if boot != link.boot:
+            link.is_first = link.boot == 0
             link.boot, link.received = boot, {}
         charges = []
-        for key, counters in used.items():
-            before = link.received.get(key, _NONE)
-            newest = link.received[key] = before.merged(counters)
-            requests = newest.net_requests - before.net_requests
-            tokens = newest.net_tokens - before.net_tokens
-            charges.append(Charge(key, requests, tokens, not link.reachable))
+        for name, counters in used.items():
+            known = link.received.get(name)
+            before = _NONE if known is None else known
+            newest = link.received[name] = before.merged(counters)
+            taken = Amount(*(new - old for new, old in zip(newest.net, before.net, strict=True)))
+            is_news = known is not None or not link.is_first
+            cost = newest.micro_usd - before.micro_usd
+            charges.append(Charge(name, taken, cost, not link.reachable, is_news))
         return charges

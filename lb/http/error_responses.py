@@ -17,6 +17,8 @@ SERVER = "skyserve"
 # seconds; newer ones however long it is, in silence. Beyond it this header makes them report the error.
 MOST_WAITED_S = 60
 _FORBIDS_RETRY = b"X-Should-Retry: false\r\n"
+#: The code, and the type, of a budget that is used up, for which OpenAI's clients need not try again.
+USED_UP = "insufficient_quota"
 _MESSAGE_ERRORS = {
     401: "authentication_error",
     403: "permission_error",
@@ -94,7 +96,8 @@ def closing(response: bytes) -> bytes:
 
 def error_body(status: int, code: str, message: str) -> bytes:
     """Return the JSON alone."""
-    return orjson.dumps({"error": {"message": message, "type": kind(status), "param": None, "code": code}})
+    what = USED_UP if code == USED_UP else kind(status)
+    return orjson.dumps({"error": {"message": message, "type": what, "param": None, "code": code}})
 
 
 def message_error_body(status: int, message: str) -> bytes:

@@ -104,7 +104,7 @@ class Account:
     def abandoned(self, admission: Admission, now: float) -> None:
         """Settle a request that was let in and did not end as others do, unless that has been done."""
         if not admission.settled:
-            self.api_keys.settle(admission, 0, now)
+            self.api_keys.settle(admission, 0, 0, now)
 
     def turned_away(self, now: float) -> None:
         """No target had room for a request in time."""
@@ -190,7 +190,7 @@ class Account:
         arrival, ending, status = request.arrival, request.ending, request.status
         whole = outcome is Outcome.WHOLE and spent.out > 0
         generated = spent.out // arrival.choices if whole else None
-        self.api_keys.settle(arrival.admission, spent.prompt + spent.out, now, generated)
+        self.api_keys.settle(arrival.admission, spent.prompt, spent.out, now, generated)
         counts = self.metrics.counts
         if outcome is Outcome.CLIENT_GONE:
             counts.client_gone += 1

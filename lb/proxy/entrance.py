@@ -13,9 +13,9 @@ from lb.core.api_keys import Admission, ApiKeyStore, Unauthorized
 from lb.core.hop import NAME as HOP
 from lb.core.hop import RequestHop
 from lb.core.model_costs import ModelCosts
+from lb.core.quota import Limited
 from lb.core.residency import Zones
 from lb.core.targets import TargetTable
-from lb.core.tenant import Limited
 from lb.core.warming import LARGEST_BYTES, PromptSample, PromptSamples
 from lb.http import error_responses, session_cookie
 from lb.http.api_paths import Work, for_model, names_a_model, work_of
@@ -173,7 +173,8 @@ class RequestAdmission:
         self._metrics.of_key(verdict.tenant).refusals[verdict.reason] += 1
         allowance = verdict.allowance
         lines = b"" if allowance is None else lines_of((allowance,))
-        return Rejection(429, "rate_limit_exceeded", verdict.message, verdict.retry_after_s, lines)
+        code = error_responses.USED_UP if verdict.is_budget else "rate_limit_exceeded"
+        return Rejection(429, code, verdict.message, verdict.retry_after_s, lines)
 
     def _own_path(self, head: RequestHead) -> Rejection | bytes:
         """Return whether the process serves, and whether a target would take a request.
@@ -215,8 +216,8 @@ class RequestAdmission:
         model = model_of(parsed, body) if has_model else parsed.model
         if parsed is UNREADABLE and self._table.table.access.strict_json:
             return _ENCODED if b"\r\ncontent-encoding:" in b"\r\n" + head.lines.lower() else _UNREADABLE
-        if admission.counts_tokens:
-            refusal = self._reserve(head, body, parsed, admission, body_left, now)
+        if admission.reads_body:
+            refusal = self._reserve(head, body, parsed, model, admission, body_left, now)
             if refusal is not None:
                 return refusal
         if now >= self.samples.due_at and not body_left and len(body) <= LARGEST_BYTES:
@@ -263,11 +264,12 @@ class RequestAdmission:
         head: RequestHead,
         body: bytes,
         parsed: ParsedRequest,
+        model: str,
         admission: Admission,
         body_left: bool,
         now: float,
     ) -> Rejection | None:
-        """Take the tokens that a request is expected to use from those of its key."""
+        """Take the tokens that a request is expected to use from those of its key and model."""
         if head.method in _READING and not head.websocket:
             return None
         path = head.path
@@ -285,8 +287,8 @@ class RequestAdmission:
             return _AMBIGUOUS
         size = size_of(work, parsed, body)
         admission.text_bytes = 0 if size.tokens else size.text_bytes
-        prompt_tokens = self._costs.of(parsed.model).prompt_tokens(size.text_bytes) + size.tokens
-        limited = self._api_keys.reserve(admission, prompt_tokens, size.most_out, now, size.choices)
+        prompt_tokens = self._costs.of(model).prompt_tokens(size.text_bytes) + size.tokens
+        limited = self._api_keys.reserve(admission, model, prompt_tokens, size.most_out, now, size.choices)
         return None if limited is None else self._limited(limited)
 
     def _read(

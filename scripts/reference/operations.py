@@ -94,7 +94,8 @@ CONTROLLER = (
     ),
     Operation(
         "GET", "/v1/services/{name}/usage", "Return what the requests of each API key and model have used, by day.",
-        "{name, since, until, by, rows, total}; rows have the groups, requests, tokens_in and tokens_out",
+        "{name, since, until, by, rows, total}; rows have the groups, requests, tokens_in and tokens_out; with load_balancer.prices also usd, at "
+        "the prices of today",
         (
             ("since", "first day, as 2026-11-27 (UTC); default 29 days before the last"),
             ("until", "last day; default today"),
@@ -198,8 +199,20 @@ ADMIN = (
     ),
     Operation(
         "GET", "/-/usage", "Return what the requests of each API key and model have used, by day. A file keeps it over restarts.",
-        "source, mark, more, and rows of day (since 1970, UTC), key, model, requests, tokens in, tokens out; of the last 8 days",
+        "source, mark, more, and rows of day (since 1970, UTC), key, model, requests, tokens in, tokens out; of the last 8 days. "
+        "`totals` is true if limits of days or months need what other agents have counted",
         (("source", "as in the last response"), ("since", "the mark of the last response: only rows that have changed since")),
+    ),
+    Operation(
+        "POST", "/-/usage/totals", "Report to the agent what all agents of the service have counted today and in this month.",
+        "the number of rows",
+        body=(
+            ("day", "today, counted from 1970-01-01 (UTC)"),
+            (
+                "rows", "at most 5,000, in order of keys and models: key, model, requests, tokens in and tokens out of today, tokens in and "
+                "tokens out of the month; all models of a key are in one message",
+            ),
+        ),
     ),
     Operation("GET", "/-/metrics", "Expose Prometheus metrics.", "text exposition format", text=True),
     Operation("GET", "/-/keys", "Return usage and what is left of each API key.", "{keys: [...]}"),

@@ -12,7 +12,7 @@ import typer
 
 from skyserve_cli.commands.options import ServiceName, View, controller, find
 from skyserve_cli.controller.reconcile.clock import SystemClock
-from skyserve_cli.output import WrongUsage, inform, printable, put_json
+from skyserve_cli.output import WrongUsage, inform, printable, put_json, usd
 from skyserve_cli.text_tables import put_table, table
 
 _NUMBERS = ("requests", "tokens_in", "tokens_out")
@@ -61,7 +61,8 @@ def usage(
 
     Tokens are those that engines report, or estimates where they report none. Days are in UTC; a request belongs to the day on
     which it ended. 400 days are kept, also of services that are down. A key "-" is of requests that needed none, a model "-" of
-    requests without one that a replica has served.
+    requests without one that a replica has served. A service with load_balancer.prices shows what the tokens cost, those of earlier
+    days at the prices of today, too.
 
     \b
     serve usage chat
@@ -85,8 +86,9 @@ def usage(
 def _put_csv(found: View) -> None:
     """One line per row, without the total, for programs that add up themselves."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*found["by"], *_NUMBERS])
-    writer.writerows([row[column] for column in (*found["by"], *_NUMBERS)] for row in found["rows"])
+    columns = [*found["by"], *_NUMBERS, *(["usd"] if "usd" in found["total"] else [])]
+    writer.writerow(columns)
+    writer.writerows([row[column] for column in columns] for row in found["rows"])
     sys.stdout.flush()
 
 
@@ -98,12 +100,14 @@ def _put_table(found: View) -> None:
         inform("no request has ended in this time")
         return
     total = ("total", *("" for _ in groups[1:]), *_numbers(found["total"]))
-    columns = tuple(group.upper() for group in groups) + _HEADINGS
+    priced = ("USD",) if "usd" in found["total"] else ()
+    columns = (*(group.upper() for group in groups), *_HEADINGS, *priced)
     put_table(table(columns, [*rows, total]))
 
 
 def _numbers(row: Any) -> tuple[str, ...]:
-    return tuple(f"{row[number]:,}" for number in _NUMBERS)
+    cost = (usd(row["usd"]),) if "usd" in row else ()
+    return (*(f"{row[number]:,}" for number in _NUMBERS), *cost)
 
 
 def _days(since: str | None, until: str | None, today: date) -> tuple[date, date]:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 
+from lb.config.key_limits import LIMITS, MAX_CONCURRENT, OTHER_MODELS, KeyLimits, Price, models_from_json
 from lb.config.options import (
-    MAX_CONCURRENT,
     Access,
     ApiKey,
     Breaker,
@@ -27,7 +27,8 @@ from lb.config.options import (
     Session,
     Warming,
 )
-from skyserve_cli.spec.fields import AboveZero, Port, SomeSeconds, Text, not_bool, one_of, refuse
+from lb.config.schema import WireError
+from skyserve_cli.spec.fields import Port, SomeSeconds, Text, not_bool, one_of, refuse
 from skyserve_cli.spec.front_door import CorsSection, Network, SessionSection, cors
 from skyserve_cli.spec.model import LoadBalancerSpec
 from skyserve_cli.spec.references import NAME
@@ -36,6 +37,7 @@ from skyserve_cli.spec.section import Section, Shorthand, Words
 MIB = 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
 _LONGEST_NAME = 100
+_LONGEST_MODEL = 512
 _PUSHING = [mode.value for mode in PushMode]
 _CONTINUATION = [mode.value for mode in Continue]
 
@@ -79,6 +81,25 @@ def _owner(value: object) -> str:
     return value
 
 
+def _by_model(value: object) -> object:
+    """Return the mapping if its keys are names of models that an agent takes."""
+    for name in value if isinstance(value, dict) else ():
+        try:
+            models_from_json({name: {}}, "")
+        except WireError:
+            sentence = (
+                f'must be the name of a model, or "{OTHER_MODELS}": 1 to {_LONGEST_MODEL} visible characters'
+            )
+            raise refuse(sentence, at=(name,)) from None
+    return value
+
+
+def _name_first(schema: dict[str, Any]) -> None:
+    """Put the name before the limits, which pydantic has first because they are inherited."""
+    own = ("name", "key_env", "sha256")
+    schema["properties"] = {key: schema["properties"][key] for key in own} | schema["properties"]
+
+
 def _host_path(value: object) -> str:
     if not isinstance(value, str) or not value.startswith("/") or " " in value or not value.isprintable():
         raise refuse("must be an absolute path, without spaces, on the host of the load balancer")
@@ -105,6 +126,10 @@ Owner = Annotated[
     PlainValidator(_owner),
     WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _LONGEST_NAME}),
 ]
+# The bounds are those of `KeyLimits` and `Price`.
+KeyLimit = Annotated[float, _NUMBER, Field(gt=0, le=1e12, allow_inf_nan=False)]
+UsdPerMillion = Annotated[float, _NUMBER, Field(ge=0, le=1e6, allow_inf_nan=False)]
+ModelName = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _LONGEST_MODEL})]
 
 
 class QueueSection(Section):
@@ -145,7 +170,38 @@ class CircuitBreakerSection(Section):
     """For how long at most."""
 
 
-class ApiKeySection(Section):
+class KeyLimitsSection(Section):
+    requests_per_minute: KeyLimit | None = None
+    """A bucket that fills evenly, as all limits per minute. Default: no limit."""
+    tokens_per_minute: KeyLimit | None = None
+    """Tokens of prompts and responses. Default: no limit."""
+    input_tokens_per_minute: KeyLimit | None = None
+    """Tokens of prompts. Default: no limit."""
+    output_tokens_per_minute: KeyLimit | None = None
+    """Tokens of responses. Default: no limit."""
+    requests_per_day: KeyLimit | None = None
+    """From midnight to midnight in UTC, as all limits per day. Default: no limit."""
+    tokens_per_day: KeyLimit | None = None
+    """Tokens of prompts and responses. Default: no limit."""
+    input_tokens_per_day: KeyLimit | None = None
+    """Tokens of prompts. Default: no limit."""
+    output_tokens_per_day: KeyLimit | None = None
+    """Tokens of responses. Default: no limit."""
+    tokens_per_month: KeyLimit | None = None
+    """Tokens of prompts and responses in a calendar month in UTC. Default: no limit."""
+    usd_per_month: KeyLimit | None = None
+    """What the tokens of a calendar month in UTC cost by load_balancer.prices, in US dollars. Default: no limit."""
+    max_concurrent: Annotated[int, _NUMBER, Field(ge=1, le=MAX_CONCURRENT)] | None = None
+    """Requests under way at a time, waiting ones included; more get 429. Default: no limit."""
+
+
+class ModelLimitsSection(KeyLimitsSection):
+    """Further limits of an API key, for one model."""
+
+
+class ApiKeySection(KeyLimitsSection):
+    model_config = ConfigDict(json_schema_extra=_name_first)
+
     refused: ClassVar[Words] = {
         "key": "is never written in the file; name the variable that holds it with key_env, or give its sha256",
     }
@@ -156,18 +212,23 @@ class ApiKeySection(Section):
     """The secret, or the variable of your own environment, that holds the key. Only its SHA-256 is kept."""
     sha256: Digest | None = None
     """Instead of key_env: the key's SHA-256."""
-    requests_per_minute: AboveZero | None = None
-    """Default: no limit."""
-    tokens_per_minute: AboveZero | None = None
-    """Tokens of prompts and responses. Default: no limit."""
-    max_concurrent: Annotated[int, _NUMBER, Field(ge=1, le=MAX_CONCURRENT)] | None = None
-    """Requests under way at a time, waiting ones included; more get 429. Default: no limit."""
     weight: Annotated[float, _NUMBER, Field(ge=0.001, le=1000, allow_inf_nan=False)] = 1.0
     """Its share of a full queue and of full memory, relative to others."""
     residency: Text | None = None
     """A zone of service.residency, in which its requests are served. Default: anywhere."""
     paths: tuple[Annotated[str, Field(pattern=r"^/[!-~]{0,200}$")], ...] = ()
-    """With tokens_per_minute: paths it may use beside those of known APIs, whose tokens are counted; * at the end of one is anything."""
+    """With a limit of tokens or dollars, or with models: paths it may use beside those of known APIs, whose tokens are counted; * at the end of one is anything."""
+    models: Annotated[dict[ModelName, ModelLimitsSection], BeforeValidator(_by_model)] = Field(
+        default_factory=dict
+    )
+    """Limits by the name of a model in requests, beside those of the key; "*" is all other names together, and requests without one."""
+
+
+class PriceSection(Section):
+    input: UsdPerMillion
+    """US dollars per million tokens of prompts."""
+    output: UsdPerMillion
+    """US dollars per million tokens of responses."""
 
 
 class MetricsSection(Section):
@@ -217,6 +278,8 @@ class LoadBalancerSection(Section):
     """Who may call. Default: everybody."""
     api_keys_file: HostPath | None = None
     """A JSON file with further keys where the load balancer runs: a mounted Secret, say. It is watched."""
+    prices: Annotated[dict[ModelName, PriceSection], BeforeValidator(_by_model)] = Field(default_factory=dict)
+    """For usd_per_month: {input, output} in US dollars per million tokens, by the name of a model in requests; "*" is any other."""
     strict_json: bool = True
     """Whether a request to a model gets 400 if its body is not the JSON of RFC 8259, which all engines read alike."""
     allow_policy_override: bool = False
@@ -239,6 +302,11 @@ class LoadBalancerSection(Section):
     """Address the load balancer listens on."""
     port: Port | None = None
     """Port the load balancer listens on; without it a free one is taken."""
+
+
+def key_limits(section: KeyLimitsSection) -> KeyLimits:
+    said = ((name, getattr(section, name)) for name in LIMITS)
+    return KeyLimits(**{name: value for name, value in said if value is not None})
 
 
 def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadBalancerSpec:
@@ -276,6 +344,7 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
             section.strict_json,
             section.api_keys_file or "",
             section.api_key_in_query,
+            tuple((name, Price(one.input, one.output)) for name, one in section.prices.items()),
         ),
         cors=cors(section.cors),
         trusted_proxies=section.trusted_proxies,

@@ -1,7 +1,7 @@
 """`ServiceSpec` <-> JSON, for the database, the API and `serve validate`. Secret values are not in a spec, so never in its JSON.
 
 The JSON has the sections of the service file: `replica_policy` holds the keys of `ScalingGoal`, `PlacementGoal` and four
-of the spec, `load_balancer` those of `Limits` that a file may set. This is the form of every version so far.
+of the spec, `load_balancer` those of `Limits` that a file may set, an API key its limits. This is the form of every version so far.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from lb.config.key_limits import LIMITS as KEY_LIMITS
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.spec.placement import placement_of
 from skyserve_cli.spec.problems import dotted
@@ -55,6 +56,11 @@ def spec_to_json(spec: ServiceSpec) -> dict[str, Any]:
     balancer = document["load_balancer"]
     limits = balancer.pop("limits")
     document["load_balancer"] = {name: limits[key] for name, key in LIMITS.items()} | balancer
+    access = balancer["access"]
+    access["prices"] = dict(access["prices"])
+    for key in access["keys"]:
+        key |= key.pop("limits")
+        key["models"] = dict(key["models"])
     return document
 
 
@@ -75,7 +81,11 @@ def spec_from_json(document: Mapping[str, Any]) -> ServiceSpec:
                 "scaling": {name: value for name, value in policy.items() if name != "slo"},
                 "placement": knobs,
                 **{name: policy[name] for name in _OF_THE_SPEC if name in policy},
-                "load_balancer": {**balancer, "limits": limits},
+                "load_balancer": {
+                    **balancer,
+                    "limits": limits,
+                    "access": _access(balancer.get("access", {})),
+                },
             }
         )
     except ValidationError as error:
@@ -87,6 +97,29 @@ def spec_from_json(document: Mapping[str, Any]) -> ServiceSpec:
         dynamic_ondemand_fallback=asked.dynamic_ondemand_fallback,
     )
     return replace(spec, placement=placement)
+
+
+def _access(value: object) -> object:
+    """Return the access as `Access` has it; what is no mapping is left for pydantic to reject."""
+    if not isinstance(value, Mapping):
+        return value
+    keys = value.get("keys", ())
+    return {
+        **value,
+        "keys": [_key(one) for one in keys] if isinstance(keys, list) else keys,
+        "prices": _pairs(value.get("prices", ())),
+    }
+
+
+def _key(value: object) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    limits = {name: value[name] for name in KEY_LIMITS if name in value}
+    return {**value, "limits": limits, "models": _pairs(value.get("models", ()))}
+
+
+def _pairs(value: object) -> object:
+    return list(value.items()) if isinstance(value, Mapping) else value
 
 
 def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -107,4 +140,6 @@ def _sentences(error: ValidationError) -> Iterator[str]:
             loc = ("replica_policy", *loc)
         elif loc[:2] == ("load_balancer", "limits"):
             loc = (loc[0], *(names.get(str(key), key) for key in loc[2:]))
+        elif loc[:3] == ("load_balancer", "access", "keys"):
+            loc = tuple(part for part in loc if part != "limits")
         yield f"{dotted(loc)}: {each['msg']}"

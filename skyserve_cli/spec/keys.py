@@ -6,18 +6,20 @@ a key that could be guessed is refused.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lb.config.key_limits import NO_LIMITS, OTHER_MODELS
 from lb.config.options import ApiKey
-from skyserve_cli.spec.balancer import ApiKeySection
+from skyserve_cli.spec.balancer import ApiKeySection, key_limits
 from skyserve_cli.spec.check import Sound
-from skyserve_cli.spec.problems import Problem, dotted
+from skyserve_cli.spec.problems import Loc, Problem, dotted
 from skyserve_cli.spec.schema import ServiceSection
 from skyserve_cli.spec.variables import Variables
 
 SHORTEST_KEY = 16
 _AT = ("service", "load_balancer", "api_keys")
+_PRICES = ("service", "load_balancer", "prices")
 
 
 @dataclass(slots=True)
@@ -36,12 +38,14 @@ def digests(
     """A key is looked for among the secrets of the file, then in the user's environment."""
     found = Keys()
     entries = service.load_balancer.api_keys if service is not None else None
-    if entries is None or not sound(*_AT):
+    if service is None or entries is None or not sound(*_AT):
         return found
     if not entries:
         found.problems.append(
             Problem(dotted(_AT), "names no key, so no client could call; leave it out for all")
         )
+    priced = OTHER_MODELS in service.load_balancer.prices or not sound(*_PRICES)
+    found.problems += _wrong_limits(entries, priced=priced)
     seen: dict[str, int] = {}
     for index, entry in enumerate(entries):
         digest = _digest(entry, index, variables, environ, found)
@@ -55,15 +59,30 @@ def digests(
             ApiKey(
                 name=entry.name,
                 sha256=digest,
-                requests_per_minute=entry.requests_per_minute or 0.0,
-                tokens_per_minute=entry.tokens_per_minute or 0.0,
+                limits=key_limits(entry),
                 weight=entry.weight,
-                max_concurrent=entry.max_concurrent or 0,
                 residency=entry.residency or "",
                 paths=entry.paths,
+                models=tuple((name, key_limits(one)) for name, one in entry.models.items()),
             )
         )
     return found
+
+
+def _wrong_limits(entries: Sequence[ApiKeySection], *, priced: bool) -> Iterator[Problem]:
+    """`priced`: every model has a price."""
+    unpriced = (
+        f'needs an entry "{OTHER_MODELS}" in load_balancer.prices: models without a price would be free'
+    )
+    for index, entry in enumerate(entries):
+        at: Loc = (*_AT, index)
+        if entry.usd_per_month is not None and not priced:
+            yield Problem(dotted((*at, "usd_per_month")), unpriced)
+        for name, one in entry.models.items():
+            if one.usd_per_month is not None and not priced:
+                yield Problem(dotted((*at, "models", name, "usd_per_month")), unpriced)
+            if key_limits(one) == NO_LIMITS:
+                yield Problem(dotted((*at, "models", name)), "has no limit; name one, or leave the model out")
 
 
 def _digest(

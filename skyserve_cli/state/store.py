@@ -17,6 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from lb.config.usage import KeyTotal
 from policies.goals import UpdateMode
 from policies.model import Replica, ReplicaState
 from skyserve_cli.state import costs, demand, event_log, goals, prune, rewrites, series, snapshot, usage
@@ -32,7 +33,7 @@ from skyserve_cli.state.read_cache import ReadCache
 from skyserve_cli.state.samples import Slot
 from skyserve_cli.state.team import TeamTokens
 from skyserve_cli.state.ticks import PreparedCommits
-from skyserve_cli.state.usage import StoredUsage, UsageTotal
+from skyserve_cli.state.usage import StoredUsage, UsageTotal, UsdOf
 from skyserve_cli.state.values import (
     Commit,
     DemandRow,
@@ -305,12 +306,30 @@ class Store:
             usage.write(c, rows)
 
     def usage(
-        self, name: str, *, since: int, until: int, by: Sequence[str], most: int, top: bool = False
-    ) -> tuple[list[UsageTotal], tuple[int, int, int]]:
-        """Return sums of the days [since, until] by some of `usage.GROUPS`, and requests, tokens in and out of all; see `usage.read`."""
+        self,
+        name: str,
+        *,
+        since: int,
+        until: int,
+        by: Sequence[str],
+        most: int,
+        top: bool = False,
+        usd: UsdOf | None = None,
+    ) -> tuple[list[UsageTotal], UsageTotal]:
+        """Return sums of the days [since, until] by some of `usage.GROUPS`, and the sum of all; see `usage.read`.
+
+        With `usd` they have what their tokens cost.
+        """
         with self.database.reading() as c:
+            if usd is not None:
+                return usage.read_priced(c, name, since, until, by, most, top=top, usd=usd)
             rows = usage.read(c, name, since, until, by, most, top=top)
             return rows, usage.total(c, name, since, until)
+
+    def usage_totals(self, name: str, today: int, most: int) -> list[KeyTotal]:
+        """Return what all agents have counted today and in its month, by key and model; see `usage.totals`."""
+        with self.database.reading() as c:
+            return usage.totals(c, name, today, most)
 
     def fold_usage(self, now: float, *, pause: Callable[[], None] = lambda: None) -> None:
         """Fold days that no agent reports any more, and delete those that are too old. `pause`: as for `archive_replicas`."""

@@ -7,14 +7,14 @@ day any more, the rows of its sources are folded into one. Every function runs i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from lb.config.usage import DAY_S, KEPT_DAYS
+from lb.config.usage import DAY_S, KEPT_DAYS, MOST_COUNT, KeyTotal, first_day, month_of
 from skyserve_cli.state import tables as t
 
 KEPT = 400  # days
@@ -41,7 +41,10 @@ class StoredUsage(NamedTuple):
 
 
 class UsageTotal(NamedTuple):
-    """What the requests of a group have used. `day`, `key` and `model` are None where the group is over all of them."""
+    """What the requests of a group have used. `day`, `key` and `model` are None where the group is over all of them.
+
+    `usd` is what the tokens cost; None without prices.
+    """
 
     day: int | None
     key: str | None
@@ -49,6 +52,11 @@ class UsageTotal(NamedTuple):
     requests: int
     tokens_in: int
     tokens_out: int
+    usd: float | None = None
+
+
+#: Returns the US dollars of the tokens of a model: of prompts and of responses.
+UsdOf = Callable[[str, int, int], float]
 
 
 def day_of(now: float) -> int:
@@ -84,11 +92,53 @@ def read(
     return [_total(row) for row in rows if row["requests"] is not None]
 
 
-def total(c: Connection, name: str, since: int, until: int) -> tuple[int, int, int]:
-    """Return requests, tokens in and tokens out of the days [since, until]."""
+def total(c: Connection, name: str, since: int, until: int) -> UsageTotal:
+    """Return the sum of the days [since, until]."""
     sums = [sa.func.coalesce(sa.func.sum(_U[number]), 0) for number in _NUMBERS]
     requests, tokens_in, tokens_out = c.execute(sa.select(*sums).where(_of(name, since, until))).one()
-    return int(requests), int(tokens_in), int(tokens_out)
+    return UsageTotal(None, None, None, int(requests), int(tokens_in), int(tokens_out))
+
+
+def read_priced(
+    c: Connection, name: str, since: int, until: int, by: Sequence[str], most: int, *, top: bool, usd: UsdOf
+) -> tuple[list[UsageTotal], UsageTotal]:
+    """Return what `read` returns, with `usd`, and the sum of all groups.
+
+    Each model has its own price, so the database adds up each group by model, and the models are added up here.
+    """
+    groups = [_U[group] for group in dict.fromkeys((*by, "model"))]
+    sums = [sa.func.sum(_U[number]).label(number) for number in _NUMBERS]
+    query = sa.select(*groups, *sums).where(_of(name, since, until)).group_by(*groups).order_by(*groups)
+    found: dict[tuple[Any, ...], UsageTotal] = {}
+    total = UsageTotal(None, None, None, 0, 0, 0, 0.0)
+    for row in c.execute(query).mappings():
+        numbers = [int(row[number]) for number in _NUMBERS]
+        cost = usd(row["model"], *numbers[1:])
+        day, key, model = group = tuple(row[one] if one in by else None for one in GROUPS)
+        total = _plus(total, numbers, cost)
+        found[group] = _plus(found.get(group) or UsageTotal(day, key, model, 0, 0, 0, 0.0), numbers, cost)
+    rows = list(found.values())
+    if top:
+        rows.sort(
+            key=lambda row: -(row.tokens_in + row.tokens_out)
+        )  # stable: by group where tokens are equal
+    return rows[:most], total
+
+
+def totals(c: Connection, name: str, today: int, most: int) -> list[KeyTotal]:
+    """Return at most `most` sums by key and model, over all sources, of the month of `today`; the models of a key follow each other."""
+    of_today = [sa.func.sum(sa.case((_U.day == today, _U[number]), else_=0)) for number in _NUMBERS]
+    of_month = [sa.func.sum(_U[number]) for number in _NUMBERS[1:]]
+    query = (
+        sa.select(_U.key, _U.model, *of_today, *of_month)
+        .where(_of(name, first_day(month_of(today)), today))
+        .group_by(_U.key, _U.model)
+        .order_by(_U.key, _U.model)
+        .limit(most)
+    )
+    return [
+        KeyTotal(row[0], row[1], *(min(MOST_COUNT, int(one)) for one in row[2:])) for row in c.execute(query)
+    ]
 
 
 def unfolded(c: Connection, now: float) -> list[tuple[str, int]]:
@@ -122,6 +172,16 @@ def _of(name: str, since: int, until: int) -> sa.ColumnElement[bool]:
 
 def _total(row: Any) -> UsageTotal:
     return UsageTotal(*(row.get(group) for group in GROUPS), *(int(row[number]) for number in _NUMBERS))
+
+
+def _plus(total: UsageTotal, numbers: Sequence[int], usd: float) -> UsageTotal:
+    requests, tokens_in, tokens_out = numbers
+    return total._replace(
+        requests=total.requests + requests,
+        tokens_in=total.tokens_in + tokens_in,
+        tokens_out=total.tokens_out + tokens_out,
+        usd=(total.usd or 0.0) + usd,
+    )
 
 
 def _raised(dialect: str) -> sa.Insert:

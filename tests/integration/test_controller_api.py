@@ -40,6 +40,7 @@ from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
+from skyserve_cli.state.usage import StoredUsage
 from skyserve_cli.state.values import EventRecord
 
 TOKEN = "the-token"
@@ -208,6 +209,33 @@ async def test_no_route_answers_without_the_token(controller: Controller, given:
         writer.close()
         await writer.wait_closed()
     assert (controller.stopped, controller.woken) == (0, 0)
+
+
+# --- what API keys have used -----------------------------------------------------------------------------------
+
+
+PRICED = YAML.replace(
+    "replicas: 2",
+    "replicas: 2, load_balancer: {prices: {m: {input: 2, output: 10}, '*': {input: 1, output: 1}}}",
+)
+
+
+async def test_usage_has_what_it_costs_at_the_prices_of_the_newest_version(controller: Controller) -> None:
+    await controller.up()
+    used = [StoredUsage("chat", 0, "ada", model, "s1", 1, 1_000_000, 100_000) for model in ("m", "other")]
+    controller.store.put_usage(used)
+    numbers = {"requests": 2, "tokens_in": 2_000_000, "tokens_out": 200_000}
+    _, plain = await controller.call("GET", "/v1/services/chat/usage?by=key")
+    assert (plain["rows"], plain["total"]) == ([{"key": "ada"} | numbers], numbers)
+    await controller.up(PRICED, mode="rolling")
+    for top in ("", "&top=1"):
+        _, priced = await controller.call("GET", f"/v1/services/chat/usage?by=key{top}")
+        assert priced["rows"] == [{"key": "ada", "usd": 4.1} | numbers]
+        assert priced["total"] == {"usd": 4.1} | numbers
+    _, models = await controller.call("GET", "/v1/services/chat/usage?by=model&top=1")
+    assert [(row["model"], row["usd"]) for row in models["rows"]] == [("m", 3.0)]
+    assert models["total"]["usd"] == 4.1
+    assert (await controller.call("GET", "/v1/services/ghost/usage"))[0] == 404
 
 
 # --- goals -----------------------------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ async def test_what_is_no_token(controller: Controller, body: object, status: in
         ("resources: {infra: local}", "resources.infra: local"),
         ("resources: {infra: ssh/lab}\nevent_callback: cat sealing.key", "event_callback"),
         (
-            "resources: {infra: ssh/lab}\nservice: {load_balancer: {api_keys_file: /etc/shadow}}",
+            "resources: {infra: ssh/lab}\nload_balancer: {api_keys_file: /etc/shadow}",
             "load_balancer.api_keys_file",
         ),
         ("resources: {infra: ssh/lab}\nworkdir: WORKDIR", "workdir"),
@@ -223,7 +223,11 @@ async def test_what_uses_the_host_of_the_controller_needs_an_admin(
     try:
         held = await token(controller, "ada", "operator")
         more = more.replace("WORKDIR", str(tmp_path))
-        text = f"name: x\nservice: {{readiness_probe: /, replicas: 1}}\nrun: serve-it\n{more}\n"
+        service = "readiness_probe: /, replicas: 1"
+        if "\nload_balancer" in more:
+            more, inner = more.split("\n")
+            service += f", {inner}"
+        text = f"name: x\nservice: {{{service}}}\nrun: serve-it\n{more}\n"
         spec = spec_to_json(load_text(text).spec)
         for method, path in (("PUT", "/v1/services/x"), ("POST", "/v1/plan")):
             status, answer = await call(controller, held, method, path, {"spec": spec})

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lb.config.options import Access, ApiKey
+from lb.config.options import Access
 from lb.config.schema import Table, Target
 from lb.engines.kinds import EngineKind
 from lb.stream.request_size import MESSAGE_BYTES
+from tests.kit.api_keys import api_key
 
 from .lb_wires import DIES, ENDS, Bench, Seen, run, settle
 
@@ -75,7 +75,7 @@ def bench_for(ended: Ended) -> Bench:
             return pieces
         return [*pieces, event(0, EngineKind.UNKNOWN, b'"stop"'), chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n"]
 
-    key = ApiKey("alice", hashlib.sha256(b"secret").hexdigest(), tokens_per_minute=100_000, max_concurrent=2)
+    key = api_key("alice", "secret", tokens_per_minute=100_000, max_concurrent=2)
     table = Table(
         "service",
         "r1",
@@ -124,7 +124,7 @@ def test_requests_in_parallel_get_the_limit_and_one_more() -> None:
     async def story() -> None:
         ended = Ended("client leaves", 10, 1, EngineKind.VLLM)
         bench = bench_for(ended)
-        key = ApiKey("alice", hashlib.sha256(b"secret").hexdigest(), tokens_per_minute=60)
+        key = api_key("alice", "secret", tokens_per_minute=60)
         table = bench.table.table
         bench.table.apply(
             Table(table.service, "r2", table.targets, policy=table.policy, access=Access((key,))), 0.0

@@ -14,8 +14,10 @@ from aiohttp import web
 from yarl import URL
 
 from lb.agent.admin_api import MAX_PUSH_BYTES, admin_app
+from lb.config.key_limits import KeyLimits
 from lb.config.options import ApiKey
 from lb.config.schema import Readiness, Stats, Table, Target
+from lb.config.usage import MOST_ROWS, KeyTotal, UsageReport, UsageTotals
 from lb.core.api_keys import Admission, ApiKeyStore, Usage
 from lb.core.target_choice import choose
 from lb.core.targets import Health, TargetTable
@@ -23,6 +25,7 @@ from lb.observe.explain import Explanation, Explanations
 from lb.observe.metrics import Metrics
 from policies.routing.base import RequestView
 from policies.routing.registry import make_policy
+from tests.kit.api_keys import api_key
 
 TOKEN = "a-token-for-tests"
 REQUEST = RequestView("r", "POST", "/")
@@ -42,6 +45,8 @@ class Desk:
         self.keyring = ApiKeyStore(table.access, self.clock())
         self.disk_full = False
         self.draining = False
+        self.wants_totals = False
+        self.totals_taken: list[UsageTotals] = []
 
     @property
     def table(self) -> Table:
@@ -72,6 +77,12 @@ class Desk:
 
     def usage(self) -> Iterable[Usage]:
         return self.keyring.usage(self.clock())
+
+    def used_since(self, source: str, mark: int) -> UsageReport:
+        return UsageReport("s1", mark, False, ())
+
+    def counted(self, totals: UsageTotals) -> None:
+        self.totals_taken.append(totals)
 
 
 class Admin:
@@ -131,7 +142,7 @@ def test_a_port_without_a_token_is_not_opened() -> None:
 PATHS = [
     ("GET", "/-/live"), ("GET", "/-/ready"), ("GET", "/-/targets"), ("PUT", "/-/targets"), ("GET", "/-/options"),
     ("PATCH", "/-/options"), ("POST", "/-/drain"), ("POST", "/-/undrain"), ("GET", "/-/stats"), ("GET", "/-/metrics"),
-    ("GET", "/-/demand"), ("GET", "/-/totals"), ("GET", "/-/usage"), ("GET", "/-/regions"),
+    ("GET", "/-/demand"), ("GET", "/-/totals"), ("GET", "/-/usage"), ("POST", "/-/usage/totals"), ("POST", "/-/usage/totals"), ("GET", "/-/regions"),
     ("GET", "/-/keys"), ("GET", "/-/explain"), ("GET", "/-/explain/x"), ("GET", "/workers"), ("POST", "/workers"),
     ("GET", "/workers/a"), ("PUT", "/workers/a"), ("PATCH", "/workers/a"), ("DELETE", "/workers/a"),
     ("POST", "/add_worker?url=http://c"), ("POST", "/remove_worker?url=http://127.0.0.1:1"), ("GET", "/list_workers"),
@@ -281,12 +292,12 @@ async def test_a_draining_agent_is_alive_and_not_ready(admin: Admin) -> None:
 
 async def test_keys_tell_what_was_used_and_never_the_key(admin: Admin) -> None:
     digest = hashlib.sha256(b"sk-alice").hexdigest()
-    key = ApiKey("alice", digest, tokens_per_minute=100).to_json()
+    key = ApiKey("alice", digest, KeyLimits(tokens_per_minute=100)).to_json()
     await admin.request("PATCH", "/-/options", {"access": {"keys": [key]}})
     keys, now = admin.desk.keyring, admin.desk.clock()
     admission = keys.admit_head([(b"x-api-key", b"sk-alice")], now)
     assert isinstance(admission, Admission)
-    keys.settle(admission, 30, now)
+    keys.settle(admission, 10, 20, now)
     (alice,) = (await admin.request("GET", "/-/keys"))["keys"]
     assert (alice["tenant"], alice["tokens"], alice["requests_left"]) == ("alice", 30, None)
     assert 70.0 <= alice["tokens_left"] <= 100.0
@@ -294,17 +305,35 @@ async def test_keys_tell_what_was_used_and_never_the_key(admin: Admin) -> None:
     assert digest not in json.dumps(alice)
 
 
+async def test_an_agent_with_limits_of_days_wants_totals_and_takes_them(admin: Admin) -> None:
+    assert "totals" not in await admin.request("GET", "/-/usage?source=s1&since=3")
+    admin.desk.wants_totals = True
+    assert UsageReport.from_json(await admin.request("GET", "/-/usage")).totals
+    totals = UsageTotals(20_000, (KeyTotal("alice", "m", 1, 2, 3, 4, 5), KeyTotal("bob", "", 1, 2, 3, 4, 5)))
+    assert await admin.request("POST", "/-/usage/totals", totals.to_json()) == {"rows": 2}
+    assert admin.desk.totals_taken == [totals]
+
+
+async def test_what_are_no_totals_is_refused(admin: Admin) -> None:
+    rows = [[f"k{number:05}", "m", 1, 2, 3, 4, 5] for number in range(MOST_ROWS + 1)]
+    problem = await admin.refusal("POST", "/-/usage/totals", {"day": 1, "rows": rows}, 400)
+    assert problem == f"rows: more than {MOST_ROWS} rows"
+    assert "rows[1]" in await admin.refusal("POST", "/-/usage/totals", {"day": 1, "rows": [rows[0]] * 2}, 400)
+    await admin.refusal("POST", "/-/usage/totals", b" " * (MAX_PUSH_BYTES + 1), 413)
+    assert admin.desk.totals_taken == []
+
+
 async def test_keys_tell_what_is_reserved_and_in_flight(admin: Admin) -> None:
-    key = ApiKey("alice", hashlib.sha256(b"sk-alice").hexdigest(), tokens_per_minute=6).to_json()
+    key = api_key("alice", "sk-alice", tokens_per_minute=6).to_json()
     await admin.request("PATCH", "/-/options", {"access": {"keys": [key]}})
     keys, now = admin.desk.keyring, admin.desk.clock()
     admission = keys.admit_head([(b"x-api-key", b"sk-alice")], now)
     assert isinstance(admission, Admission)
-    keys.reserve(admission, 1000, 20, now)
+    keys.reserve(admission, "", 1000, 20, now)
     (alice,) = (await admin.request("GET", "/-/keys"))["keys"]
     assert (alice["reserved"], alice["in_flight"], alice["tokens"]) == (1020, 1, 0)
     assert alice["tokens_left"] < 0
-    keys.settle(admission, 1003, now)
+    keys.settle(admission, 1000, 3, now)
     (alice,) = (await admin.request("GET", "/-/keys"))["keys"]
     assert (alice["reserved"], alice["in_flight"], alice["tokens"]) == (0, 0, 1003)
 

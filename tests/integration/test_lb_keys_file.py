@@ -8,11 +8,13 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lb.agent.keys_file import KeysFile
+from lb.config.key_limits import KeyLimits, Price
 from lb.config.options import Access, ApiKey
 from lb.config.schema import Table
 from lb.core.api_keys import Admission, ApiKeyStore, Unauthorized
@@ -47,8 +49,8 @@ class Watched:
     def __init__(self, path: Path, *of_table: ApiKey) -> None:
         self.changes = 0
         self.file = KeysFile(self._changed)
-        self._table = Table("chat", "1", access=Access(of_table, keys_file=str(path)))
-        self.file.extended(self._table)
+        self.table = Table("chat", "1", access=Access(of_table, keys_file=str(path)))
+        self.file.extended(self.table)
 
     def _changed(self) -> None:
         self.changes += 1
@@ -60,7 +62,7 @@ class Watched:
         return self.names()
 
     def names(self) -> Sequence[str]:
-        return [key.name for key in self.file.extended(self._table).access.keys]
+        return [key.name for key in self.file.extended(self.table).access.keys]
 
 
 @pytest.fixture
@@ -152,6 +154,17 @@ def test_a_file_that_cannot_be_used_keeps_the_last_good_keys_and_says_so_once(
     assert watched.file.problem == ""
 
 
+def test_a_budget_of_dollars_without_prices_is_a_problem(path: Path) -> None:
+    key = {"name": "ada", "sha256": digest("ada"), "models": {"m": {"usd_per_month": 5}}}
+    path.write_text(json.dumps([key]))
+    watched = Watched(path)
+    assert watched.names() == ["ada"]
+    assert "usd_per_month of 'ada' needs an entry \"*\" in load_balancer.prices" in watched.file.problem
+    priced = replace(watched.table, access=replace(watched.table.access, prices=(("*", Price(1.0, 2.0)),)))
+    watched.file.extended(priced)
+    assert watched.file.problem == ""
+
+
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     watched = Watched(tmp_path / "pipe")
@@ -177,7 +190,7 @@ def test_the_keys_of_the_table_go_before_those_of_the_file(
     path.write_text(entries("ada", "bob"))
     watched = Watched(path, ApiKey("ada", digest("another")))
     assert watched.names() == ["ada", "bob"]
-    assert watched.file.extended(watched._table).access.keys[0].sha256 == digest("another")
+    assert watched.file.extended(watched.table).access.keys[0].sha256 == digest("another")
     watched.look()
     assert caplog.text.count("1 keys are left out") == 1
 
@@ -198,7 +211,8 @@ def test_a_table_without_the_file_forgets_its_keys(path: Path) -> None:
 
 def test_a_tenant_keeps_its_levels_over_a_change_and_others_cost_nothing() -> None:
     keys = tuple(
-        ApiKey(f"k{number}", digest(f"k{number}"), requests_per_minute=2.0) for number in range(1000)
+        ApiKey(f"k{number}", digest(f"k{number}"), KeyLimits(requests_per_minute=2.0))
+        for number in range(1000)
     )
     store = ApiKeyStore(Access(keys), 0.0)
     credentials = [(b"x-api-key", b"of-k7-0123456789")]

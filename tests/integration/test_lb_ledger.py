@@ -7,7 +7,6 @@ read and written, except for what it refuses or fails at.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import random
@@ -15,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from lb.config.options import Access, ApiKey
+from lb.config.options import Access
 from lb.config.schema import Table, Target
 from lb.observe.access_log import RequestRecord
 from tests.integration.lb_wires import DIES, Bench, Client, Peer, Seen, plainly, run, settle
+from tests.kit.api_keys import api_key
 
 CASES = 5_000
 AT_A_TIME = 20
@@ -36,7 +36,7 @@ EMBEDDINGS = "/v1/embeddings"
 
 
 def access(**limits: float) -> Access:
-    return Access((ApiKey("a", hashlib.sha256(b"ka").hexdigest(), **limits),))
+    return Access((api_key("a", "ka", **limits),))
 
 
 @dataclass

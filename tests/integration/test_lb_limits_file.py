@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import signal
 import subprocess
@@ -17,10 +16,12 @@ import pytest
 from lb.__main__ import _parser, _shared_file
 from lb.agent import limits_file
 from lb.agent.limits_file import LimitsFile, shared_path
-from lb.config.options import Access, ApiKey
+from lb.config.options import Access
 from lb.core.api_keys import Admission, ApiKeyStore, Usage
-from lb.core.tenant import Limited
+from lb.core.limit_store import IN_FLIGHT
+from lb.core.quota import Limited
 from tests.integration.lb_harness import RunningAgent, World, world
+from tests.kit.api_keys import api_key
 
 ROOT = Path(__file__).parents[2]
 BEARER = ((b"authorization", b"Bearer sk-alice"),)
@@ -30,10 +31,12 @@ PROCESS = """
 import hashlib, sys
 from pathlib import Path
 from lb.agent.limits_file import LimitsFile
+from lb.config.key_limits import KeyLimits
 from lb.config.options import Access, ApiKey
 from lb.core.api_keys import Admission, ApiKeyStore
 limits = LimitsFile(Path(sys.argv[1]))
-key = ApiKey("alice", hashlib.sha256(b"sk-alice").hexdigest(), *map(float, sys.argv[2:4]), 1.0, int(sys.argv[4]))
+limited = KeyLimits(float(sys.argv[2]), float(sys.argv[3]), max_concurrent=int(sys.argv[4]))
+key = ApiKey("alice", hashlib.sha256(b"sk-alice").hexdigest(), limited)
 keys = ApiKeyStore(Access((key,)), 0.0, limits)
 open_ = []
 print("ready", flush=True)
@@ -47,15 +50,15 @@ for line in sys.stdin:
                 open_.append(verdict)
                 done += 1
         elif command == "reserve":
-            done += keys.reserve(open_[-1], 10, 0, float(now)) is None
+            done += keys.reserve(open_[-1], "", 10, 0, float(now)) is None
         elif command == "settle":
-            keys.settle(open_.pop(), 10, float(now))
+            keys.settle(open_.pop(), 10, 0, float(now))
             done += 1
         elif command == "cycle":
             verdict = keys.admit_head(((b"authorization", b"Bearer sk-alice"),), float(now))
             if isinstance(verdict, Admission):
-                keys.reserve(verdict, 3, 0, float(now))
-                keys.settle(verdict, 1, float(now))
+                keys.reserve(verdict, "", 3, 0, float(now))
+                keys.settle(verdict, 1, 0, float(now))
                 done += 1
         elif command == "lock":
             limits.lock(float(now))
@@ -114,8 +117,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def here(path: Path, **limits: Any) -> ApiKeyStore:
     """A store of this process on the file."""
-    key = ApiKey("alice", hashlib.sha256(b"sk-alice").hexdigest(), **limits)
-    return ApiKeyStore(Access((key,)), 0.0, LimitsFile(path))
+    return ApiKeyStore(Access((api_key("alice", "sk-alice", **limits),)), 0.0, LimitsFile(path))
 
 
 def account(keys: ApiKeyStore, now: float = 0.0) -> Usage:
@@ -202,7 +204,7 @@ def test_a_process_that_is_frozen_with_the_lock_stops_no_other(
 OTHERS = {
     "empty": b"",
     "of another layout": b"SKYLIM00" + bytes(4096),
-    "of another boot": b"SKYLIM01" + b"?" * 16 + bytes(limits_file._SIZE - 24),
+    "of another boot": b"SKYLIM03" + b"?" * 16 + bytes(limits_file._SIZE - 24),
 }
 
 
@@ -218,6 +220,60 @@ def test_a_file_that_is_not_ours_is_replaced_and_not_written_to(tmp_path: Path, 
     assert sorted(one.name for one in tmp_path.iterdir()) == ["former", "limits"]
 
 
+def test_what_was_used_on_a_day_and_in_a_month_outlives_a_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Levels begin afresh: instants of another boot mean nothing."""
+    (tmp_path / "boot").write_text("a")
+    monkeypatch.setattr(limits_file, "_BOOT_ID", tmp_path / "boot")
+    limits = {"requests_per_minute": 100, "tokens_per_day": 1000, "tokens_per_month": 1000}
+    keys = here(tmp_path / "limits", **limits)
+    for _ in range(3):
+        admission = keys.admit_head(BEARER, 5000.0)
+        assert isinstance(admission, Admission)
+        keys.reserve(admission, "", 10, 5, 5000.0)
+        keys.settle(admission, 10, 5, 5000.0)
+    unsettled = keys.admit_head(BEARER, 5000.0)
+    assert isinstance(unsettled, Admission)
+    keys.reserve(unsettled, "", 10, 5, 5000.0)
+    (tmp_path / "boot").write_text("b")
+    for _ in range(2):
+        usage = account(here(tmp_path / "limits", **limits))
+        assert (usage.requests_today, usage.tokens_today, usage.tokens_this_month) == (4, 45, 45)
+        assert (usage.requests_left, usage.reserved, usage.in_flight) == (100, 0, 0)
+
+
+def test_the_file_takes_room_for_the_rows_that_are_used(tmp_path: Path) -> None:
+    def room() -> int:
+        return (tmp_path / "limits").stat().st_blocks * 512
+
+    first = LimitsFile(tmp_path / "limits")
+    assert room() <= 64 * 1024
+    rows = [first.row(f"key {number}") for number in range(1000)]
+    second = LimitsFile(tmp_path / "limits")
+    assert room() <= 1000 * (128 + 2 * 32) + 128 * 1024
+    for number, row in enumerate(rows):
+        row.numbers[row.own + IN_FLIGHT] = number
+    assert [second.row(f"key {number}").in_flight() for number in range(1000)] == list(range(1000))
+    late = first.row("late")
+    late.numbers[late.own + IN_FLIGHT] = 2
+    assert second.row("late").in_flight() == 2
+
+
+def test_without_room_on_the_disk_keys_are_limited_per_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = LimitsFile(tmp_path / "limits")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    keys = ApiKeyStore(Access((api_key("alice", "sk-alice", requests_per_minute=2),)), 0.0, limits)
+    verdicts = [isinstance(keys.admit_head(BEARER, 0.0), Admission) for _ in range(3)]
+    assert verdicts == [True, True, False]
+
+
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "limits").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError):
@@ -231,8 +287,9 @@ def test_tenants_beyond_the_file_are_limited_by_themselves(
     monkeypatch.setattr(limits_file, "ROWS", 1)
     limits = [LimitsFile(tmp_path / "limits") for _ in range(2)]
     for store in limits:
-        store.row("first").own_in_flight = 1
-        store.row("second").own_in_flight = 1
+        for name in ("first", "second"):
+            row = store.row(name)
+            row.numbers[row.own + IN_FLIGHT] = 1
     assert limits[0].row("first").in_flight() == 2
     assert LimitsFile(tmp_path / "limits").row("second").in_flight() == 0
 
@@ -252,7 +309,7 @@ async def w(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def alice(**limits: float) -> dict[str, Any]:
-    return ApiKey("alice", hashlib.sha256(b"sk-alice").hexdigest(), **limits).to_json()  # type: ignore[arg-type]
+    return api_key("alice", "sk-alice", **limits).to_json()
 
 
 async def statuses(agent: RunningAgent, count: int) -> list[int]:

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,11 @@ def test_reports_come_back_from_json(path: Path) -> None:
     agent.serve()
     report = agent.file.report("", 0)
     assert UsageReport.from_json(report.to_json()) == report
+    assert "totals" not in report.to_json()  # an earlier controller would refuse it
+    wants = replace(report, totals=True)
+    assert UsageReport.from_json(wants.to_json()) == wants
+    with pytest.raises(WireError, match="totals"):
+        UsageReport.from_json(report.to_json() | {"totals": 1})
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lb.config.options import Access, ApiKey
 from lb.core.api_keys import ANONYMOUS, Admission, ApiKeyStore, Unauthorized
-from lb.core.tenant import Limited
+from lb.core.quota import Limited
+from tests.kit.api_keys import api_key
 
 
 def key(secret: str, name: str = "", **limits: float) -> ApiKey:
-    return ApiKey(name or secret, hashlib.sha256(secret.encode()).hexdigest(), **limits)
+    return api_key(name or secret, secret, **limits)
 
 
 def ring(*keys: ApiKey) -> ApiKeyStore:
@@ -37,8 +36,8 @@ def admit(
     admission = enter(keyring, header, now)
     if not isinstance(admission, Admission):
         return admission
-    assert keyring.reserve(admission, 0, 0, now) is None
-    keyring.settle(admission, tokens, now)
+    assert keyring.reserve(admission, "", 0, 0, now) is None
+    keyring.settle(admission, 0, tokens, now)
     return admission.tenant, admission.weight
 
 
@@ -138,7 +137,7 @@ def test_the_tokens_of_one_who_has_left_are_nobodys() -> None:
     admission = enter(keyring, bearer("mallory"), 0.0)
     assert isinstance(admission, Admission)
     keyring.apply(Access((alice,)), 0.0)
-    keyring.settle(admission, 1000, 0.0)
+    keyring.settle(admission, 0, 1000, 0.0)
     assert is_let_in(keyring, "alice", 0.0)
 
 
@@ -190,10 +189,11 @@ def test_usage_tells_what_was_used_and_what_is_left() -> None:
     for _ in range(3):
         admit(keyring, bearer("alice"), 0.0, tokens=15)
     admit(keyring, bearer("bob"), 0.0, tokens=5)
-    assert list(keyring.usage(0.0)) == [
-        ("alice", 2, 1, 30, 0.0, 70.0, 0, 0),
-        ("bob", 1, 0, 5, None, None, 0, 0),
+    found = [
+        (one.tenant, one.admitted, one.limited, one.tokens, one.requests_left, one.tokens_left)
+        for one in keyring.usage(0.0)
     ]
+    assert found == [("alice", 2, 1, 30, 0.0, 70.0), ("bob", 1, 0, 5, None, None)]
 
 
 @given(

@@ -35,6 +35,7 @@ from lb.proxy.runtime import Runtime
 from lb.proxy.states import State
 from lb.proxy.sweep import Sweep
 from lb.proxy.upload import TinyChunksError, Upload, refusal_of
+from tests.kit.api_keys import api_key
 from tests.kit.lb_parts import GET, Client, Plane, Wire
 
 KEY = "sk-of-a-test"
@@ -42,7 +43,7 @@ TWICE = b"Idempotency-Key: 1\r\n"  # it may be sent again, so that a connection 
 
 
 def keys(**more: Any) -> Access:
-    return Access((ApiKey("team", hashlib.sha256(KEY.encode()).hexdigest(), **more),))
+    return Access((api_key("team", KEY, **more),))
 
 
 class Door:
@@ -386,7 +387,7 @@ HANDSHAKE = (
 
 
 def limited(strict_json: bool = True, **limits: Any) -> Door:
-    key = ApiKey("a", hashlib.sha256(b"ka").hexdigest(), **{"tokens_per_minute": 1000.0, **limits})
+    key = api_key("a", "ka", **{"tokens_per_minute": 1000.0, **limits})
     access = Access((key,), strict_json=strict_json)
     return Door("a", access=access)
 
@@ -491,7 +492,7 @@ def test_a_body_for_which_there_is_no_memory_is_refused() -> None:
 
 
 def test_a_body_that_needs_room_takes_it_from_the_tenant_with_most_uploads() -> None:
-    teams = [ApiKey(name, hashlib.sha256(name.encode()).hexdigest(), max_concurrent=9) for name in ("a", "b")]
+    teams = [api_key(name, name, max_concurrent=9) for name in ("a", "b")]
     door = Door("a", access=Access(tuple(teams)))
     door.plane.runtime.buffers.limit = 3000
     of_a = post("/up", b"x" * 1500, TWICE + b"Authorization: Bearer a\r\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from dataclasses import dataclass
 
 import pytest
@@ -19,11 +18,13 @@ from lb.core.api_keys import (
     Unauthorized,
     Usage,
 )
-from lb.core.tenant import LEAST_EXPECTED, Limited
+from lb.core.quota import Limited
+from lb.core.tenant import LEAST_EXPECTED
+from tests.kit.api_keys import api_key
 
 
 def key(name: str = "alice", **limits: float) -> ApiKey:
-    return ApiKey(name, hashlib.sha256(f"sk-{name}".encode()).hexdigest(), **limits)
+    return api_key(name, f"sk-{name}", **limits)
 
 
 def store(**limits: float) -> ApiKeyStore:
@@ -118,8 +119,8 @@ def test_without_keys_headers_pass_and_the_request_is_anonymous() -> None:
     admission = keys.admit_head(BEARER, 0.0)
     assert isinstance(admission, Admission)
     assert (admission.tenant, admission.weight, admission.carried_by) == ("", 1.0, ())
-    assert keys.reserve(admission, 10**9, None, 0.0) is None
-    keys.settle(admission, 10**9, 0.0)
+    assert keys.reserve(admission, "", 10**9, None, 0.0) is None
+    keys.settle(admission, 0, 10**9, 0.0)
 
 
 # --- tokens
@@ -128,31 +129,32 @@ def test_without_keys_headers_pass_and_the_request_is_anonymous() -> None:
 def test_tokens_are_reserved_and_replaced_by_what_was_used() -> None:
     keys = store(tokens_per_minute=1000)
     admission = enter(keys)
-    assert keys.reserve(admission, 100, 50, 0.0) is None
+    assert keys.reserve(admission, "", 100, 50, 0.0) is None
     assert (account(keys).reserved, account(keys).tokens_left) == (150, 850)
-    keys.settle(admission, 120, 0.0)
-    assert account(keys) == ("alice", 1, 0, 120, None, 880, 0, 0)
+    keys.settle(admission, 0, 120, 0.0)
+    found = account(keys)
+    assert (found.admitted, found.tokens, found.tokens_left, found.reserved) == (1, 120, 880, 0)
 
 
 def test_parallel_requests_get_the_limit_plus_one_request() -> None:
     keys = store(tokens_per_minute=60)
     accounts = [enter(keys) for _ in range(40)]  # all heads before any body
-    verdicts = [keys.reserve(one, 4, 20, 0.0) for one in accounts]
+    verdicts = [keys.reserve(one, "", 4, 20, 0.0) for one in accounts]
     assert verdicts[:3] == [None] * 3
     assert verdicts[3:] == [Limited("alice", "tokens", 60, pytest.approx(13.0))] * 37
     assert account(keys).tokens_left == 60 - 3 * 24
     for one in accounts:
-        keys.settle(one, 0, 0.0)
+        keys.settle(one, 0, 0, 0.0)
     assert (account(keys).tokens_left, account(keys).in_flight) == (60, 0)
 
 
 def test_a_request_larger_than_the_bucket_passes_when_it_is_full() -> None:
     keys = store(tokens_per_minute=60)
     large = enter(keys)
-    assert keys.reserve(large, 6000, 0, 0.0) is None
+    assert keys.reserve(large, "", 6000, 0, 0.0) is None
     refused = keys.admit_head(BEARER, 1.0)
     assert isinstance(refused, Limited)
-    keys.settle(large, 6000, 1.0)
+    keys.settle(large, 0, 6000, 1.0)
     assert isinstance(keys.admit_head(BEARER, 1.0 + refused.retry_after_s * 0.999), Limited)
     assert isinstance(keys.admit_head(BEARER, 1.0 + refused.retry_after_s * 1.001), Admission)
 
@@ -160,25 +162,27 @@ def test_a_request_larger_than_the_bucket_passes_when_it_is_full() -> None:
 def test_what_is_used_beyond_the_reservation_is_charged() -> None:
     keys = store(tokens_per_minute=1000)
     admission = enter(keys)
-    keys.reserve(admission, 10, 10, 0.0)
-    keys.settle(admission, 5000, 0.0)
+    keys.reserve(admission, "", 10, 10, 0.0)
+    keys.settle(admission, 0, 5000, 0.0)
     assert account(keys).tokens_left == -4000
 
 
 def test_a_request_that_never_reserved_is_charged_what_it_used() -> None:
     keys = store(tokens_per_minute=1000)
-    keys.settle(enter(keys), 400, 0.0)
+    keys.settle(enter(keys), 0, 400, 0.0)
     assert account(keys).tokens_left == 600
 
 
 def test_a_refused_reservation_gives_its_request_back() -> None:
     keys = store(requests_per_minute=5, tokens_per_minute=60)
     first, second = enter(keys), enter(keys)
-    keys.reserve(first, 60, 0, 0.0)
-    assert isinstance(keys.reserve(second, 1, 0, 0.0), Limited)
-    keys.settle(second, 0, 0.0)
-    keys.settle(first, 60, 0.0)
-    assert account(keys) == ("alice", 1, 1, 60, 4, 0, 0, 0)
+    keys.reserve(first, "", 60, 0, 0.0)
+    assert isinstance(keys.reserve(second, "", 1, 0, 0.0), Limited)
+    keys.settle(second, 0, 0, 0.0)
+    keys.settle(first, 0, 60, 0.0)
+    found = account(keys)
+    assert (found.admitted, found.limited, found.tokens) == (1, 1, 60)
+    assert (found.requests_left, found.tokens_left, found.reserved, found.in_flight) == (4, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -191,21 +195,21 @@ def test_the_lesser_of_max_tokens_and_the_expected_length_is_reserved(
 ) -> None:
     keys = store(tokens_per_minute=10_000)
     admission = enter(keys)
-    keys.reserve(admission, 7, max_tokens, 0.0)
+    keys.reserve(admission, "", 7, max_tokens, 0.0)
     assert admission.reserved == 7 + reserved
 
 
 def settled(keys: ApiKeyStore, *generated: int) -> None:
     for tokens in generated:
         admission = enter(keys)
-        keys.reserve(admission, 100, None, 0.0)
-        keys.settle(admission, 100 + tokens, 0.0, tokens)
+        keys.reserve(admission, "", 100, None, 0.0)
+        keys.settle(admission, 0, 100 + tokens, 0.0, tokens)
 
 
 def reserved(keys: ApiKeyStore, **more: int) -> int:
     admission = enter(keys)
-    keys.reserve(admission, 0, None, 0.0, **more)
-    keys.settle(admission, 0, 0.0)
+    keys.reserve(admission, "", 0, None, 0.0, **more)
+    keys.settle(admission, 0, 0, 0.0)
     return admission.reserved
 
 
@@ -231,8 +235,8 @@ def test_a_client_that_leaves_teaches_nothing() -> None:
     settled(keys, *[2000] * 50)
     for _ in range(100):
         admission = enter(keys)
-        keys.reserve(admission, 100, None, 0.0)
-        keys.settle(admission, 101, 0.0)
+        keys.reserve(admission, "", 100, None, 0.0)
+        keys.settle(admission, 0, 101, 0.0)
     assert reserved(keys) == 2000
 
 
@@ -246,7 +250,7 @@ def test_as_many_at_once_as_the_key_may_have() -> None:
     assert refused == Limited("alice", "concurrent requests", 2, 1.0)
     assert isinstance(refused, Limited)
     assert refused.message == "The key 'alice' is limited to 2 concurrent requests."
-    keys.settle(first, 0, 0.0)
+    keys.settle(first, 0, 0, 0.0)
     enter(keys)
     assert account(keys).in_flight == 2
 
@@ -262,36 +266,36 @@ def test_one_refused_for_too_many_at_once_costs_no_request() -> None:
 def test_settling_twice_raises_and_changes_nothing() -> None:
     keys = store(tokens_per_minute=1000, max_concurrent=5)
     admission = enter(keys)
-    keys.settle(admission, 10, 0.0)
+    keys.settle(admission, 0, 10, 0.0)
     before = account(keys)
     with pytest.raises(AlreadySettledError):
-        keys.settle(admission, 10, 0.0)
+        keys.settle(admission, 0, 10, 0.0)
     with pytest.raises(AlreadySettledError):
-        keys.reserve(admission, 10, 10, 0.0)
+        keys.reserve(admission, "", 10, 10, 0.0)
     assert account(keys) == before
 
 
 def test_a_request_outlives_the_key_it_came_with() -> None:
     keys = store(tokens_per_minute=1000, max_concurrent=1)
     admission = enter(keys)
-    keys.reserve(admission, 100, 0, 0.0)
+    keys.reserve(admission, "", 100, 0, 0.0)
     keys.apply(Access(()), 0.0)
     keys.apply(Access((key(tokens_per_minute=1000, max_concurrent=1),)), 0.0)
     assert isinstance(keys.admit_head(BEARER, 0.0), Limited)  # it is still under way
-    keys.settle(admission, 300, 0.0)
+    keys.settle(admission, 0, 300, 0.0)
     assert (account(keys).tokens_left, account(keys).in_flight, account(keys).reserved) == (700, 0, 0)
 
 
 def test_a_limit_that_comes_and_goes_with_requests_under_way_leaves_nothing_reserved() -> None:
     keys = store(tokens_per_minute=1000)
     before = enter(keys)
-    keys.reserve(before, 500, 0, 0.0)
+    keys.reserve(before, "", 500, 0, 0.0)
     keys.apply(Access((key(),)), 0.0)
     between = enter(keys)
-    keys.reserve(between, 500, 0, 0.0)
+    keys.reserve(between, "", 500, 0, 0.0)
     keys.apply(Access((key(tokens_per_minute=1000),)), 0.0)
     for one in (before, between):
-        keys.settle(one, 400, 0.0)
+        keys.settle(one, 0, 400, 0.0)
     assert (account(keys).reserved, account(keys).in_flight) == (0, 0)
     assert 200 <= (account(keys).tokens_left or 0) <= 1000
 
@@ -333,12 +337,12 @@ class Accounts(RuleBasedStateMachine):
     @rule(prompt=st.integers(1, 100), max_tokens=st.integers(0, 200))
     def a_body_arrives(self, prompt: int, max_tokens: int) -> None:
         one = next(one for one in self.open if not one.expected)
-        refused = self.keys.reserve(one.admission, prompt, max_tokens, self.now)
+        refused = self.keys.reserve(one.admission, "", prompt, max_tokens, self.now)
         if refused is None:
             one.expected = one.admission.reserved
         else:
             self.open.remove(one)
-            self.keys.settle(one.admission, 0, self.now)
+            self.keys.settle(one.admission, 0, 0, self.now)
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 100), share=st.floats(0.0, 1.0))
@@ -347,7 +351,7 @@ class Accounts(RuleBasedStateMachine):
         one = self.open.pop(which % len(self.open))
         used = round(one.expected * share)
         self.generated += used
-        self.keys.settle(one.admission, used, self.now)
+        self.keys.settle(one.admission, 0, used, self.now)
 
     @precondition(lambda self: self.open)
     @rule(used=st.integers(0, 100))
@@ -357,7 +361,7 @@ class Accounts(RuleBasedStateMachine):
                 self.open.remove(one)
                 self.generated += used
                 self.beyond += used
-                self.keys.settle(one.admission, used, self.now)
+                self.keys.settle(one.admission, 0, used, self.now)
                 return
 
     @invariant()
@@ -372,7 +376,7 @@ class Accounts(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for one in self.open:
-            self.keys.settle(one.admission, 0, self.now)
+            self.keys.settle(one.admission, 0, 0, self.now)
         usage = account(self.keys, self.now)
         assert (usage.in_flight, usage.reserved, usage.tokens) == (0, 0, self.generated)
         full = account(self.keys, self.now + 3600.0)
@@ -395,7 +399,7 @@ def test_over_any_time_a_tenant_uses_the_rate_one_minutes_worth_and_one_request(
         now += gap_s
         admission = keys.admit_head(BEARER, now)
         if isinstance(admission, Admission):
-            assert keys.reserve(admission, tokens, 0, now) is None
-            keys.settle(admission, tokens, now)
+            assert keys.reserve(admission, "", tokens, 0, now) is None
+            keys.settle(admission, 0, tokens, now)
             used += tokens
         assert used <= per_minute * (1 + now / 60.0) + 5000 + 1e-6

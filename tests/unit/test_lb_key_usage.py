@@ -1,9 +1,13 @@
-"""Sums by key and model: what is counted where, and how many sums a client can make."""
+"""Sums by key and model: what is counted where, how many sums a client can make, and the totals that come from a controller."""
 
 from __future__ import annotations
 
+from datetime import date, timedelta
+
 import pytest
 
+from lb.config.decode import WireError
+from lb.config.usage import MOST_COUNT, MOST_ROWS, KeyTotal, UsageTotals, first_day, month_of
 from lb.observe import key_usage
 from lb.observe.key_usage import LONGEST_MODEL, MOST_MODELS, KeyUsage
 
@@ -88,3 +92,63 @@ def test_the_next_day_has_room_for_other_models() -> None:
     usage.forget_models()
     usage.add("alice", "new", True, 1, 1)
     assert ("alice", "new") in taken(usage)
+
+
+# --- totals
+
+
+def test_months_begin_and_end_where_those_of_the_calendar_do() -> None:
+    start = (date(2023, 12, 1) - date(1970, 1, 1)).days
+    for day in (0, 30, 31, *range(start, start + 800)):
+        shown = date(1970, 1, 1) + timedelta(days=day)
+        month = month_of(day)
+        assert month == (shown.year - 1970) * 12 + shown.month - 1
+        assert first_day(month) == day - shown.day + 1
+        assert month_of(first_day(month)) == month
+        assert first_day(month) <= day < first_day(month + 1)
+
+
+TOTALS = (
+    KeyTotal("", "", 0, 0, 0, 0, 0),
+    KeyTotal("ada", "", 1, 2, 3, 4, 5),
+    KeyTotal("ada", "größe/模型", 1, 2, 3, MOST_COUNT, 5),
+    KeyTotal("bob", "m", 1, 2, 3, 4, 5),
+)
+
+
+@pytest.mark.parametrize("rows", [(), TOTALS])
+def test_totals_come_back_from_json(rows: tuple[KeyTotal, ...]) -> None:
+    totals = UsageTotals(20_000, rows)
+    assert UsageTotals.from_json(totals.to_json()) == totals
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"day": -1}, "day"),
+        ({"day": 1.0}, "day"),
+        ({"day": 10**7}, "day"),
+        ({"more": False}, "more"),
+        ({"rows": {}}, "rows"),
+        ({"rows": [["a", "m", 1, 1, 1, 1, 1]] * (MOST_ROWS + 1)}, "rows"),
+        ({"rows": [["a", "m", 1, 1, 1, 1]]}, r"rows\[0\]"),
+        ({"rows": [["a", "m", 1, 1, 1, 1, -1]]}, r"rows\[0\]"),
+        ({"rows": [["a", "m", 1, 1, 1, 1, 1.5]]}, r"rows\[0\]"),
+        ({"rows": [["a", "m", 1, 1, 1, 1, True]]}, r"rows\[0\]"),
+        ({"rows": [["a", "m", 1, 1, 1, 1, 2 * MOST_COUNT]]}, r"rows\[0\]"),
+        ({"rows": [["a\n", "m", 1, 1, 1, 1, 1]]}, r"rows\[0\]"),
+        ({"rows": [["a", None, 1, 1, 1, 1, 1]]}, r"rows\[0\]"),
+        ({"rows": [["a", "m" * 600, 1, 1, 1, 1, 1]]}, r"rows\[0\]"),
+        ({"rows": [["a", "m", 1, 1, 1, 1, 1]] * 2}, r"rows\[1\]"),
+        ({"rows": [[key, "m", 1, 1, 1, 1, 1] for key in "acb"]}, r"rows\[2\]"),
+        ({"rows": [["a", model, 1, 1, 1, 1, 1] for model in "yx"]}, r"rows\[1\]"),
+    ],
+)
+def test_what_are_no_totals_is_refused_with_its_place(change: dict[str, object], path: str) -> None:
+    with pytest.raises(WireError, match=path):
+        UsageTotals.from_json({"day": 20_000, "rows": []} | change)
+
+
+def test_totals_have_a_day() -> None:
+    with pytest.raises(WireError, match="day"):
+        UsageTotals.from_json({"rows": []})

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from lb.config import keys_file
+from lb.config.key_limits import KeyLimits
 from lb.config.keys_file import KeysFileError, KeysReading, merged
 from lb.config.options import Access, ApiKey
 
@@ -39,8 +40,29 @@ def read(text: str | bytes, most: int = 1000) -> list[ApiKey]:
         pytest.param(
             "\ufeff"
             + json.dumps([{"name": "é", "sha256": DIGEST, "requests_per_minute": 5, "weight": 2}], indent=2),
-            [ApiKey("é", DIGEST, requests_per_minute=5.0, weight=2.0)],
+            [ApiKey("é", DIGEST, KeyLimits(requests_per_minute=5.0), weight=2.0)],
             id="limits, a byte order mark and lines",
+        ),
+        pytest.param(
+            json.dumps(
+                [
+                    {
+                        "name": "a",
+                        "sha256": DIGEST,
+                        "usd_per_month": 20,
+                        "models": {"org/m": {"tokens_per_day": 5, "max_concurrent": 2}, "*": {}},
+                    }
+                ]
+            ),
+            [
+                ApiKey(
+                    "a",
+                    DIGEST,
+                    KeyLimits(usd_per_month=20.0),
+                    models=(("org/m", KeyLimits(tokens_per_day=5.0, max_concurrent=2)), ("*", KeyLimits())),
+                )
+            ],
+            id="limits of models",
         ),
         pytest.param(
             json.dumps([{"name": "a", "sha256": DIGEST}, {"name": "a", "key": SECRET}]),
@@ -79,6 +101,18 @@ GOOD = f'[{{"name": "a", "sha256": "{DIGEST}"}}'
         (f'[{{"name": "b\\u200b", "sha256": "{DIGEST}"}}]', "name: must be at most 100 printable characters"),
         (f'[{{"name": "b", "sha256": "{DIGEST}", "limit": 3}}]', "entry 1 (line 1): limit: is not known"),
         (f'[{{"name": "b", "sha256": "{DIGEST}", "weight": NaN}}]', "weight: must be between"),
+        (
+            f'[{{"name": "b", "sha256": "{DIGEST}", "models": {{"m": {{"tokens_per_day": -1}}}}}}]',
+            "entry 1 (line 1): models.m.tokens_per_day: must be between 0 and 1e+12",
+        ),
+        (
+            f'[{{"name": "b", "sha256": "{DIGEST}", "models": {{"m": {{"weight": 1}}}}}}]',
+            "entry 1 (line 1): models.m.weight: is not known",
+        ),
+        (
+            f'[{{"name": "b", "sha256": "{DIGEST}", "models": {{"m": {{}}, "m": {{}}}}}}]',
+            "entry 1 (line 1): m: is there twice",
+        ),
         (f'[{{"name": "b", "name": "c", "sha256": "{DIGEST}"}}]', "name: is there twice"),
         (f'{GOOD},\n{{"name": "b", "sha256": "{DIGEST}"}}]', "entry 2 (line 2): is the same key as entry 1"),
         ("[" * 100_000, "entry 1 (line 1): "),

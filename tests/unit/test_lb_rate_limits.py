@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lb.core.tenant import Allowance, Limited
+from lb.core.quota import Allowance, Limited
 from lb.http.error_responses import raw_error
 from lb.http.rate_limits import duration, lines_of
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from hashlib import sha256
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.config.options import Access, ApiKey
+from lb.config.options import Access
 from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.beats import MAX_FRAME_BYTES, USED, BeatError, UsedReport, decode, encode_used, frames
+from lb.core.quota import Amount
 from lb.core.shared_quota import SLACK, Counters, SharedQuota
+from tests.kit.api_keys import api_key
 
 CREDENTIALS = [(b"x-api-key", b"secret")]
 
@@ -21,7 +22,7 @@ class Agents:
     """Agents that share the limits of one key."""
 
     def __init__(self, count: int, requests: float = 0.0, tokens: float = 0.0) -> None:
-        key = ApiKey("acme", sha256(b"secret").hexdigest(), requests, tokens)
+        key = api_key("acme", "secret", requests_per_minute=requests, tokens_per_minute=tokens)
         self.names = [f"agent-{number}" for number in range(count)]
         self.stores = {name: ApiKeyStore(Access((key,)), 0.0) for name in self.names}
         self.quotas = {name: SharedQuota() for name in self.names}
@@ -96,11 +97,11 @@ def test_tokens_are_shared_with_their_reservations() -> None:
     agents = Agents(2, tokens=1000)
     admission = agents.enter("agent-0", 0.0)
     assert admission is not None
-    assert agents.stores["agent-0"].reserve(admission, 600, 400, 0.0) is None
+    assert agents.stores["agent-0"].reserve(admission, "", 600, 400, 0.0) is None
     agents.tell_all(0.0)
     # 856 tokens are reserved: the prompt's, and as many as a request is thought to generate.
     assert next(agents.stores["agent-1"].usage(0.0)).tokens_left == 144
-    agents.stores["agent-0"].settle(admission, 700, 0.0)
+    agents.stores["agent-0"].settle(admission, 600, 100, 0.0)
     agents.tell_all(0.0)
     assert next(agents.stores["agent-1"].usage(0.0)).tokens_left == 300
 
@@ -133,32 +134,32 @@ def test_what_was_let_in_during_a_partition_makes_no_debt() -> None:
 def test_counters_that_come_again_or_late_change_nothing() -> None:
     quota = SharedQuota()
     quota.peers({"other"}, set(), {"other"})
-    assert quota.receive("other", 7, {"acme": Counters(5, 0, 0, 0)})[0].requests == 5
-    assert quota.receive("other", 7, {"acme": Counters(5, 0, 0, 0)})[0].requests == 0
-    assert quota.receive("other", 7, {"acme": Counters(3, 0, 0, 0)})[0].requests == 0
-    assert quota.receive("other", 8, {"acme": Counters(3, 0, 0, 0)})[0].requests == 3  # another life
-    assert quota.receive("stranger", 8, {"acme": Counters(3, 0, 0, 0)}) == []
+    assert quota.receive("other", 7, {"acme": Counters(5)})[0].used.requests == 5
+    assert quota.receive("other", 7, {"acme": Counters(5)})[0].used.requests == 0
+    assert quota.receive("other", 7, {"acme": Counters(3)})[0].used.requests == 0
+    assert quota.receive("other", 8, {"acme": Counters(3)})[0].used.requests == 3  # another life
+    assert quota.receive("stranger", 8, {"acme": Counters(3)}) == []
 
 
 def test_a_new_connection_gets_all_again() -> None:
     quota = SharedQuota()
     quota.peers({"other"}, set(), {"other"})
-    quota.take("acme", 3, 10)
+    quota.take("acme", Amount(3, 10, 4), 7)
     assert quota.has_unsent
-    whole = {"acme": Counters(3, 0, 10, 0)}
+    whole = {"acme": Counters(3, 0, 10, 0, 4, 0, 7)}
     assert quota.unsent("other", 1, 1) == whole
     assert quota.unsent("other", 1, 2) == {}
     assert quota.unsent("other", 2, 3) == whole
-    assert quota.reserved("acme") == (0, 10)
+    assert quota.reserved("acme") == (0, 10, 4)
     quota.acknowledged("other", 3)
-    assert quota.reserved("acme") == (0, 0)
+    assert quota.reserved("acme") == (0, 0, 0)
 
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=100)
 NUMBERS = st.integers(0, 2**53)
 
 
-@given(st.dictionaries(NAMES, st.builds(Counters, NUMBERS, NUMBERS, NUMBERS, NUMBERS), max_size=60))
+@given(st.dictionaries(NAMES, st.builds(Counters, *[NUMBERS] * len(Counters._fields)), max_size=60))
 def test_frames_are_short_and_have_all(used: dict[str, Counters]) -> None:
     received, rest = frames(encode_used(9, used))  # raises for one that is too long
     assert rest == b""
@@ -173,7 +174,8 @@ def test_frames_are_short_and_have_all(used: dict[str, Counters]) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b'{"used":[]}', b'{"used":{"a":[1]}}', b'{"used":{"a":[1,2,3,-1]}}', b'{"used":{}}']
+    "data",
+    [b"", b"[]", b'{"used":[]}', b'{"used":{"a":[1]}}', b'{"used":{"a":[1,2,3,4,5,6,-1]}}', b'{"used":{}}'],
 )
 def test_what_are_no_counters_is_refused(data: bytes) -> None:
     with pytest.raises(BeatError):

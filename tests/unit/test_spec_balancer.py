@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 
 import pytest
 
 from lb.config.cors import Cors
+from lb.config.decode import WireError
+from lb.config.key_limits import LIMITS, KeyLimits, Price
 from lb.config.options import (
     Access,
     ApiKey,
@@ -154,6 +157,10 @@ SAID = {
         "api_keys_file: /etc/skyserve/keys.json",
         LoadBalancerSpec(access=Access(keys_file="/etc/skyserve/keys.json")),
     ),
+    "prices": (
+        "prices: {'org/model-7B': {input: 0.5, output: 1}, '*': {input: 0, output: 0}}",
+        LoadBalancerSpec(access=Access(prices=(("org/model-7B", Price(0.5, 1.0)), ("*", Price(0.0, 0.0))))),
+    ),
     "keys in the query": (
         "api_key_in_query: yes",
         LoadBalancerSpec(access=Access(keys_in_query=True)),
@@ -206,6 +213,13 @@ WRONG = {
         "must be >= timeout_seconds (got 30 < 60)",
     ),
     "keys in a folder of somebody": ("api_keys_file: ~/keys.json", "api_keys_file", "must be an absolute path"),
+    "half a price": ("prices: {a: {input: 1}}", "prices.a.output", "is required here"),
+    "a price of less than nothing": ("prices: {a: {input: -1, output: 1}}", "prices.a.input", "at least 0 (got -1)"),
+    "a price that is no number": ("prices: {a: {input: .nan, output: 1}}", "prices.a.input", "at least 0 (got NaN)"),
+    "a price of a word": ("prices: {a: {input: free, output: 1}}", "prices.a.input", 'must be a number (got "free")'),
+    "a price for everything": ("prices: {a: {input: 1, output: 1, cached: 1}}", "prices.a.cached", "unknown key"),
+    "a price of no model": ("prices: {'': {input: 1, output: 1}}", 'prices[""]', "1 to 512 visible characters"),
+    "prices in a list": ("prices: [1]", "prices", "must be a mapping"),
     "on": ("continuation: on", "continuation", "must be one of exact, auto, off (got true)"),
     "a body of 5 GiB": ("max_body_mb: 5000", "max_body_mb", "at most 4096"),
     "no patience at all": ("stall_timeout_seconds: 0", "stall_timeout_seconds", "at least 0.001"),
@@ -252,7 +266,7 @@ def test_a_key_is_hashed_and_nothing_else_of_it_is_kept() -> None:
         environ={"RESEARCH_KEY": KEY, "GUEST_KEY": OTHER},
     )
     assert loaded.spec.load_balancer.access.keys == (
-        ApiKey("research", DIGEST, 60.0, 9000.0, 2.0, 4),
+        ApiKey("research", DIGEST, KeyLimits(60.0, 9000.0, max_concurrent=4), weight=2.0),
         ApiKey("guests", hashlib.sha256(OTHER.encode()).hexdigest()),
     )
     stored = json.dumps(spec_to_json(loaded.spec))
@@ -275,6 +289,70 @@ def test_a_secret_goes_before_the_environment() -> None:
         environ={"K": OTHER},
     )
     assert loaded.spec.load_balancer.access.keys == (ApiKey("a", DIGEST),)
+
+
+def test_every_limit_of_a_key_and_of_its_models_reaches_the_access_and_survives_the_database() -> None:
+    numbers = {name: number + 1 for number, name in enumerate(LIMITS)}
+    said = ", ".join(f"{name}: {number}" for name, number in numbers.items())
+    loaded = load_text(
+        f"""
+        service:
+          load_balancer:
+            api_keys:
+              - {{name: a, sha256: "{DIGEST}", {said}, models: {{org/model-7B.gguf: {{{said}}}, "*": {{requests_per_day: 5}}}}}}
+            prices: {{"*": {{input: 1, output: 2}}}}
+        run: serve
+        """
+    )
+    limits = KeyLimits(**numbers)
+    models = (("org/model-7B.gguf", limits), ("*", KeyLimits(requests_per_day=5.0)))
+    assert loaded.spec.load_balancer.access == Access(
+        (ApiKey("a", DIGEST, limits, models=models),), prices=(("*", Price(1.0, 2.0)),)
+    )
+    assert spec_from_json(json.loads(json.dumps(spec_to_json(loaded.spec)))) == loaded.spec
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_limit_has_the_bounds_of_an_agent(name: str) -> None:
+    most = 1_000_000 if name == "max_concurrent" else 10**12
+    text = (
+        f"prices: {{'*': {{input: 1, output: 1}}}}, api_keys: [{{name: a, sha256: '{DIGEST}', {name}: %d}}]"
+    )
+    (key,) = balancer(text % most).access.keys
+    assert ApiKey.from_json(key.to_json()) == key
+    with pytest.raises(WireError, match=name):
+        ApiKey.from_json(key.to_json() | {name: most + 1})
+    ((place, said),) = problems(text % (most + 1)).items()
+    assert place == f"service.load_balancer.api_keys[0].{name}"
+    assert "must be at most" in said
+
+
+def test_a_key_that_an_earlier_version_stored_keeps_its_limits() -> None:
+    key = {"name": "a", "sha256": DIGEST, "weight": 2.0, "residency": "", "paths": ["/x"]}
+    of_key = {"requests_per_minute": 60.0, "tokens_per_minute": 9000.0, "max_concurrent": 4}
+    document = {"name": "chat", "run": "serve", "load_balancer": {"access": {"keys": [key | of_key]}}}
+    spec = spec_from_json(document)
+    limits = KeyLimits(60.0, 9000.0, max_concurrent=4)
+    assert spec.load_balancer.access.keys == (ApiKey("a", DIGEST, limits, 2.0, paths=("/x",)),)
+    (stored,) = spec_to_json(spec)["load_balancer"]["access"]["keys"]  # which that version reads in turn
+    assert {name: stored[name] for name in key | of_key} == key | of_key
+
+
+@pytest.mark.parametrize(
+    ("access", "path"),
+    [
+        ({"keys": [{"name": "a", "sha256": DIGEST, "tokens_per_day": "many"}]}, "keys[0].tokens_per_day"),
+        ({"keys": [{"name": "a", "sha256": DIGEST, "models": 5}]}, "keys[0].models"),
+        ({"keys": [5]}, "keys[0]"),
+        ({"keys": 5}, "keys"),
+        ({"prices": 5}, "prices"),
+    ],
+)
+def test_a_stored_access_that_does_not_fit_is_named(access: object, path: str) -> None:
+    with pytest.raises(ValueError, match=rf"^load_balancer\.access\.{re.escape(path)}: "):
+        spec_from_json({"name": "chat", "run": "serve", "load_balancer": {"access": access}})
+    with pytest.raises(ValueError, match=r"^load_balancer\.access: "):
+        spec_from_json({"name": "chat", "run": "serve", "load_balancer": {"access": [access]}})
 
 
 def test_a_new_key_replaces_no_replica() -> None:
@@ -304,6 +382,35 @@ WRONG_KEYS = {
     "half a request": ("{name: a, key_env: K, max_concurrent: 1.5}", "[0].max_concurrent", "whole number"),
     "no share": ("{name: a, key_env: K, weight: 0}", "[0].weight", "at least 0.001"),
     "a slip": ("{name: a, key_env: K, request_per_minute: 1}", "[0].request_per_minute", "requests_per_minute"),
+    "infinite tokens": ("{name: a, key_env: K, tokens_per_day: .inf}", "[0].tokens_per_day", "must be at most 1e+12"),
+    "a month of no number": ("{name: a, key_env: K, tokens_per_month: .nan}", "[0].tokens_per_month", "above 0"),
+    "dollars without prices": ("{name: a, key_env: K, usd_per_month: 5}", "[0].usd_per_month", 'needs an entry "*" in load_balancer.prices'),
+    "dollars of a model without prices": (
+        "{name: a, key_env: K, models: {m: {usd_per_month: 5}}}",
+        "[0].models.m.usd_per_month",
+        "models without a price would be free",
+    ),
+    "a model without a limit": ("{name: a, key_env: K, models: {org/m: {}}}", '[0].models["org/m"]', "has no limit"),
+    "a model with a number": ("{name: a, key_env: K, models: {m: 5}}", "[0].models.m", "must be a mapping"),
+    "a list of models": ("{name: a, key_env: K, models: [m]}", "[0].models", "must be a mapping"),
+    "a model without a name": (
+        "{name: a, key_env: K, models: {'': {requests_per_day: 5}}}", '[0].models[""]', "must be the name of a model"
+    ),
+    "a model of a long name": (
+        f"{{name: a, key_env: K, models: {{{'m' * 513}: {{requests_per_day: 5}}}}}}",
+        f'[0].models["{"m" * 58}\u2026]',
+        "1 to 512 visible characters",
+    ),
+    "a model of two lines": (
+        '{name: a, key_env: K, models: {"a\\nb": {requests_per_day: 5}}}', '[0].models["a\\nb"]', "visible characters"
+    ),
+    "a weight of a model": ("{name: a, key_env: K, models: {m: {weight: 2}}}", "[0].models.m.weight", "unknown key"),
+    "a slip of a model": (
+        "{name: a, key_env: K, models: {m: {token_per_day: 2}}}", "[0].models.m.token_per_day", "tokens_per_day"
+    ),
+    "none at once of a model": (
+        "{name: a, key_env: K, models: {m: {max_concurrent: 0}}}", "[0].models.m.max_concurrent", "at least 1"
+    ),
     "a name of two lines": ('{name: "a\\nb", key_env: K}', "[0].name", "printable characters"),
 }  # fmt: skip
 
@@ -318,6 +425,26 @@ def test_a_wrong_key_is_named_and_not_quoted(text: str, path: str, piece: str) -
     assert len(found) == 1
     assert KEY not in said
     assert "sk-1" not in said
+
+
+def test_a_model_may_have_the_longest_name_that_an_agent_takes() -> None:
+    name = "m" * 512
+    (key,) = balancer(
+        f"api_keys: [{{name: a, sha256: '{DIGEST}', models: {{{name}: {{requests_per_day: 5}}}}}}]"
+    ).access.keys
+    assert ApiKey.from_json(key.to_json()).models == ((name, KeyLimits(requests_per_day=5.0)),)
+
+
+def test_dollars_need_a_price_for_every_model() -> None:
+    key = f"api_keys: [{{name: a, sha256: '{DIGEST}', usd_per_month: 5}}]"
+    assert problems(f"{key}, prices: {{m: {{input: 1, output: 1}}}}").keys() == {
+        "service.load_balancer.api_keys[0].usd_per_month"
+    }
+    assert balancer(f"{key}, prices: {{'*': {{input: 1, output: 1}}}}").access.prices
+    # A mistake in prices is not complained of twice.
+    assert problems(f"{key}, prices: {{'*': {{input: 1, output: -1}}}}").keys() == {
+        'service.load_balancer.prices["*"].output'
+    }
 
 
 def test_what_is_refused_for_being_in_the_clear_is_not_handed_on() -> None:

@@ -8,9 +8,27 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from lb.config.usage import DAY_S, UsageReport, UsageRow
-from skyserve_cli.controller.persistence.series_recorder import USAGE_ROWS, SeriesRecorder
+from lb.config.usage import (
+    DAY_S,
+    MOST_COUNT,
+    MOST_ROWS,
+    KeyTotal,
+    UsageReport,
+    UsageRow,
+    UsageTotals,
+    first_day,
+    month_of,
+)
+from skyserve_cli.controller.persistence import series_recorder
+from skyserve_cli.controller.persistence.series_recorder import (
+    SLOT_S,
+    TOTALS_EVERY_S,
+    TOTALS_KEPT_S,
+    USAGE_ROWS,
+    SeriesRecorder,
+)
 from skyserve_cli.controller.reconcile.traffic_buffer import TrafficBuffer
+from skyserve_cli.controller.reconcile.usage_buffer import MOST_MODELS, UsageBuffer, service_totals
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
@@ -20,6 +38,7 @@ from tests.unit.databases import KINDS, empty_database
 
 TODAY = 20_000
 NOW = TODAY * float(DAY_S) + 3600.0
+NOTHING = UsageTotal(None, None, None, 0, 0, 0)
 
 
 @pytest.fixture(params=KINDS)
@@ -45,7 +64,7 @@ def sums(store: Store, by: tuple[str, ...] = (), **more: int) -> list[UsageTotal
 
 
 def requests(store: Store) -> int:
-    return store.usage("chat", since=0, until=10**6, by=(), most=1)[1][0]
+    return store.usage("chat", since=0, until=10**6, by=(), most=1)[1].requests
 
 
 @pytest.mark.parametrize(
@@ -91,11 +110,11 @@ def test_the_top_rows_have_the_most_tokens(store: Store) -> None:
     store.put_usage([stored(number, key=f"k{number}") for number in range(1, 9)])
     rows, total = store.usage("chat", since=0, until=TODAY, by=("key",), most=3, top=True)
     assert [row.key for row in rows] == ["k8", "k7", "k6"]
-    assert total == (36, 360, 36)
+    assert total == UsageTotal(None, None, None, 36, 360, 36)
 
 
 def test_nothing_was_used(store: Store) -> None:
-    assert store.usage("chat", since=0, until=TODAY, by=(), most=10) == ([], (0, 0, 0))
+    assert store.usage("chat", since=0, until=TODAY, by=(), most=10) == ([], NOTHING)
 
 
 def test_days_that_are_over_everywhere_are_folded_and_keep_their_sums(store: Store) -> None:
@@ -126,6 +145,88 @@ def test_large_numbers_and_any_text(store: Store) -> None:
     model = "größe/模型 'x' \"y\""
     store.put_usage([stored(2**50, model=model), stored(2**50, model=model, source="s2")])
     assert [(row.model, row.requests) for row in sums(store, ("model",))] == [(model, 2**51)]
+
+
+# --- totals of today and of the month
+
+
+def test_totals_are_those_of_all_sources_today_and_in_this_month(store: Store) -> None:
+    first = first_day(month_of(TODAY))
+    store.put_usage(
+        [
+            stored(1),
+            stored(2, source="s2"),
+            stored(4, day=first),
+            stored(8, day=first - 1),
+            stored(16, day=TODAY + 1),
+            stored(32, day=first, model="large"),
+            stored(64, key="bob"),
+            stored(128, service="other"),
+        ]
+    )
+    assert store.usage_totals("chat", TODAY, 10) == [
+        KeyTotal("ada", "large", 0, 0, 0, 320, 32),
+        KeyTotal("ada", "m", 3, 30, 3, 70, 7),
+        KeyTotal("bob", "m", 64, 640, 64, 640, 64),
+    ]
+    assert [row.key for row in store.usage_totals("chat", TODAY, 2)] == ["ada", "ada"]
+    assert store.usage_totals("none", TODAY, 10) == []
+
+
+def test_on_the_first_of_a_month_the_month_is_today(store: Store) -> None:
+    first = first_day(month_of(TODAY))
+    store.put_usage([stored(1, day=first - 1), stored(2, day=first)])
+    assert store.usage_totals("chat", first, 10) == [KeyTotal("ada", "m", 2, 20, 2, 20, 2)]
+
+
+def test_folding_keeps_totals(store: Store) -> None:
+    day = first_day(month_of(TODAY))
+    now = (day + OPEN_DAYS) * float(DAY_S)
+    store.put_usage([stored(1, day=day), stored(2, day=day, source="s2")])
+    before = store.usage_totals("chat", day + OPEN_DAYS, 10)
+    store.fold_usage(now)
+    assert store.usage_totals("chat", day + OPEN_DAYS, 10) == before == [KeyTotal("ada", "m", 0, 0, 0, 30, 3)]
+
+
+def test_totals_of_any_size_can_be_sent(store: Store) -> None:
+    store.put_usage([stored(2**49, source=f"s{number}") for number in range(20)])
+    (row,) = store.usage_totals("chat", TODAY, 10)
+    assert row[2:] == (MOST_COUNT,) * 5
+    assert UsageTotals.from_json(UsageTotals(TODAY, (row,)).to_json()).rows == (row,)
+
+
+# --- what it costs
+
+
+def test_each_model_has_its_price_whatever_the_groups_are(store: Store) -> None:
+    store.put_usage(
+        [stored(1), stored(2, source="s2"), stored(4, model="large"), stored(8, key="bob", day=TODAY - 1)]
+    )
+    usd_per_token = {"m": (1.0, 0.5), "large": (2.0, 3.0)}
+
+    def usd(model: str, tokens_in: int, tokens_out: int) -> float:
+        return tokens_in * usd_per_token[model][0] + tokens_out * usd_per_token[model][1]
+
+    for by, expected in (
+        (("key",), [("ada", 7, 30 + 1.5 + 80 + 12), ("bob", 8, 84.0)]),
+        (("model",), [("large", 4, 92.0), ("m", 11, 110 + 5.5)]),
+        (("day", "key"), [(TODAY - 1, 8, 84.0), (TODAY, 7, 123.5)]),
+        ((), [(None, 15, 207.5)]),
+    ):
+        days = {"since": TODAY - 9, "until": TODAY}
+        rows, total = store.usage("chat", by=by, most=10, usd=usd, **days)
+        first = by[0] if by else "key"
+        assert [(getattr(row, first), row.requests, row.usd) for row in rows] == expected
+        assert total == UsageTotal(None, None, None, 15, 150, 15, 207.5)
+        plain, plain_total = store.usage("chat", by=by, most=10, **days)
+        assert ([row._replace(usd=None) for row in rows], total._replace(usd=None)) == (plain, plain_total)
+    rows, total = store.usage("chat", since=0, until=TODAY, by=("key",), most=1, top=True, usd=usd)
+    assert ([row.key for row in rows], total.usd) == (["bob"], 207.5)
+
+
+def test_nothing_costs_nothing(store: Store) -> None:
+    found = store.usage("chat", since=0, until=TODAY, by=(), most=10, usd=lambda *tokens: 1.0)
+    assert found == ([], NOTHING._replace(usd=0.0))
 
 
 # --- from reports to rows
@@ -204,3 +305,123 @@ def test_only_days_that_are_not_folded_are_taken(
     SeriesRecorder(store, book, clock).round()  # type: ignore[arg-type]
     assert bool(store.kept) == is_taken
     assert ("left out" in caplog.text) != is_taken
+
+
+# --- from rows to totals
+
+
+class Summed:
+    """A store with the same totals for each service; it fails as often as it is configured to."""
+
+    def __init__(self, *rows: KeyTotal) -> None:
+        self.rows = list(rows)
+        self.failures = 0
+        self.reads: list[tuple[str, int]] = []
+
+    def put_usage(self, rows: list[StoredUsage]) -> None:
+        pass
+
+    def usage_totals(self, service: str, today: int, most: int) -> list[KeyTotal]:
+        if self.failures:
+            self.failures -= 1
+            raise OperationalError("SELECT", {}, Exception("database is locked"))
+        self.reads.append((service, today))
+        return self.rows[:most]
+
+
+def key_total(key: str, model: str = "m", used: int = 1) -> KeyTotal:
+    return KeyTotal(key, model, used, used, used, used, used)
+
+
+def wanting(source: str = "s1") -> UsageReport:
+    return UsageReport(source, 1, False, (), totals=True)
+
+
+def test_totals_are_read_for_services_that_want_them_once_a_minute() -> None:
+    clock, book, store = SimClock(NOW), TrafficBuffer(), Summed(key_total("ada"))
+    recorder = SeriesRecorder(store, book, clock)  # type: ignore[arg-type]
+    for _ in range(int(2 * TOTALS_EVERY_S / SLOT_S)):
+        book.usage.add("chat", wanting())
+        book.usage.add("chat", wanting("s2"))
+        book.usage.add("other", report(1))
+        recorder.round()
+        clock.advance(clock.now() + SLOT_S)
+    assert store.reads == [("chat", TODAY)] * 2
+    assert book.usage.totals("chat") == service_totals(TODAY, [key_total("ada")])
+    assert book.usage.totals("other") is None
+
+
+def test_totals_of_another_day_and_those_that_could_not_be_read_are_read_at_once() -> None:
+    clock, book, store = SimClock(NOW), TrafficBuffer(), Summed()
+    recorder = SeriesRecorder(store, book, clock)  # type: ignore[arg-type]
+    store.failures = 1
+
+    def after(seconds: float) -> list[tuple[str, int]]:
+        clock.advance(clock.now() + seconds)
+        book.usage.add("chat", wanting())
+        recorder.round()
+        return store.reads
+
+    assert after(0.0) == []
+    assert after(SLOT_S) == [("chat", TODAY)]
+    clock.advance((TODAY + 1) * DAY_S - TOTALS_EVERY_S)
+    assert after(0.0) == [("chat", TODAY)] * 2
+    assert after(TOTALS_EVERY_S - SLOT_S) == [("chat", TODAY)] * 2
+    assert after(SLOT_S) == [("chat", TODAY)] * 2 + [("chat", TODAY + 1)]
+
+
+def test_totals_that_no_agent_wants_any_more_are_forgotten() -> None:
+    clock, book, store = SimClock(NOW), TrafficBuffer(), Summed(key_total("ada"))
+    recorder = SeriesRecorder(store, book, clock)  # type: ignore[arg-type]
+    book.usage.add("chat", wanting())
+    recorder.round()
+    clock.advance(clock.now() + TOTALS_KEPT_S)
+    recorder.round()
+    assert book.usage.totals("chat") is not None
+    clock.advance(clock.now() + 1.0)
+    recorder.round()
+    assert book.usage.totals("chat") is None
+    assert len(store.reads) == 1
+
+
+def test_of_too_many_totals_whole_keys_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(series_recorder, "MOST_TOTALS", 3)
+    clock, book = SimClock(NOW), TrafficBuffer()
+    store = Summed(key_total("ada", "a"), key_total("ada", "b"), key_total("bob", "a"), key_total("bob", "b"))
+    book.usage.add("chat", wanting())
+    SeriesRecorder(store, book, clock).round()  # type: ignore[arg-type]
+    held = book.usage.totals("chat")
+    assert held is not None
+    assert list(held.keys) == ["ada"]
+    assert "keys from 'bob' on are left out" in caplog.text
+
+
+def test_totals_are_in_order_of_keys_and_models() -> None:
+    rows = [key_total("b", "y"), key_total("b", "x"), key_total("a"), key_total("")]
+    found = service_totals(TODAY, rows)
+    assert list(found.keys) == ["", "a", "b"]
+    ordered = tuple(row for models in found.keys.values() for row in models)
+    assert UsageTotals.from_json(UsageTotals(TODAY, ordered).to_json()).rows == ordered
+
+
+@pytest.mark.parametrize("has_rest", [False, True])
+def test_a_key_with_many_models_fits_into_one_message_and_keeps_its_sums(has_rest: bool) -> None:
+    rows = [key_total("ada", f"m{number:05}", number) for number in range(1, 2 * MOST_MODELS)]
+    rows += [key_total("ada", "", 7)] * has_rest
+    (found,) = service_totals(TODAY, rows).keys.values()
+    assert len(found) <= MOST_MODELS <= MOST_ROWS
+    assert [sum(row[at] for row in found) for at in range(2, 7)] == [
+        sum(row[at] for row in rows) for at in range(2, 7)
+    ]
+    assert found[0].model == ""
+    assert found[-1] == rows[2 * MOST_MODELS - 2]
+
+
+def test_a_service_wants_totals_until_it_was_taken() -> None:
+    buffer = UsageBuffer()
+    buffer.add("chat", wanting())
+    buffer.add("chat", report(1))  # of another agent, without such limits
+    assert buffer.take_wanting() == {"chat"}
+    assert buffer.take_wanting() == set()

@@ -20,7 +20,7 @@ from skyserve_cli.controller.api.access import calling, insist_on_other_hosts
 from skyserve_cli.controller.api.endpoint_port import endpoint_port
 from skyserve_cli.controller.api.series_view import series_view, span_for
 from skyserve_cli.controller.api.team_rules import TeamRules
-from skyserve_cli.controller.api.usage_view import MOST_ROWS, UsageQuestion, usage_view
+from skyserve_cli.controller.api.usage_view import MOST_ROWS, UsageQuestion, usage_view, usd_of
 from skyserve_cli.controller.api.views import history_view, is_well, last_failure, service_view
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.front_address import shown_host
@@ -293,12 +293,23 @@ class ControllerService:
 
         Raises NoSuchServiceError, or ValueError if there are more than MOST_ROWS sums.
         """
-        if not self.has(name) and not any(row.name == name for row in self._store.services(down=True)):
+        both = (False, True)
+        service = next(
+            (row for down in both for row in self._store.services(down=down) if row.name == name), None
+        )
+        if service is None:
             raise NoSuchServiceError(name)
         asked = question.on(day_of(self._clock.now()))
         most = MOST_ROWS + 1 if asked.top is None else asked.top
+        prices = self._specs.get(name, service.version).load_balancer.access.prices
         rows, total = self._store.usage(
-            name, since=asked.since, until=asked.until, by=asked.by, most=most, top=asked.top is not None
+            name,
+            since=asked.since,
+            until=asked.until,
+            by=asked.by,
+            most=most,
+            top=asked.top is not None,
+            usd=usd_of(prices) if prices else None,
         )
         return usage_view(name, asked, rows, total)
 

@@ -4,7 +4,8 @@
      "rows": [{"key", "model", "requests", "tokens_in", "tokens_out"}, ...],
      "total": {"requests", "tokens_in", "tokens_out"}}
 
-Days are dates in UTC, both included. A row has the groups of `by` only. `key` is "" where no key was needed, `model` is "" for requests
+Where the service has prices of tokens, rows and the total have "usd" too: what the tokens cost at these prices, which are those of today for
+earlier days as well. Days are dates in UTC, both included. A row has the groups of `by` only. `key` is "" where no key was needed, `model` is "" for requests
 that named none, or one that no engine has served.
 """
 
@@ -14,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
 from typing import Any, NamedTuple
 
-from skyserve_cli.state.usage import GROUPS, UsageTotal
+from lb.config.key_limits import Prices, price_of
+from skyserve_cli.state.usage import GROUPS, UsageTotal, UsdOf
 
 MOST_ROWS = 100_000
 USUAL_DAYS = 30
@@ -58,8 +60,14 @@ def usage_question(query: Mapping[str, str]) -> UsageQuestion:
     return UsageQuestion(since, until, groups, top)
 
 
+def usd_of(prices: Prices) -> UsdOf:
+    """Return the function that prices the tokens of a model."""
+    by_model = dict(prices)
+    return lambda model, tokens_in, tokens_out: price_of(by_model, model).usd(tokens_in, tokens_out)
+
+
 def usage_view(
-    name: str, asked: UsageOfDays, rows: Sequence[UsageTotal], total: tuple[int, int, int]
+    name: str, asked: UsageOfDays, rows: Sequence[UsageTotal], total: UsageTotal
 ) -> dict[str, Any]:
     """Raise ValueError if there are more than MOST_ROWS rows."""
     if len(rows) > MOST_ROWS:
@@ -71,12 +79,8 @@ def usage_view(
         "since": text_of(asked.since),
         "until": text_of(asked.until),
         "by": list(asked.by),
-        "rows": [
-            {group: _shown(row, group) for group in asked.by}
-            | _numbers(row.requests, row.tokens_in, row.tokens_out)
-            for row in rows
-        ],
-        "total": _numbers(*total),
+        "rows": [{group: _shown(row, group) for group in asked.by} | _numbers(row) for row in rows],
+        "total": _numbers(total),
     }
 
 
@@ -89,8 +93,9 @@ def _shown(row: UsageTotal, group: str) -> str | None:
     return text_of(row.day) if group == "day" and row.day is not None else getattr(row, group)
 
 
-def _numbers(requests: int, tokens_in: int, tokens_out: int) -> dict[str, int]:
-    return {"requests": requests, "tokens_in": tokens_in, "tokens_out": tokens_out}
+def _numbers(row: UsageTotal) -> dict[str, Any]:
+    numbers = {"requests": row.requests, "tokens_in": row.tokens_in, "tokens_out": row.tokens_out}
+    return numbers if row.usd is None else numbers | {"usd": round(row.usd, 6)}
 
 
 def _day(query: Mapping[str, str], name: str) -> int | None:

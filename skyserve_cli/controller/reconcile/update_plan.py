@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -15,7 +16,7 @@ from policies.registry import policies_for
 from skyserve_cli.spec.problems import dotted
 
 _MOST_TICKS = 1000
-_HIDDEN = "load_balancer.api_keys"
+_HIDDEN = re.compile(r"load_balancer\.access\.keys\[\d+\]\.sha256")
 
 
 class Course(NamedTuple):
@@ -94,7 +95,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[st
     paths = [path for path in {**old, **new} if old.get(path) != new.get(path)]
     shown = []
     for path in paths:
-        hidden = path.startswith(_HIDDEN)
+        hidden = _HIDDEN.fullmatch(path) is not None
         shown.append(
             {
                 "path": path,

@@ -4,6 +4,8 @@ const kept = new Map(); // address -> {etag, body}
 export const session = { name: "", role: "", chat: false, actions: false, token: null };
 
 export class NoSession extends Error {}
+const MOST_MS = 20000; // a request that hangs would stop all further refreshes
+const AGAIN_MS = 1000;
 
 // Enters with the code in the address, once, and takes it out of the address and of the history of the browser.
 export async function enter() {
@@ -15,14 +17,25 @@ export async function enter() {
     });
     if (!response.ok) throw new NoSession((await response.json()).error);
   }
-  const response = await fetch("/session");
+  const response = await entered();
   if (!response.ok) throw new NoSession((await response.json()).error);
   Object.assign(session, await response.json());
 }
 
+// The code is used up: what fails here is tried again.
+async function entered() {
+  for (;;) {
+    try {
+      return await fetch("/session", { signal: AbortSignal.timeout(MOST_MS) });
+    } catch {
+      await new Promise((later) => setTimeout(later, AGAIN_MS));
+    }
+  }
+}
+
 export async function get(address) {
   const before = kept.get(address);
-  const response = await fetch(address, { headers: before ? { "If-None-Match": before.etag } : {}, cache: "no-store" })
+  const response = await fetch(address, { headers: before ? { "If-None-Match": before.etag } : {}, cache: "no-store", signal: AbortSignal.timeout(MOST_MS) })
     .catch(() => { throw new Error("the controller does not respond; trying again"); }); // the browser's own words say less
   if (response.status === 304) return before.body;
   const body = await decoded(response);

@@ -90,11 +90,14 @@ function requests(series) {
 // The largest rows of the last 30 days, whichever time is shown; nothing while there are none.
 function usageOf({ rows, total, since }) {
   if (!rows.length) return null;
+  const money = (value) => usd(value, value < 1 ? 4 : 2);
   const cells = [
     ["key", (row) => row.key || "–"], ["model", (row) => row.model || "–"],
     ...["requests", "tokens_in", "tokens_out"].map((column) => [column.replace("_", " "), (row) => row[column].toLocaleString("en"), "number"]),
+    ...("usd" in total ? [["cost", (row) => money(row.usd), "number"]] : []), // where the service has prices of tokens
   ];
-  const sums = `${total.requests.toLocaleString("en")} requests, ${(total.tokens_in + total.tokens_out).toLocaleString("en")} tokens since ${since} (UTC)`;
+  const cost = "usd" in total ? `, ${money(total.usd)} at the prices of today` : "";
+  const sums = `${total.requests.toLocaleString("en")} requests, ${(total.tokens_in + total.tokens_out).toLocaleString("en")} tokens${cost} since ${since} (UTC)`;
   return [table("Usage of API keys", cells, rows), el("p", { class: "muted" }, rows.length < USAGE_ROWS ? sums : `The ${USAGE_ROWS} with the most tokens; in all ${sums}`)];
 }
 

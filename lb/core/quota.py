@@ -1,0 +1,364 @@
+"""The limits of one API key, or of one of its models, with what is left of them, and what keeps one more request out. Pure; `now` is an argument.
+
+What the limits mean is explained in `lb.core.api_keys`, which opens and settles the accounts of requests.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lb.config.key_limits import NO_LIMITS, KeyLimits
+from lb.core.calendar import Calendar
+from lb.core.limit_store import (
+    DAY,
+    DAY_INPUT,
+    DAY_OUTPUT,
+    DAY_REQUESTS,
+    FILLED_AT,
+    FULL,
+    IN_FLIGHT,
+    INPUT,
+    MONTH,
+    MONTH_INPUT,
+    MONTH_OUTPUT,
+    MONTH_USD,
+    OUTPUT,
+    REQUESTS,
+    RESERVED_IN,
+    RESERVED_OUT,
+    RESERVED_USD,
+    TOKENS,
+    LimitStore,
+    give_back,
+)
+
+_WORDS = {REQUESTS: "requests", TOKENS: "tokens", INPUT: "input tokens", OUTPUT: "output tokens"}
+CONCURRENT, USD = "concurrent requests", "USD"
+MINUTE, OF_DAY, OF_MONTH = "minute", "day", "month"
+ONE = 1.0  # a bucket must hold this much for a request to be let in
+
+_CONCURRENT_RETRY_S = 1.0  # when a request under way will end is not known
+_SEPARATOR = "\n"  # names of keys and models have no control characters
+
+
+class Spending(NamedTuple):
+    """Tokens of prompts and of responses, and what they cost."""
+
+    tokens_in: int
+    tokens_out: int
+    usd: float = 0.0
+
+
+class Amount(NamedTuple):
+    """Requests, and tokens of prompts and responses."""
+
+    requests: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+
+NOTHING = Amount()
+
+
+class Limited(NamedTuple):
+    """The tenant has used up its limit: 429.
+
+    `what` is CONCURRENT, or what it has `limit` of in each minute, day or month (`span`). After `retry_after_s` one more request
+    would be let in if no other came; of CONCURRENT, it is a guess. `model`: the limit is one of this model.
+    """
+
+    tenant: str
+    what: str
+    limit: float
+    retry_after_s: float
+    span: str = MINUTE
+    model: str = ""
+
+    @property
+    def message(self) -> str:
+        per = "" if self.what == CONCURRENT else f" per {self.span}"
+        of = "" if not self.model else f" of the model {self.model!r}"
+        return f"The key {self.tenant!r} is limited to {self.limit:g} {self.what}{per}{of}."
+
+    @property
+    def reason(self) -> str:
+        """The limit, by the name of the option that sets it."""
+        if self.what == CONCURRENT:
+            return "max_concurrent"
+        return f"{self.what.lower().replace(' ', '_')}_per_{self.span}"
+
+    @property
+    def is_budget(self) -> bool:
+        """Whether trying again soon is of no use."""
+        return self.span == OF_MONTH
+
+    @property
+    def allowance(self) -> Allowance | None:
+        """What is left of the limit; None if no header has it."""
+        if self.span != MINUTE or self.what not in ("requests", "tokens"):
+            return None
+        return Allowance(self.what, self.limit, ONE - self.retry_after_s * self.limit / 60.0)
+
+
+class Allowance(NamedTuple):
+    """What is left of a limit per minute, which fills evenly. `left` is below zero for a debt."""
+
+    what: str
+    per_minute: float
+    left: float
+
+
+class Quota:
+    """The limits in force of a key, or of one of its models, and the numbers behind them.
+
+    Levels may be looked at and changed under the lock of the store only.
+    """
+
+    __slots__ = (
+        "_buckets",
+        "_of_calendar",
+        "counts_tokens",
+        "is_limited",
+        "limits",
+        "model",
+        "name",
+        "row",
+        "tenant",
+    )
+
+    def __init__(self, tenant: str, model: str, store: LimitStore) -> None:
+        """`model` empty: of the key."""
+        self.tenant = tenant
+        self.model = model
+        self.name = name_of(tenant, model)
+        self.row = store.row(self.name)
+        self.limits = NO_LIMITS
+        self.is_limited = self.counts_tokens = self._of_calendar = False
+        self._buckets: tuple[
+            tuple[int, float], ...
+        ] = ()  # which number of the row, and how much fills it in a minute
+
+    def change(self, limits: KeyLimits, now: float, today: Calendar) -> None:
+        """A new limit keeps the level, debts too; one where none was starts full."""
+        per_minute = (
+            (REQUESTS, limits.requests_per_minute),
+            (TOKENS, limits.tokens_per_minute),
+            (INPUT, limits.input_tokens_per_minute),
+            (OUTPUT, limits.output_tokens_per_minute),
+        )
+        buckets = tuple((which, amount) for which, amount in per_minute if amount)
+        if self.limits is NO_LIMITS:  # new here; another process may have had the same limits until now
+            self._buckets = buckets
+        self.fill(now, today, 1.0)
+        self.limits, self._buckets = limits, buckets
+        numbers, at = self.row.numbers, self.row.at
+        for which, amount in per_minute:
+            if not amount:
+                numbers[at + which] = FULL
+        self._of_calendar = limits.of_calendar
+        self.counts_tokens = limits.counts_tokens
+        self.is_limited = limits != NO_LIMITS
+        self.fill(now, today, 1.0)
+
+    def fill(self, now: float, today: Calendar, share: float) -> None:
+        """Bring the numbers up to now; levels by a share of the limits."""
+        numbers, at = self.row.numbers, self.row.at
+        minutes = share * max(0.0, now - numbers[at + FILLED_AT]) / 60.0
+        if minutes:
+            numbers[at + FILLED_AT] = now
+        for which, per_minute in self._buckets:  # what was given back may be more than there is room for
+            numbers[at + which] = min(_size(per_minute), numbers[at + which] + minutes * per_minute)
+        if self._of_calendar:
+            # Processes whose clocks differ by an instant do not begin the old day again; one whose clock was wrong does.
+            if not today.day <= numbers[at + DAY] <= today.day + 1:
+                numbers[at + DAY] = today.day
+                numbers[at + DAY_REQUESTS] = numbers[at + DAY_INPUT] = numbers[at + DAY_OUTPUT] = 0.0
+            if not today.month <= numbers[at + MONTH] <= today.month + 1:
+                numbers[at + MONTH] = today.month
+                numbers[at + MONTH_INPUT] = numbers[at + MONTH_OUTPUT] = numbers[at + MONTH_USD] = 0.0
+
+    def exceeded(self, left: Amount, now: float, today: Calendar) -> Limited | None:
+        """Return the limit that keeps one more request out. Numbers must have been filled. `left` is for other agents."""
+        numbers, at, limits = self.row.numbers, self.row.at, self.limits
+        if limits.requests_per_minute and numbers[at + REQUESTS] - left.requests < ONE:
+            return self._limited(REQUESTS, limits.requests_per_minute, left.requests)
+        lacking = self.lacks_tokens(left, now, today)
+        if lacking is not None:
+            return lacking
+        per_day = limits.requests_per_day
+        if per_day and numbers[at + DAY_REQUESTS] + left.requests + ONE > per_day:
+            return self._over(_WORDS[REQUESTS], per_day, OF_DAY, now, today)
+        if limits.max_concurrent and self.row.in_flight() >= limits.max_concurrent:
+            return Limited(
+                self.tenant, CONCURRENT, limits.max_concurrent, _CONCURRENT_RETRY_S, MINUTE, self.model
+            )
+        return None
+
+    def lacks_tokens(self, left: Amount, now: float, today: Calendar) -> Limited | None:
+        """As `exceeded`, of tokens, and of what they cost, alone."""
+        numbers, at = self.row.numbers, self.row.at
+        for which, per_minute in self._buckets:
+            if which != REQUESTS:
+                kept = _tokens(which, left.tokens_in, left.tokens_out)
+                if numbers[at + which] - kept < ONE:
+                    return self._limited(which, per_minute, kept)
+        return self._over_budget(left, now, today) if self._of_calendar and self.counts_tokens else None
+
+    def _over_budget(self, left: Amount, now: float, today: Calendar) -> Limited | None:
+        numbers, at, limits = self.row.numbers, self.row.at, self.limits
+        reserved_in, reserved_out = self.row.reserved()
+        reserved_in, reserved_out = reserved_in + left.tokens_in, reserved_out + left.tokens_out
+        tokens_in, tokens_out = numbers[at + DAY_INPUT] + reserved_in, numbers[at + DAY_OUTPUT] + reserved_out
+        for which, most in (
+            (TOKENS, limits.tokens_per_day),
+            (INPUT, limits.input_tokens_per_day),
+            (OUTPUT, limits.output_tokens_per_day),
+        ):
+            if most and _tokens(which, tokens_in, tokens_out) + ONE > most:
+                return self._over(_WORDS[which], most, OF_DAY, now, today)
+        used = numbers[at + MONTH_INPUT] + numbers[at + MONTH_OUTPUT]
+        if limits.tokens_per_month and used + reserved_in + reserved_out + ONE > limits.tokens_per_month:
+            return self._over(_WORDS[TOKENS], limits.tokens_per_month, OF_MONTH, now, today)
+        if limits.usd_per_month and numbers[at + MONTH_USD] + self.row.reserved_usd() >= limits.usd_per_month:
+            return self._over(USD, limits.usd_per_month, OF_MONTH, now, today)
+        return None
+
+    def _limited(self, which: int, per_minute: float, kept: float) -> Limited:
+        wait_s = (ONE + kept - self.row.numbers[self.row.at + which]) * 60.0 / per_minute
+        return Limited(self.tenant, _WORDS[which], per_minute, wait_s, MINUTE, self.model)
+
+    def _over(self, what: str, most: float, span: str, now: float, today: Calendar) -> Limited:
+        ends_at = today.day_ends_at if span == OF_DAY else today.month_ends_at
+        return Limited(self.tenant, what, most, max(0.0, ends_at - now), span, self.model)
+
+    # --- one request
+
+    def enter(self) -> None:
+        """Take one request, and a place among those under way."""
+        row = self.row
+        row.numbers[row.own + IN_FLIGHT] += ONE
+        if self.is_limited:
+            self._add_requests(ONE)
+
+    def was_refused(self) -> None:
+        """A request that has entered uses none. It is still to leave."""
+        if self.is_limited:
+            self._add_requests(-ONE)
+
+    def leave(self) -> None:
+        """Needs no lock."""
+        self.row.numbers[self.row.own + IN_FLIGHT] -= ONE
+
+    def reserve(self, wanted: Spending) -> None:
+        row = self.row
+        give_back(row.numbers, row.at, -wanted.tokens_in, -wanted.tokens_out)
+        self._hold(wanted, 1.0)
+
+    def settle(self, reserved: Spending | None, spent: Spending) -> None:
+        """Replace what was reserved by what was used."""
+        row = self.row
+        if reserved is not None:
+            give_back(row.numbers, row.at, reserved.tokens_in, reserved.tokens_out)
+            self._hold(reserved, -1.0)
+        give_back(row.numbers, row.at, -spent.tokens_in, -spent.tokens_out)
+        if self._of_calendar:
+            self._use(spent)
+
+    def _hold(self, wanted: Spending, sign: float) -> None:
+        row = self.row
+        row.numbers[row.own + RESERVED_IN] += sign * wanted.tokens_in
+        row.numbers[row.own + RESERVED_OUT] += sign * wanted.tokens_out
+        if self._of_calendar:
+            row.numbers[row.own + RESERVED_USD] += sign * wanted.usd
+
+    # --- agents of other regions
+
+    def charge(self, used: Amount, usd: float, catching_up: bool, is_news: bool) -> None:
+        """Drain the buckets by what other agents took; when `catching_up`, of levels above zero. What is no news may be of another day."""
+        numbers, at = self.row.numbers, self.row.at
+        for which, _ in self._buckets:
+            taken = used.requests if which == REQUESTS else _tokens(which, used.tokens_in, used.tokens_out)
+            level = numbers[at + which]
+            numbers[at + which] = max(level - taken, min(0.0, level)) if catching_up else level - taken
+        if is_news and self._of_calendar:
+            numbers[at + DAY_REQUESTS] = max(0.0, numbers[at + DAY_REQUESTS] + used.requests)
+            self._use(Spending(used.tokens_in, used.tokens_out, usd))
+
+    def counted(self, today: Amount, in_month: Amount, usd: float) -> None:
+        """All agents together have used this much. What is known here is as much, unless this agent has missed something."""
+        if not self._of_calendar:
+            return
+        numbers, at = self.row.numbers, self.row.at
+        for which, used in (
+            (DAY_REQUESTS, float(today.requests)),
+            (DAY_INPUT, float(today.tokens_in)),
+            (DAY_OUTPUT, float(today.tokens_out)),
+            (MONTH_INPUT, float(in_month.tokens_in)),
+            (MONTH_OUTPUT, float(in_month.tokens_out)),
+            (MONTH_USD, usd),
+        ):
+            numbers[at + which] = max(numbers[at + which], used)
+
+    # --- what is left
+
+    def allowances(self) -> list[Allowance]:
+        """Return what is left of the limits of requests and tokens per minute."""
+        numbers, at = self.row.numbers, self.row.at
+        return [
+            Allowance(_WORDS[which], per_minute, numbers[at + which])
+            for which, per_minute in self._buckets
+            if which <= TOKENS
+        ]
+
+    def level(self, which: int) -> float | None:
+        """Return the level of a bucket; None where it has no limit."""
+        level = self.row.numbers[self.row.at + which]
+        return None if level == FULL else level
+
+    def used(self) -> tuple[Amount, Amount, float] | None:
+        """Return what has been used on this day, in this month, and for how many US dollars; None without limits of days or months."""
+        if not self._of_calendar:
+            return None
+        numbers, at = self.row.numbers, self.row.at
+        day = Amount(*(int(numbers[at + which]) for which in (DAY_REQUESTS, DAY_INPUT, DAY_OUTPUT)))
+        month = Amount(0, int(numbers[at + MONTH_INPUT]), int(numbers[at + MONTH_OUTPUT]))
+        return day, month, numbers[at + MONTH_USD]
+
+    def _add_requests(self, count: float) -> None:
+        numbers, at = self.row.numbers, self.row.at
+        numbers[at + REQUESTS] -= count
+        if self._of_calendar:
+            numbers[at + DAY_REQUESTS] = max(0.0, numbers[at + DAY_REQUESTS] + count)
+
+    def _use(self, spent: Spending) -> None:
+        """Peers count reservations first, and give some back, maybe on the next day."""
+        numbers, at = self.row.numbers, self.row.at
+        for which, tokens in (
+            (DAY_INPUT, spent.tokens_in),
+            (DAY_OUTPUT, spent.tokens_out),
+            (MONTH_INPUT, spent.tokens_in),
+            (MONTH_OUTPUT, spent.tokens_out),
+        ):
+            numbers[at + which] = max(0.0, numbers[at + which] + tokens)
+        numbers[at + MONTH_USD] += spent.usd
+
+
+def name_of(tenant: str, model: str) -> str:
+    """Return by which name the numbers of a key, or of one of its models, are kept and shared."""
+    return f"{tenant}{_SEPARATOR}{model}" if model else tenant
+
+
+def names_in(name: str) -> tuple[str, str]:
+    """Return tenant and model of such a name."""
+    tenant, _, model = name.partition(_SEPARATOR)
+    return tenant, model
+
+
+def _tokens(which: int, tokens_in: float, tokens_out: float) -> float:
+    """Return how many of these tokens a bucket counts."""
+    return tokens_in if which == INPUT else tokens_out if which == OUTPUT else tokens_in + tokens_out
+
+
+def _size(per_minute: float) -> float:
+    """Return how much a bucket holds: one minute's worth, and at least the one request that must fit."""
+    return max(ONE, per_minute)
