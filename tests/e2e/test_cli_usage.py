@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import signal
+import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,76 @@ def test_requests_of_keys_are_counted_once_whatever_is_killed(serve: Any, tmp_pa
     top = serve.ok("usage", "shared", "--top", "1", "-o", "json").json()
     assert ([row["key"] for row in top["rows"]], top["total"]["requests"]) == (["ada"], 8)
     assert serve("usage", "shard").code == 1
+
+
+BUDGETS = """
+name: budgets
+service:
+  readiness_probe: /health
+  replicas: 1
+  load_balancer:
+    prices: {small: {input: 0, output: 1_000_000}, "*": {input: 0, output: 0}}
+    api_keys:
+      - {name: ada, key_env: ADA_KEY, output_tokens_per_day: 15}
+      - {name: bob, key_env: BOB_KEY, usd_per_month: 12}
+resources: {infra: local}
+secrets: {ADA_KEY: null, BOB_KEY: null}
+run: serve engine --speed 50 --model small --port $SKYSERVE_REPLICA_PORT
+"""
+
+
+def refusal(endpoint: str, who: str) -> tuple[str, float] | None:
+    """Return the code of the response and after how many hours to come back; None if the request was let in."""
+    try:
+        call(endpoint, who, 1)
+    except urllib.error.HTTPError as refused:
+        error = refused
+    else:
+        return None
+    assert (error.code, error.headers["X-Should-Retry"]) == (429, "false")
+    return json.load(error)["error"]["code"], int(error.headers["Retry-After"]) / 3600
+
+
+def test_budgets_of_days_and_months_outlive_the_load_balancer(serve: Any, tmp_path: Path) -> None:
+    left_s = 86_400 - time.time() % 86_400
+    if left_s < 90:
+        time.sleep(left_s)  # all of it is to be on one day
+    file = tmp_path / "service.yaml"
+    file.write_text(BUDGETS)
+    serve.ok("up", file, "-y", *(f"--secret={who.upper()}_KEY={key}" for who, key in KEYS.items()))
+    endpoint = serve.view("budgets")["endpoint"]
+    for who, code, most_h in (("ada", "rate_limit_exceeded", 24), ("bob", "insufficient_quota", 31 * 24)):
+        call(endpoint, who, 3)
+        refused = refusal(endpoint, who)
+        assert refused is not None
+        assert refused[0] == code
+        assert 0 < refused[1] <= most_h
+    costs = [("ada", 15.0), ("bob", 15.0)]
+    serve.eventually(lambda: dollars(serve) == costs)
+
+    serve.ok("controller", "stop")
+    folder = serve.home / "lb" / "budgets"
+    agent = psutil.Process(json.loads((folder / "agent.json").read_text())["pid"])
+    agent.kill()
+    psutil.wait_procs([agent], 10)
+    for lost in folder.glob("table.json.*"):  # as with a machine: what it has used, and what it has counted
+        lost.unlink()
+    serve.ok("controller", "start")
+    serve.eventually(lambda: is_ready(endpoint))
+    for who in ("ada", "bob"):  # until the controller has sent the totals, it begins at 0
+        serve.eventually(lambda who=who: refusal(endpoint, who) is not None)
+
+
+def is_ready(endpoint: str) -> bool:
+    try:
+        return bool(urllib.request.urlopen(f"{endpoint}/-/ready", timeout=5).status == 200)
+    except OSError:
+        return False
+
+
+def dollars(serve: Any) -> list[tuple[str, float]]:
+    rows = serve.ok("usage", "budgets", "--by", "key", "-o", "json").json()["rows"]
+    return [(row["key"], row["usd"]) for row in rows]
 
 
 def tokens_in(serve: Any) -> int:
