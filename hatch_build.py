@@ -53,7 +53,6 @@ INTERPRETED = {
     "__init__.py",
     "target_list.py",  # its class is a list, which a native class cannot be
     "tls_acceptor.py",  # coroutines that are cancelled, of which OpenSSL has nearly all the CPU
-    "limit_store.py",  # its rows are held by weak references, which native instances do not support
 }
 DEPENDENCIES = ["mypy>=2.4", "setuptools>=77"]
 

@@ -1,6 +1,6 @@
 """What 10,000 API keys in a watched file cost an agent, beside 10.
 
-    python -m benchmarks.keys_file [--keys 10000] [--rounds 20] [--check]
+    python -m benchmarks.keys_file [--keys 10000] [--rounds 20] [--compiled] [--check]
 
 Agents (`python -m lb`) with few and with many keys serve the same requests, in turns, of keys that are drawn from all. Standard output
 has their memory, the CPU time of a request (the median over rounds), and for the one with many keys: how long it takes until a key that is
@@ -29,6 +29,8 @@ from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from benchmarks.router.machine import native_agent
 
 ROOT = Path(__file__).resolve().parents[1]
 FEW = 10
@@ -73,14 +75,14 @@ def write_keys(path: Path, numbers: list[int]) -> None:
 
 
 class Agent:
-    def __init__(self, folder: Path, keys: int, engine: int) -> None:
+    def __init__(self, folder: Path, keys: int, engine: int, code: Path) -> None:
         folder.mkdir()
         self.keys = keys
         self.file = folder / "keys.json"
         write_keys(self.file, list(range(keys)))
         command = [sys.executable, "-m", "lb", "--port", "0", "--admin-port", "0", "--no-pump"]
         command += ["--table-file", str(folder / "table.json"), "--service", "default"]
-        environment = {**os.environ, "SKYSERVE_LB_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "SKYSERVE_LB_TOKEN": TOKEN, "PYTHONPATH": str(code)}
         self.process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=(folder / "log").open("w")
         )
@@ -172,6 +174,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Many API keys in a watched file.")
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--compiled", action="store_true", help="the agent as wheels have it")
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     engine = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
@@ -179,7 +182,10 @@ def main() -> int:
     rng = random.Random(1)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        agents = [Agent(folder / str(keys), keys, engine.server_address[1]) for keys in (FEW, given.keys)]
+        code = native_agent(ROOT) if given.compiled else ROOT
+        agents = [
+            Agent(folder / str(keys), keys, engine.server_address[1], code) for keys in (FEW, given.keys)
+        ]
         for agent in agents:
             stack.callback(agent.close)
             agent.serve(list(range(agent.keys)))  # every key has been used

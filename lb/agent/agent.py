@@ -25,7 +25,6 @@ from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table
 from lb.config.totals import Totals
 from lb.config.usage import UsageReport, UsageTotals
 from lb.core.api_keys import ApiKeyStore, Usage
-from lb.core.calendar import calendar_of
 from lb.core.forwarding import Forwarding
 from lb.core.limit_store import LimitStore
 from lb.core.shared_quota import SharedQuota
@@ -400,7 +399,7 @@ class Agent:
         self.account.api_keys.counted(totals, self._clock())
 
     def _look_at_calendar(self) -> None:
-        self.account.api_keys.today = calendar_of(self._unix_time_s(), self._clock())
+        self.account.api_keys.look(self._unix_time_s(), self._clock())
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -14,7 +14,8 @@ Instants are those of CLOCK_MONOTONIC, which all processes of one boot share; th
 written to, since processes of another release may still have it mapped. Of a file of another boot, what was used on its day and in its month is kept.
 
 *Locks.* Levels are read and written under an exclusive lock of the file (`flock`), for some microseconds per request of
-a tenant that has limits. A process that is frozen while it holds the lock must not stop the others: after
+a tenant that has limits. A process that is alone needs none: it sees in the file when another one comes, which waits for a moment before it
+reads or writes. A process that is frozen while it holds the lock must not stop the others: after
 `_TRIES` attempts they go on without the lock for some seconds. Limits may then be off by a few requests.
 
 *Processes.* Each holds a record lock on its slot for as long as it runs, which the kernel releases on any exit. What a
@@ -46,6 +47,7 @@ from lb.core.limit_store import (
     RESERVED_OUT,
     ROW_SIZE,
     TOKENS,
+    Columns,
     LimitRow,
     MemoryLimits,
     give_back,
@@ -57,9 +59,10 @@ _LAYOUT = b"SKYLIM03"
 _MEMORY = Path("/dev/shm")  # noqa: S108 (others' files are refused)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-# In doubles of 8 bytes. The header: layout, boot (two), number of rows, number of slots that were ever in use, number of rows that have room.
+# In doubles of 8 bytes. The header: layout, boot (two), number of rows, number of slots that were ever in use, number of rows that have room,
+# number of processes that have come.
 _HEADER = 8
-_ROWS_AT, _SLOTS_AT, _ROOM_AT = 3, 4, 5
+_ROWS_AT, _SLOTS_AT, _ROOM_AT, _COME_AT = 3, 4, 5, 6
 _DIGEST = 2  # of the name, at the begin of a row
 _ROW = _DIGEST + ROW_SIZE
 _COLUMNS = _HEADER + ROWS * _ROW
@@ -71,6 +74,7 @@ _TRIES = 1000  # to get the lock: on an overloaded host its holder may wait for 
 _PAUSE_S = 0.0002  # between two of them
 _UNLOCKED_S = 5.0
 _REAP_EVERY_S = 1.0
+_SEEN_S = 0.05  # after which another process has seen that one has come
 
 _log = logging.getLogger("lb.agent.limits_file")
 
@@ -85,20 +89,30 @@ class LimitsFile:
         self._unlocked_until = self._reap_at = 0.0
         self._beyond = MemoryLimits()  # of quotas for which the file has no room
         self._known: dict[bytes, int] = {}
+        self._cleared: dict[
+            int, float
+        ] = {}  # slots of the dead, and how many processes had come when they were cleared
+        self._alone = -1.0  # how many processes had come when no other one ran
+        self._holds = False
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             self._map = mmap.mmap(self._file, _SIZE)
             self._numbers: memoryview[float] = memoryview(self._map).cast("d")
             self._slot = self._claim()
+            self._columns = Columns(self._slot, _COLUMN, _SLOTS_AT)
+            self._numbers[_COME_AT] += 1
+            self._look_around()
         except BaseException:
             os.close(self._file)
             raise
         fcntl.flock(self._file, fcntl.LOCK_UN)
+        if self._alone < 0:
+            time.sleep(_SEEN_S)
 
     def row(self, name: str) -> LimitRow:
         digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
         at = self._known.get(digest)
-        if at is None and self._try_lock():
+        if at is None and (self._is_alone() or self._try_lock()):
             try:
                 at = self._find_or_add(digest)
             finally:
@@ -106,16 +120,19 @@ class LimitsFile:
         if at is None:
             _log.warning("no free row in limits_file=%s: a key is limited per process", self._path)
             return self._beyond.row(name)
-        cell = _cell(at, 0)
-        return LimitRow(self._numbers, at, _cell(at, self._slot), cell, _COLUMN, _SLOTS_AT)
+        return LimitRow(self._numbers, at, _cell(at, self._slot), self._columns)
 
     def lock(self, now: float) -> None:
+        if self._numbers[_COME_AT] == self._alone:  # as `_is_alone`, on the path of each request
+            return
         if now >= self._unlocked_until and not self._try_lock():
             self._unlocked_until = now + _UNLOCKED_S
             _log.warning("limits_file=%s is locked by a process that does not run: go on without", self._path)
 
     def unlock(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        if self._holds:
+            self._holds = False
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def reap(self, now: float) -> bool:
         if now < self._reap_at:
@@ -123,15 +140,18 @@ class LimitsFile:
         self._reap_at = now + _REAP_EVERY_S
         self.lock(now)
         try:
-            slots = range(int(self._numbers[_SLOTS_AT]))
-            return sum(self._clear(slot) for slot in slots if self._is_dead(slot)) > 0
+            return self._look_around()
         finally:
             self.unlock()
+
+    def _is_alone(self) -> bool:
+        return bool(self._numbers[_COME_AT] == self._alone)
 
     def _try_lock(self) -> bool:
         for _ in range(_TRIES):
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._holds = True
                 return True
             except BlockingIOError:
                 time.sleep(_PAUSE_S)
@@ -152,8 +172,19 @@ class LimitsFile:
             return slot
         raise OSError(f"{SLOTS} processes share {self._path} already")
 
-    def _is_dead(self, slot: int) -> bool:
-        return slot != self._slot and not _record_lock(self._file, fcntl.F_OFD_GETLK, slot)
+    def _look_around(self) -> bool:
+        """Clear the slots of processes that died, and see whether any other runs. Returns whether there was anything to clear."""
+        come, left, alone = float(self._numbers[_COME_AT]), False, True
+        for slot in range(int(self._numbers[_SLOTS_AT])):
+            if slot == self._slot or self._cleared.get(slot) == come:
+                continue
+            if _record_lock(self._file, fcntl.F_OFD_GETLK, slot):
+                alone = False
+            else:
+                left = self._clear(slot) or left
+                self._cleared[slot] = come
+        self._alone = come if alone else -1.0
+        return left
 
     def _clear(self, slot: int) -> bool:
         """Forget what the slot's former process left; whether there was anything."""

@@ -67,6 +67,7 @@ __all__ = [
 
 ANONYMOUS = ""
 MOST_SHOWN = 1000
+_MOST_OWNERS = 512
 _REQUEST, _REQUEST_BACK = Amount(1), Amount(-1)
 
 
@@ -168,6 +169,11 @@ class Admission:
         """Whether the limits of its key depend on what is in the body: tokens, or the model."""
         return self._account is not None and self._account.reads_bodies
 
+    @property
+    def limits_models(self) -> bool:
+        """Whether its key has limits of single models."""
+        return self._account is not None and self._account.models is not None
+
     def allowances(self) -> list[Allowance]:
         """Return what is left of the limits per minute of its key and model, reservations taken off."""
         return [] if self._account is None else self._account.allowances(self._of_model)
@@ -199,7 +205,10 @@ class ApiKeyStore:
         self._limits = MemoryLimits() if limits is None else limits
         self.quota = quota
         self._guards = False
-        self._by_digest: dict[bytes, ApiKey] = {}
+        self._by_digest: dict[str, ApiKey] = {}
+        self._owners: dict[
+            tuple[tuple[bytes, bytes], ...], tuple[str, tuple[bytes, ...]]
+        ] = {}  # of credentials that have come lately, with the known keys among them
         self._by_name: dict[str, ApiKey] = {}  # of several keys of one name, the one that is listed last
         self._tenants: dict[str, Tenant] = {}  # those that have sent a request
         self._prices: dict[str, Price] = {}
@@ -214,7 +223,8 @@ class ApiKeyStore:
 
     def apply(self, access: Access, now: float) -> None:
         """Other keys are in force. Tenants that stay keep the levels of their buckets."""
-        self._by_digest = {bytes.fromhex(key.sha256): key for key in access.keys}
+        self._by_digest = {key.sha256: key for key in access.keys}
+        self._owners = {}
         self._by_name = {key.name: key for key in access.keys}
         self._guards = bool(access.keys or access.keys_file)
         self._prices = dict(access.prices)
@@ -243,7 +253,7 @@ class ApiKeyStore:
     # --- the account of one request
 
     def admit_head(
-        self, credentials: Iterable[tuple[bytes, bytes]], now: float
+        self, credentials: tuple[tuple[bytes, bytes], ...], now: float
     ) -> Admission | Unauthorized | Limited:
         """Return what becomes of a request with these headers for keys: (name in lower case, value), as they came.
 
@@ -251,18 +261,15 @@ class ApiKeyStore:
         """
         if not self._guards:
             return Admission(None, ())
-        owner: ApiKey | None = None
-        given = False
-        carried_by: tuple[bytes, ...] = ()
-        for header, value in credentials:
-            given = True
-            found = self._by_digest.get(_digest(header, value))
-            if found is not None:
-                owner = owner or found
-                carried_by += (header,)
-        if owner is None:
-            return _WRONG_KEY if given else _NO_KEY
-        account = self._tenant(owner.name, now)
+        found = self._owners.get(credentials)
+        if found is None:
+            found = self._owner(credentials)
+            if found is None:
+                return _WRONG_KEY if credentials else _NO_KEY
+        owner, carried_by = found
+        account = self._tenants.get(owner)
+        if account is None:
+            account = self._tenant(owner, now)
         refusal = self._enter(account, now)
         if refusal is not None and self._limits.reap(now):
             refusal = self._enter(account, now)
@@ -271,6 +278,22 @@ class ApiKeyStore:
             return refusal
         account.admitted += 1
         return Admission(account, carried_by)
+
+    def _owner(self, credentials: tuple[tuple[bytes, bytes], ...]) -> tuple[str, tuple[bytes, ...]] | None:
+        """Return the tenant whose key is among these, and which of them are known keys; remember it: a digest takes its time."""
+        owner = ""
+        carried_by: tuple[bytes, ...] = ()
+        for header, value in credentials:
+            key = self._by_digest.get(_digest(header, value))
+            if key is not None:
+                owner = owner or key.name
+                carried_by += (header,)
+        if not carried_by:
+            return None
+        if len(self._owners) >= _MOST_OWNERS:
+            self._owners.clear()
+        self._owners[credentials] = owner, carried_by
+        return owner, carried_by
 
     def reserve(
         self,
@@ -304,7 +327,8 @@ class ApiKeyStore:
         whole, of_model = account.whole, account.of_model(model)
         self._limits.lock(now)
         try:
-            self._fill(whole, now)
+            if not whole.is_filled(now):
+                self._fill(whole, now)
             refusal = whole.lacks_tokens(self._left(whole), now, self.today)
             if refusal is None and of_model is not None:
                 self._fill(of_model, now)
@@ -363,7 +387,6 @@ class ApiKeyStore:
         self._limits.lock(now)
         try:
             for quota in quotas:
-                self._fill(quota, now)
                 quota.settle(wanted, spent)
         finally:
             self._limits.unlock()
@@ -372,6 +395,11 @@ class ApiKeyStore:
             more = Amount(0, tokens_in - held_in, tokens_out - held_out)
             for quota in quotas:
                 self.quota.take(quota.name, more, round(spent.usd * 1e6))
+
+    def look(self, unix_s: float, now: float) -> None:
+        """See what day it is, and who has gone. Called every second."""
+        self.today = calendar_of(unix_s, now)
+        self._limits.reap(now)
 
     def usage(self, now: float) -> Iterator[Usage]:
         """Yield every tenant's accounts; of more than MOST_SHOWN, those that have sent a request."""
@@ -397,8 +425,8 @@ class ApiKeyStore:
                     left[1],
                     left[2],
                     left[3],
-                    sum(quota.row.reserved()),
-                    quota.row.in_flight(),
+                    sum(quota.reserved()),
+                    quota.in_flight(),
                     None if day is None else day.requests,
                     None if day is None else day.tokens_in + day.tokens_out,
                     None if month is None else month.tokens_in + month.tokens_out,
@@ -492,15 +520,15 @@ class ApiKeyStore:
             self.quota.take(quota.name, used)
 
 
-def _digest(header: bytes, value: bytes) -> bytes:
+def _digest(header: bytes, value: bytes) -> str:
     """Return the digest of the key in a header; that of no key if it holds none."""
     if header == b"authorization":
         scheme, _, value = value.partition(b" ")
         if scheme.lower() != b"bearer":
             if scheme.lower() != b"basic":
-                return b""
+                return ""
             value = _basic_key(value)
-    return hashlib.sha256(value.strip()).digest()
+    return hashlib.sha256(value.strip()).hexdigest()
 
 
 def _basic_key(value: bytes) -> bytes:

@@ -8,7 +8,7 @@ keeps the numbers in memory.
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 FULL = math.inf  # the level of a bucket that has never been used, of any size
@@ -27,50 +27,36 @@ IN_FLIGHT, RESERVED_IN, RESERVED_OUT, RESERVED_USD = 0, 1, 2, 3
 CELL_SIZE = 4
 
 
-class LimitRow:
+class Columns(NamedTuple):
+    """Where the cells of a row are: one of each process (`slot`), `distance` apart. How many there are is at `slots_at`, -1: only the own one."""
+
+    slot: int = 0
+    distance: int = CELL_SIZE
+    slots_at: int = -1
+
+
+class LimitRow(NamedTuple):
     """Where the numbers of one quota are.
 
     `numbers[at + REQUESTS]` and so on are shared, and are read and written between `lock` and `unlock` only; `numbers[own + IN_FLIGHT]` and
     so on are written by this process alone.
     """
 
-    __slots__ = ("__weakref__", "_column", "_first", "_slots_at", "at", "numbers", "own")
+    numbers: memoryview[float]
+    at: int
+    own: int
+    columns: Columns
 
-    def __init__(
-        self,
-        numbers: memoryview[float],
-        at: int,
-        own: int,
-        first: int = 0,
-        column: int = CELL_SIZE,
-        slots_at: int = -1,
-    ) -> None:
-        """The cells of all processes begin at `first`, one each `column`; how many there are is at `slots_at`, -1: only the own one."""
-        self.numbers = numbers
-        self.at = at
-        self.own = own
-        self._first = first
-        self._column = column
-        self._slots_at = slots_at
 
-    def in_flight(self) -> int:
-        """Return the requests under way in all processes."""
-        return int(self._sum(IN_FLIGHT))
+def sum_of_cells(numbers: memoryview[float], own: int, columns: Columns, which: int) -> float:
+    """Return IN_FLIGHT or another number of a cell, of all processes."""
+    slot, distance, slots_at = columns
+    slots = 1 if slots_at < 0 else int(numbers[slots_at])
+    first = own - slot * distance + which
+    return numbers[first] if slots == 1 else sum(numbers[first : first + slots * distance : distance])
 
-    def reserved(self) -> tuple[int, int]:
-        """Return the tokens of prompts and of responses that all processes have reserved."""
-        return int(self._sum(RESERVED_IN)), int(self._sum(RESERVED_OUT))
 
-    def reserved_usd(self) -> float:
-        """Return what all processes have reserved costs."""
-        return self._sum(RESERVED_USD)
-
-    def _sum(self, which: int) -> float:
-        numbers = self.numbers
-        if self._slots_at < 0:
-            return numbers[self.own + which]
-        slots, first, column = int(numbers[self._slots_at]), self._first + which, self._column
-        return numbers[first] if slots == 1 else sum(numbers[first : first + slots * column : column])
+_ALONE = Columns()
 
 
 class LimitStore(Protocol):
@@ -79,7 +65,7 @@ class LimitStore(Protocol):
     def row(self, name: str) -> LimitRow:
         """Return the row of this name; a new one has full buckets, and nothing used.
 
-        Two calls return the same numbers for as long as one of the rows is in use.
+        Two calls return the same numbers for as long as those of one are in use.
         """
         ...
 
@@ -105,18 +91,18 @@ def give_back(numbers: memoryview[float], at: int, tokens_in: float, tokens_out:
 
 
 class MemoryLimits:
-    """A `LimitStore` that shares with no other process. A row is kept for as long as a quota or a request uses it."""
+    """A `LimitStore` that shares with no other process. Numbers are kept for as long as a quota or a request uses them."""
 
     def __init__(self) -> None:
-        self._rows: WeakValueDictionary[str, LimitRow] = WeakValueDictionary()
+        self._numbers: WeakValueDictionary[str, memoryview[float]] = WeakValueDictionary()
 
     def row(self, name: str) -> LimitRow:
-        row = self._rows.get(name)
-        if row is None:
+        numbers = self._numbers.get(name)
+        if numbers is None:
             numbers = memoryview(bytearray(8 * (ROW_SIZE + CELL_SIZE))).cast("d")
             numbers[REQUESTS] = numbers[TOKENS] = numbers[INPUT] = numbers[OUTPUT] = FULL
-            row = self._rows[name] = LimitRow(numbers, 0, ROW_SIZE)
-        return row
+            self._numbers[name] = numbers
+        return LimitRow(numbers, 0, ROW_SIZE, _ALONE)
 
     def lock(self, now: float) -> None:
         """Nothing: no other process has these numbers."""

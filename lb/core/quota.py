@@ -5,6 +5,7 @@ What the limits mean is explained in `lb.core.api_keys`, which opens and settles
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from lb.config.key_limits import NO_LIMITS, KeyLimits
@@ -29,12 +30,13 @@ from lb.core.limit_store import (
     RESERVED_USD,
     TOKENS,
     LimitStore,
-    give_back,
+    sum_of_cells,
 )
 
 _WORDS = {REQUESTS: "requests", TOKENS: "tokens", INPUT: "input tokens", OUTPUT: "output tokens"}
 CONCURRENT, USD = "concurrent requests", "USD"
 MINUTE, OF_DAY, OF_MONTH = "minute", "day", "month"
+_MOMENT_S = 1e-4  # in which nothing that matters fills
 ONE = 1.0  # a bucket must hold this much for a request to be let in
 
 _CONCURRENT_RETRY_S = 1.0  # when a request under way will end is not known
@@ -108,67 +110,78 @@ class Allowance(NamedTuple):
     left: float
 
 
-class Quota:
-    """The limits in force of a key, or of one of its models, and the numbers behind them.
+class _Terms:
+    """Limits, and what is asked of them for each request."""
 
-    Levels may be looked at and changed under the lock of the store only.
-    """
+    __slots__ = ("buckets", "counts_tokens", "is_limited", "limits", "of_calendar")
 
-    __slots__ = (
-        "_buckets",
-        "_of_calendar",
-        "counts_tokens",
-        "is_limited",
-        "limits",
-        "model",
-        "name",
-        "row",
-        "tenant",
-    )
-
-    def __init__(self, tenant: str, model: str, store: LimitStore) -> None:
-        """`model` empty: of the key."""
-        self.tenant = tenant
-        self.model = model
-        self.name = name_of(tenant, model)
-        self.row = store.row(self.name)
-        self.limits = NO_LIMITS
-        self.is_limited = self.counts_tokens = self._of_calendar = False
-        self._buckets: tuple[
-            tuple[int, float], ...
-        ] = ()  # which number of the row, and how much fills it in a minute
-
-    def change(self, limits: KeyLimits, now: float, today: Calendar) -> None:
-        """A new limit keeps the level, debts too; one where none was starts full."""
+    def __init__(self, limits: KeyLimits) -> None:
+        self.limits = limits
         per_minute = (
             (REQUESTS, limits.requests_per_minute),
             (TOKENS, limits.tokens_per_minute),
             (INPUT, limits.input_tokens_per_minute),
             (OUTPUT, limits.output_tokens_per_minute),
         )
-        buckets = tuple((which, amount) for which, amount in per_minute if amount)
-        if self.limits is NO_LIMITS:  # new here; another process may have had the same limits until now
-            self._buckets = buckets
-        self.fill(now, today, 1.0)
-        self.limits, self._buckets = limits, buckets
-        numbers, at = self.row.numbers, self.row.at
-        for which, amount in per_minute:
-            if not amount:
-                numbers[at + which] = FULL
-        self._of_calendar = limits.of_calendar
+        self.buckets = tuple(bucket for bucket in per_minute if bucket[1])
+        self.of_calendar = limits.of_calendar
         self.counts_tokens = limits.counts_tokens
         self.is_limited = limits != NO_LIMITS
+
+
+#: Most of 10,000 keys have the same.
+_terms_of = lru_cache(maxsize=1024)(_Terms)
+_NO_TERMS = _terms_of(NO_LIMITS)
+
+
+class Quota:
+    """The limits in force of a key, or of one of its models, and the numbers behind them.
+
+    Levels may be looked at and changed under the lock of the store only.
+    """
+
+    __slots__ = ("_at", "_columns", "_numbers", "_own", "_terms", "model", "name", "tenant")
+
+    def __init__(self, tenant: str, model: str, store: LimitStore) -> None:
+        """`model` empty: of the key."""
+        self.tenant = tenant
+        self.model = model
+        self.name = name_of(tenant, model)
+        self._numbers, self._at, self._own, self._columns = store.row(self.name)
+        self._terms = _NO_TERMS
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is any limit."""
+        return self._terms.is_limited
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether any limit is one of tokens, or of what they cost."""
+        return self._terms.counts_tokens
+
+    def change(self, limits: KeyLimits, now: float, today: Calendar) -> None:
+        """A new limit keeps the level, debts too; one where none was starts full."""
+        terms = _terms_of(limits)
+        if self._terms is _NO_TERMS:  # it is new here: another process may have had the same limits until now
+            self._terms = terms
+        self.fill(now, today, 1.0)
+        self._terms = terms
+        limited = [which for which, _ in self._terms.buckets]
+        for which in (REQUESTS, TOKENS, INPUT, OUTPUT):
+            if which not in limited:
+                self._numbers[self._at + which] = FULL
         self.fill(now, today, 1.0)
 
     def fill(self, now: float, today: Calendar, share: float) -> None:
         """Bring the numbers up to now; levels by a share of the limits."""
-        numbers, at = self.row.numbers, self.row.at
+        numbers, at = self._numbers, self._at
         minutes = share * max(0.0, now - numbers[at + FILLED_AT]) / 60.0
         if minutes:
             numbers[at + FILLED_AT] = now
-        for which, per_minute in self._buckets:  # what was given back may be more than there is room for
+        for which, per_minute in self._terms.buckets:  # more may have been given back than there is room for
             numbers[at + which] = min(_size(per_minute), numbers[at + which] + minutes * per_minute)
-        if self._of_calendar:
+        if self._terms.of_calendar:
             # Processes whose clocks differ by an instant do not begin the old day again; one whose clock was wrong does.
             if not today.day <= numbers[at + DAY] <= today.day + 1:
                 numbers[at + DAY] = today.day
@@ -177,9 +190,13 @@ class Quota:
                 numbers[at + MONTH] = today.month
                 numbers[at + MONTH_INPUT] = numbers[at + MONTH_OUTPUT] = numbers[at + MONTH_USD] = 0.0
 
+    def is_filled(self, now: float) -> bool:
+        """Return whether nothing that matters would be added now."""
+        return now - self._numbers[self._at + FILLED_AT] < _MOMENT_S
+
     def exceeded(self, left: Amount, now: float, today: Calendar) -> Limited | None:
         """Return the limit that keeps one more request out. Numbers must have been filled. `left` is for other agents."""
-        numbers, at, limits = self.row.numbers, self.row.at, self.limits
+        numbers, at, limits = self._numbers, self._at, self._terms.limits
         if limits.requests_per_minute and numbers[at + REQUESTS] - left.requests < ONE:
             return self._limited(REQUESTS, limits.requests_per_minute, left.requests)
         lacking = self.lacks_tokens(left, now, today)
@@ -188,7 +205,7 @@ class Quota:
         per_day = limits.requests_per_day
         if per_day and numbers[at + DAY_REQUESTS] + left.requests + ONE > per_day:
             return self._over(_WORDS[REQUESTS], per_day, OF_DAY, now, today)
-        if limits.max_concurrent and self.row.in_flight() >= limits.max_concurrent:
+        if limits.max_concurrent and self.in_flight() >= limits.max_concurrent:
             return Limited(
                 self.tenant, CONCURRENT, limits.max_concurrent, _CONCURRENT_RETRY_S, MINUTE, self.model
             )
@@ -196,17 +213,17 @@ class Quota:
 
     def lacks_tokens(self, left: Amount, now: float, today: Calendar) -> Limited | None:
         """As `exceeded`, of tokens, and of what they cost, alone."""
-        numbers, at = self.row.numbers, self.row.at
-        for which, per_minute in self._buckets:
+        numbers, at = self._numbers, self._at
+        for which, per_minute in self._terms.buckets:
             if which != REQUESTS:
                 kept = _tokens(which, left.tokens_in, left.tokens_out)
                 if numbers[at + which] - kept < ONE:
                     return self._limited(which, per_minute, kept)
-        return self._over_budget(left, now, today) if self._of_calendar and self.counts_tokens else None
+        return self._over_budget(left, now, today) if self._terms.of_calendar and self.counts_tokens else None
 
     def _over_budget(self, left: Amount, now: float, today: Calendar) -> Limited | None:
-        numbers, at, limits = self.row.numbers, self.row.at, self.limits
-        reserved_in, reserved_out = self.row.reserved()
+        numbers, at, limits = self._numbers, self._at, self._terms.limits
+        reserved_in, reserved_out = self.reserved()
         reserved_in, reserved_out = reserved_in + left.tokens_in, reserved_out + left.tokens_out
         tokens_in, tokens_out = numbers[at + DAY_INPUT] + reserved_in, numbers[at + DAY_OUTPUT] + reserved_out
         for which, most in (
@@ -219,12 +236,12 @@ class Quota:
         used = numbers[at + MONTH_INPUT] + numbers[at + MONTH_OUTPUT]
         if limits.tokens_per_month and used + reserved_in + reserved_out + ONE > limits.tokens_per_month:
             return self._over(_WORDS[TOKENS], limits.tokens_per_month, OF_MONTH, now, today)
-        if limits.usd_per_month and numbers[at + MONTH_USD] + self.row.reserved_usd() >= limits.usd_per_month:
+        if limits.usd_per_month and numbers[at + MONTH_USD] + self._sum(RESERVED_USD) >= limits.usd_per_month:
             return self._over(USD, limits.usd_per_month, OF_MONTH, now, today)
         return None
 
     def _limited(self, which: int, per_minute: float, kept: float) -> Limited:
-        wait_s = (ONE + kept - self.row.numbers[self.row.at + which]) * 60.0 / per_minute
+        wait_s = (ONE + kept - self._numbers[self._at + which]) * 60.0 / per_minute
         return Limited(self.tenant, _WORDS[which], per_minute, wait_s, MINUTE, self.model)
 
     def _over(self, what: str, most: float, span: str, now: float, today: Calendar) -> Limited:
@@ -235,60 +252,71 @@ class Quota:
 
     def enter(self) -> None:
         """Take one request, and a place among those under way."""
-        row = self.row
-        row.numbers[row.own + IN_FLIGHT] += ONE
-        if self.is_limited:
+        self._numbers[self._own + IN_FLIGHT] += ONE
+        if self._terms.is_limited:
             self._add_requests(ONE)
 
     def was_refused(self) -> None:
         """A request that has entered uses none. It is still to leave."""
-        if self.is_limited:
+        if self._terms.is_limited:
             self._add_requests(-ONE)
 
     def leave(self) -> None:
         """Needs no lock."""
-        self.row.numbers[self.row.own + IN_FLIGHT] -= ONE
+        self._numbers[self._own + IN_FLIGHT] -= ONE
 
     def reserve(self, wanted: Spending) -> None:
-        row = self.row
-        give_back(row.numbers, row.at, -wanted.tokens_in, -wanted.tokens_out)
-        self._hold(wanted, 1.0)
+        tokens_in, tokens_out = wanted.tokens_in, wanted.tokens_out
+        self._give_back(-tokens_in, -tokens_out)
+        numbers, own = self._numbers, self._own
+        numbers[own + RESERVED_IN] += tokens_in
+        numbers[own + RESERVED_OUT] += tokens_out
+        if wanted.usd:
+            numbers[own + RESERVED_USD] += wanted.usd
 
     def settle(self, reserved: Spending | None, spent: Spending) -> None:
         """Replace what was reserved by what was used."""
-        row = self.row
+        held_in = held_out = 0
         if reserved is not None:
-            give_back(row.numbers, row.at, reserved.tokens_in, reserved.tokens_out)
-            self._hold(reserved, -1.0)
-        give_back(row.numbers, row.at, -spent.tokens_in, -spent.tokens_out)
-        if self._of_calendar:
+            held_in, held_out = reserved.tokens_in, reserved.tokens_out
+            numbers, own = self._numbers, self._own
+            numbers[own + RESERVED_IN] -= held_in
+            numbers[own + RESERVED_OUT] -= held_out
+            if reserved.usd:
+                numbers[own + RESERVED_USD] -= reserved.usd
+        self._give_back(held_in - spent.tokens_in, held_out - spent.tokens_out)
+        if self._terms.of_calendar:
             self._use(spent)
 
-    def _hold(self, wanted: Spending, sign: float) -> None:
-        row = self.row
-        row.numbers[row.own + RESERVED_IN] += sign * wanted.tokens_in
-        row.numbers[row.own + RESERVED_OUT] += sign * wanted.tokens_out
-        if self._of_calendar:
-            row.numbers[row.own + RESERVED_USD] += sign * wanted.usd
+    def _give_back(self, tokens_in: int, tokens_out: int) -> None:
+        """Return tokens to the levels; where that is more than there is room for, the next `fill` sees to it."""
+        numbers, at = self._numbers, self._at
+        for which, _ in self._terms.buckets:
+            if which == TOKENS:
+                numbers[at + TOKENS] += tokens_in + tokens_out
+            elif which == INPUT:
+                numbers[at + INPUT] += tokens_in
+            elif which == OUTPUT:
+                numbers[at + OUTPUT] += tokens_out
 
     # --- agents of other regions
 
     def charge(self, used: Amount, usd: float, catching_up: bool, is_news: bool) -> None:
         """Drain the buckets by what other agents took; when `catching_up`, of levels above zero. What is no news may be of another day."""
-        numbers, at = self.row.numbers, self.row.at
-        for which, _ in self._buckets:
+        numbers, at = self._numbers, self._at
+        for which, _ in self._terms.buckets:
             taken = used.requests if which == REQUESTS else _tokens(which, used.tokens_in, used.tokens_out)
             level = numbers[at + which]
             numbers[at + which] = max(level - taken, min(0.0, level)) if catching_up else level - taken
-        if is_news and self._of_calendar:
+        if is_news and self._terms.of_calendar:
             numbers[at + DAY_REQUESTS] = max(0.0, numbers[at + DAY_REQUESTS] + used.requests)
             self._use(Spending(used.tokens_in, used.tokens_out, usd))
 
     def counted(self, today: Amount, in_month: Amount, usd: float) -> None:
         """All agents together have used this much. What is known here is as much, unless this agent has missed something."""
-        if not self._of_calendar:
+        if not self._terms.of_calendar:
             return
-        numbers, at = self.row.numbers, self.row.at
+        numbers, at = self._numbers, self._at
         for which, used in (
             (DAY_REQUESTS, float(today.requests)),
             (DAY_INPUT, float(today.tokens_in)),
@@ -301,38 +329,49 @@ class Quota:
 
     # --- what is left
 
+    def in_flight(self) -> int:
+        """Return the requests under way in all processes."""
+        return int(self._sum(IN_FLIGHT))
+
+    def reserved(self) -> tuple[int, int]:
+        """Return the tokens of prompts and of responses that all processes have reserved."""
+        return int(self._sum(RESERVED_IN)), int(self._sum(RESERVED_OUT))
+
+    def _sum(self, which: int) -> float:
+        return sum_of_cells(self._numbers, self._own, self._columns, which)
+
     def allowances(self) -> list[Allowance]:
         """Return what is left of the limits of requests and tokens per minute."""
-        numbers, at = self.row.numbers, self.row.at
+        numbers, at = self._numbers, self._at
         return [
             Allowance(_WORDS[which], per_minute, numbers[at + which])
-            for which, per_minute in self._buckets
+            for which, per_minute in self._terms.buckets
             if which <= TOKENS
         ]
 
     def level(self, which: int) -> float | None:
         """Return the level of a bucket; None where it has no limit."""
-        level = self.row.numbers[self.row.at + which]
+        level = self._numbers[self._at + which]
         return None if level == FULL else level
 
     def used(self) -> tuple[Amount, Amount, float] | None:
         """Return what has been used on this day, in this month, and for how many US dollars; None without limits of days or months."""
-        if not self._of_calendar:
+        if not self._terms.of_calendar:
             return None
-        numbers, at = self.row.numbers, self.row.at
+        numbers, at = self._numbers, self._at
         day = Amount(*(int(numbers[at + which]) for which in (DAY_REQUESTS, DAY_INPUT, DAY_OUTPUT)))
         month = Amount(0, int(numbers[at + MONTH_INPUT]), int(numbers[at + MONTH_OUTPUT]))
         return day, month, numbers[at + MONTH_USD]
 
     def _add_requests(self, count: float) -> None:
-        numbers, at = self.row.numbers, self.row.at
+        numbers, at = self._numbers, self._at
         numbers[at + REQUESTS] -= count
-        if self._of_calendar:
+        if self._terms.of_calendar:
             numbers[at + DAY_REQUESTS] = max(0.0, numbers[at + DAY_REQUESTS] + count)
 
     def _use(self, spent: Spending) -> None:
         """Peers count reservations first, and give some back, maybe on the next day."""
-        numbers, at = self.row.numbers, self.row.at
+        numbers, at = self._numbers, self._at
         for which, tokens in (
             (DAY_INPUT, spent.tokens_in),
             (DAY_OUTPUT, spent.tokens_out),

@@ -92,6 +92,7 @@ class RequestHead:
     origin: bytes | None = None
     cors_method: bytes | None = None  # Access-Control-Request-Method
     cors_headers: bytes | None = None  # Access-Control-Request-Headers
+    _keyless: tuple[tuple[bytes, ...], RequestHead] | None = None
 
     def with_values(self, request_id: bytes, hop: bytes) -> RequestHead:
         """Return the same with another `X-Request-Id` and `X-SkyServe-Hop`, if they are not empty."""
@@ -123,16 +124,25 @@ class RequestHead:
         other.lines = b"\r\n".join(kept)
         return other
 
-    def without_key(self, carrier: bytes) -> RequestHead:
-        """Return the same without the header that carried a key, or without the keys in subprotocols or in the query."""
-        if carrier == SUBPROTOCOLS:
-            other = self._copy()
-            other.lines = without_keys_in_subprotocols(self.lines)
-        elif carrier == QUERY:
-            other = self._copy()
-            other.target = without_keys_in_query(self.target)
-        else:
-            other = self.without(carrier)
+    def without_keys(self, carried_by: tuple[bytes, ...]) -> RequestHead:
+        """Return the same without the headers that carried a key, and without the keys in subprotocols or in the query.
+
+        A head that is remembered remembers the last one without keys, too.
+        """
+        known = self._keyless
+        if known is not None and known[0] == carried_by:
+            return known[1]
+        other = self
+        for carrier in carried_by:
+            if carrier == SUBPROTOCOLS:
+                other = other._copy()
+                other.lines = without_keys_in_subprotocols(other.lines)
+            elif carrier == QUERY:
+                other = other._copy()
+                other.target = without_keys_in_query(other.target)
+            else:
+                other = other.without(carrier)
+        self._keyless = carried_by, other
         return other
 
     def _copy(self) -> RequestHead:

@@ -203,8 +203,8 @@ class RequestAdmission:
         now: float,
     ) -> Arrival | Rejection:
         """Return what the request requests, or why it is refused after all. A `dense` body is not parsed."""
-        for name in admission.carried_by:
-            head = head.without_key(name)  # it was for us
+        if admission.carried_by:
+            head = head.without_keys(admission.carried_by)  # they were for us
         overrides = _NO_OVERRIDES if head.ours is None else self._overrides(head, admission)
         if isinstance(overrides, Rejection):
             return overrides
@@ -212,7 +212,8 @@ class RequestAdmission:
         parsed, prompt, scope, session, resource, brings_ids = self._read(
             head, body, overrides, admission, body_left, dense
         )
-        has_model = routed and body and head.method == b"POST" and names_a_model(path)
+        by_model = routed or admission.limits_models
+        has_model = by_model and body and head.method == b"POST" and names_a_model(path)
         model = model_of(parsed, body) if has_model else parsed.model
         if parsed is UNREADABLE and self._table.table.access.strict_json:
             return _ENCODED if b"\r\ncontent-encoding:" in b"\r\n" + head.lines.lower() else _UNREADABLE

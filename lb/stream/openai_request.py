@@ -45,6 +45,7 @@ _NESTED = ("sampling_params", "parameters", "options")
 _MOST_TOKENS = 2**31
 _MOST_CHOICES = 1 << 20
 _COUNTED = (*_LIMITS, *_NESTED, "n", "best_of", "model", "messages", "prompt", "input", "stream")
+_QUOTED = tuple((name, b'"%b"' % name.encode()) for name in _COUNTED)
 _MOST_LOOKED_AT = 64  # fields of one name
 _TEXT_VALUE = re.compile(rb'\s*:\s*"([^"\\]{1,256})"')
 _NUMBER = re.compile(rb"\s*:\s*(\d{1,9})\b")
@@ -170,11 +171,15 @@ def is_ambiguous(json: Mapping[str, Any], body: bytes) -> bool:
     """
     if len(body) > _DENSE_ABOVE_BYTES:
         return False
-    counted = [name for name in _COUNTED if name in json]
-    counted += [
-        inner for name in _NESTED if type(json.get(name)) is dict for inner in _LIMITS if inner in json[name]
-    ]
-    if all(body.count(b'"%b"' % name.encode()) < 2 for name in counted):
+    twice = False
+    for name, quoted in _QUOTED:
+        if name in json:
+            twice = twice or body.count(quoted) > 1
+    for name in _NESTED:
+        if name in json and type(json[name]) is dict:
+            inner = json[name]
+            twice = twice or any(body.count(quoted) > 1 for limit, quoted in _QUOTED if limit in inner)
+    if not twice:
         return False
     try:
         JSONDecoder(object_pairs_hook=_once).decode(body.decode())

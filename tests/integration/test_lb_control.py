@@ -295,7 +295,7 @@ async def test_keys_tell_what_was_used_and_never_the_key(admin: Admin) -> None:
     key = ApiKey("alice", digest, KeyLimits(tokens_per_minute=100)).to_json()
     await admin.request("PATCH", "/-/options", {"access": {"keys": [key]}})
     keys, now = admin.desk.keyring, admin.desk.clock()
-    admission = keys.admit_head([(b"x-api-key", b"sk-alice")], now)
+    admission = keys.admit_head(((b"x-api-key", b"sk-alice"),), now)
     assert isinstance(admission, Admission)
     keys.settle(admission, 10, 20, now)
     (alice,) = (await admin.request("GET", "/-/keys"))["keys"]
@@ -327,7 +327,7 @@ async def test_keys_tell_what_is_reserved_and_in_flight(admin: Admin) -> None:
     key = api_key("alice", "sk-alice", tokens_per_minute=6).to_json()
     await admin.request("PATCH", "/-/options", {"access": {"keys": [key]}})
     keys, now = admin.desk.keyring, admin.desk.clock()
-    admission = keys.admit_head([(b"x-api-key", b"sk-alice")], now)
+    admission = keys.admit_head(((b"x-api-key", b"sk-alice"),), now)
     assert isinstance(admission, Admission)
     keys.reserve(admission, "", 1000, 20, now)
     (alice,) = (await admin.request("GET", "/-/keys"))["keys"]

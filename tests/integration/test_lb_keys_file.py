@@ -198,7 +198,7 @@ def test_the_keys_of_the_table_go_before_those_of_the_file(
 def test_without_a_file_that_can_be_read_everybody_is_refused() -> None:
     store = ApiKeyStore(Access(keys_file="/nowhere"), 0.0)
     assert store.guards
-    assert isinstance(store.admit_head([(b"x-api-key", b"of-ada-0123456789")], 0.0), Unauthorized)
+    assert isinstance(store.admit_head(((b"x-api-key", b"of-ada-0123456789"),), 0.0), Unauthorized)
 
 
 def test_a_table_without_the_file_forgets_its_keys(path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_tenant_keeps_its_levels_over_a_change_and_others_cost_nothing() -> No
         for number in range(1000)
     )
     store = ApiKeyStore(Access(keys), 0.0)
-    credentials = [(b"x-api-key", b"of-k7-0123456789")]
+    credentials = ((b"x-api-key", b"of-k7-0123456789"),)
     for _ in range(2):
         assert isinstance(store.admit_head(credentials, 0.0), Admission)
     assert list(store._tenants) == ["k7"]

@@ -75,7 +75,7 @@ CARRIERS = {
 @pytest.mark.parametrize("case", CARRIERS)
 def test_headers_that_carry_a_known_key_end_here(case: str) -> None:
     credentials, carried_by = CARRIERS[case]
-    admission = store().admit_head(credentials, 0.0)
+    admission = store().admit_head(tuple(credentials), 0.0)
     assert isinstance(admission, Admission)
     assert (admission.tenant, admission.carried_by) == ("alice", carried_by)
 
@@ -102,13 +102,13 @@ def test_headers_that_carry_a_known_key_end_here(case: str) -> None:
     ],
 )
 def test_without_a_known_key_it_is_401(credentials: list[tuple[bytes, bytes]], given: bool) -> None:
-    assert store().admit_head(credentials, 0.0) == Unauthorized(given)
+    assert store().admit_head(tuple(credentials), 0.0) == Unauthorized(given)
 
 
 def test_the_first_known_key_says_whose_request_it_is() -> None:
     keys = ApiKeyStore(Access((key(), key("bob"))), 0.0)
     both = [(b"authorization", b"Bearer sk-bob"), (b"x-api-key", b"sk-alice")]
-    admission = keys.admit_head(both, 0.0)
+    admission = keys.admit_head(tuple(both), 0.0)
     assert isinstance(admission, Admission)
     assert admission.tenant == "bob"
     assert admission.carried_by == (b"authorization", b"x-api-key")

@@ -510,7 +510,7 @@ def test_a_key_among_subprotocols_is_found_and_the_others_pass() -> None:
     request = read_request(head(offered, b"Sec-WebSocket-Protocol: other"), 128)
     assert request.credentials == ((b"sec-websocket-protocol", b"k1"),)
     assert offered in passed_on(request)
-    rest = passed_on(request.without_key(b"sec-websocket-protocol"))
+    rest = passed_on(request.without_keys((b"sec-websocket-protocol",)))
     assert (
         b"Sec-WebSocket-Protocol: realtime, openai-beta.realtime-v1\r\nSec-WebSocket-Protocol: other\r\n"
         in rest

@@ -276,7 +276,7 @@ def test_limits_that_end_while_a_request_runs_leave_nothing_reserved() -> None:
     held = store._tenants["alice"].quotas()
     store.apply(Access((api_key("alice", "sk-alice"),)), 0.0)
     store.settle(admission, 10, 5, 0.0)
-    assert [(quota.row.reserved(), quota.row.in_flight()) for quota in held] == [((0, 0), 0)] * 2
+    assert [(quota.reserved(), quota.in_flight()) for quota in held] == [((0, 0), 0)] * 2
     store.apply(Access((api_key("alice", "sk-alice", tokens_per_minute=100),)), 0.0)
     assert usages(store)[""].tokens_left == 100, "a limit where none was starts full"
 

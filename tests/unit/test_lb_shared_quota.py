@@ -15,7 +15,7 @@ from lb.core.quota import Amount
 from lb.core.shared_quota import SLACK, Counters, SharedQuota
 from tests.kit.api_keys import api_key
 
-CREDENTIALS = [(b"x-api-key", b"secret")]
+CREDENTIALS = ((b"x-api-key", b"secret"),)
 
 
 class Agents:
