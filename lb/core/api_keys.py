@@ -243,10 +243,10 @@ class ApiKeyStore:
         return tenant
 
     def _change(self, tenant: Tenant, now: float) -> None:
-        key = self._by_name[tenant.key.name]
+        tenant.use(self._by_name[tenant.key.name], self._limits)
         self._limits.lock(now)
         try:
-            tenant.change(key, self._limits, now, self.today)
+            tenant.change(now, self.today)
         finally:
             self._limits.unlock()
 
@@ -318,12 +318,11 @@ class ApiKeyStore:
         generated = account.past.expected * choices
         if max_tokens is not None and max_tokens >= 0:
             generated = min(generated, max_tokens)
-        price = FREE
+        usd = 0.0
         if self._prices:
             price = admission._price = price_of(self._prices, model)
-        wanted = Spending(
-            prompt_tokens, generated, price.usd(prompt_tokens, generated) if self._prices else 0.0
-        )
+            usd = price.usd(prompt_tokens, generated)
+        wanted = Spending(prompt_tokens, generated, usd)
         whole, of_model = account.whole, account.of_model(model)
         self._limits.lock(now)
         try:
@@ -340,9 +339,11 @@ class ApiKeyStore:
                     whole.was_refused()
                     self._take(whole, _REQUEST_BACK)
                 return refusal
+            quotas: tuple[Quota, ...] = (whole,) if whole.counts_tokens else ()
             if of_model is not None:
                 of_model.enter()
-            quotas = tuple(one for one in (whole, of_model) if one is not None and one.counts_tokens)
+                if of_model.counts_tokens:
+                    quotas += (of_model,)
             for quota in quotas:
                 quota.reserve(wanted)
         finally:
@@ -383,7 +384,9 @@ class ApiKeyStore:
             quotas = (whole,)  # of a path whose work is not known before
         if not quotas:
             return
-        spent = Spending(tokens_in, tokens_out, admission._price.usd(tokens_in, tokens_out))
+        price = admission._price
+        usd = 0.0 if price is FREE else price.usd(tokens_in, tokens_out)
+        spent = Spending(tokens_in, tokens_out, usd)
         self._limits.lock(now)
         try:
             for quota in quotas:
@@ -394,7 +397,7 @@ class ApiKeyStore:
             held_in, held_out = (0, 0) if wanted is None else (wanted.tokens_in, wanted.tokens_out)
             more = Amount(0, tokens_in - held_in, tokens_out - held_out)
             for quota in quotas:
-                self.quota.take(quota.name, more, round(spent.usd * 1e6))
+                self.quota.take(quota.name, more, round(usd * 1e6))
 
     def look(self, unix_s: float, now: float) -> None:
         """See what day it is, and who has gone. Called every second."""

@@ -8,7 +8,7 @@ keeps the numbers in memory.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 FULL = math.inf  # the level of a bucket that has never been used, of any size
@@ -42,7 +42,7 @@ class LimitRow(NamedTuple):
     so on are written by this process alone.
     """
 
-    numbers: memoryview[float]
+    numbers: Any  # memoryview[float], which mypyc does not know here
     at: int
     own: int
     columns: Columns

@@ -43,12 +43,15 @@ _CONCURRENT_RETRY_S = 1.0  # when a request under way will end is not known
 _SEPARATOR = "\n"  # names of keys and models have no control characters
 
 
-class Spending(NamedTuple):
+class Spending:
     """Tokens of prompts and of responses, and what they cost."""
 
-    tokens_in: int
-    tokens_out: int
-    usd: float = 0.0
+    __slots__ = ("tokens_in", "tokens_out", "usd")
+
+    def __init__(self, tokens_in: int, tokens_out: int, usd: float = 0.0) -> None:
+        self.tokens_in = tokens_in
+        self.tokens_out = tokens_out
+        self.usd = usd
 
 
 class Amount(NamedTuple):
@@ -192,7 +195,8 @@ class Quota:
 
     def is_filled(self, now: float) -> bool:
         """Return whether nothing that matters would be added now."""
-        return now - self._numbers[self._at + FILLED_AT] < _MOMENT_S
+        passed_s: float = now - self._numbers[self._at + FILLED_AT]
+        return passed_s < _MOMENT_S
 
     def exceeded(self, left: Amount, now: float, today: Calendar) -> Limited | None:
         """Return the limit that keeps one more request out. Numbers must have been filled. `left` is for other agents."""
@@ -216,7 +220,7 @@ class Quota:
         numbers, at = self._numbers, self._at
         for which, per_minute in self._terms.buckets:
             if which != REQUESTS:
-                kept = _tokens(which, left.tokens_in, left.tokens_out)
+                kept = 0.0 if left is NOTHING else _tokens(which, left.tokens_in, left.tokens_out)
                 if numbers[at + which] - kept < ONE:
                     return self._limited(which, per_minute, kept)
         return self._over_budget(left, now, today) if self._terms.of_calendar and self.counts_tokens else None

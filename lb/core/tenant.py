@@ -48,7 +48,7 @@ class Tenant:
     __slots__ = ("admitted", "key", "limited", "models", "past", "reads_bodies", "used", "whole", "zones")
 
     def __init__(self, key: ApiKey, store: LimitStore) -> None:
-        """`change` must follow, under the lock."""
+        """`use` and `change` must follow."""
         self.key = key
         self.zones = zones_of(key)
         self.whole = Quota(key.name, "", store)
@@ -59,16 +59,18 @@ class Tenant:
         self.used = 0
         self.past = PastResponses()
 
-    def change(self, key: ApiKey, store: LimitStore, now: float, today: Calendar) -> None:
-        """Put other limits in force."""
+    def use(self, key: ApiKey, store: LimitStore) -> None:
+        """Have the quotas of a key. `change` must follow, under the lock."""
         self.key = key
         self.zones = zones_of(key)
-        self.whole.change(key.limits, now, today)
         before = self.models or {}
-        self.models = {
-            name: before.get(name) or Quota(key.name, name, store) for name, _ in key.models
-        } or None
-        for name, limits in key.models:
+        names = [name for name, _ in key.models]
+        self.models = {name: before.get(name) or Quota(key.name, name, store) for name in names} or None
+
+    def change(self, now: float, today: Calendar) -> None:
+        """Put the limits of the key in force."""
+        self.whole.change(self.key.limits, now, today)
+        for name, limits in self.key.models:
             self.models[name].change(limits, now, today)  # type: ignore[index]
         self.reads_bodies = self.whole.counts_tokens or self.models is not None
 

@@ -284,7 +284,7 @@ class RequestAdmission:
             return None
         if body_left and work is not Work.MEDIA:
             return _TOO_LONG_TO_COUNT
-        if parsed.json is not None and openai_request.is_ambiguous(parsed.json, body):
+        if parsed.json is not None and openai_request.is_ambiguous(body):
             return _AMBIGUOUS
         size = size_of(work, parsed, body)
         admission.text_bytes = 0 if size.tokens else size.text_bytes

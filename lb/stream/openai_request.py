@@ -45,7 +45,7 @@ _NESTED = ("sampling_params", "parameters", "options")
 _MOST_TOKENS = 2**31
 _MOST_CHOICES = 1 << 20
 _COUNTED = (*_LIMITS, *_NESTED, "n", "best_of", "model", "messages", "prompt", "input", "stream")
-_QUOTED = tuple((name, b'"%b"' % name.encode()) for name in _COUNTED)
+_NAMES = re.compile(rb'"(%b)"\s*:' % "|".join(_COUNTED).encode())
 _MOST_LOOKED_AT = 64  # fields of one name
 _TEXT_VALUE = re.compile(rb'\s*:\s*"([^"\\]{1,256})"')
 _NUMBER = re.compile(rb"\s*:\s*(\d{1,9})\b")
@@ -164,22 +164,15 @@ def leniently_whole(value: Any) -> int:
         return 0
 
 
-def is_ambiguous(json: Mapping[str, Any], body: bytes) -> bool:
+def is_ambiguous(body: bytes) -> bool:
     """Return whether a field that counts is there twice: which of them holds is up to the parser.
 
     Long bodies are not searched, which would stop the loop: nearly all parsers take the last one, as ours does, or refuse both.
     """
     if len(body) > _DENSE_ABOVE_BYTES:
         return False
-    twice = False
-    for name, quoted in _QUOTED:
-        if name in json:
-            twice = twice or body.count(quoted) > 1
-    for name in _NESTED:
-        if name in json and type(json[name]) is dict:
-            inner = json[name]
-            twice = twice or any(body.count(quoted) > 1 for limit, quoted in _QUOTED if limit in inner)
-    if not twice:
+    found = _NAMES.findall(body)
+    if len(set(found)) == len(found):
         return False
     try:
         JSONDecoder(object_pairs_hook=_once).decode(body.decode())
