@@ -50,7 +50,7 @@ from lb.config.usage import KeyTotal, UsageTotals
 from lb.core.calendar import calendar_of
 from lb.core.hop import RequestHop
 from lb.core.limit_store import INPUT, OUTPUT, REQUESTS, TOKENS, LimitStore, MemoryLimits
-from lb.core.quota import NOTHING, Allowance, Amount, Limited, Quota, Spending, names_in
+from lb.core.quota import NO_LIMIT, NOTHING, Amount, Left, Limited, Quota, Spending, names_in
 from lb.core.residency import ANYWHERE
 from lb.core.shared_quota import Charge, SharedQuota
 from lb.core.tenant import Tenant
@@ -174,9 +174,9 @@ class Admission:
         """Whether its key has limits of single models."""
         return self._account is not None and self._account.models is not None
 
-    def allowances(self) -> list[Allowance]:
+    def left(self) -> Left:
         """Return what is left of the limits per minute of its key and model, reservations taken off."""
-        return [] if self._account is None else self._account.allowances(self._of_model)
+        return NO_LIMIT if self._account is None else self._account.left(self._of_model)
 
     def may_use(self, path: bytes) -> bool:
         """Return whether the key may use a path whose work nothing counts."""

@@ -36,7 +36,7 @@ from lb.core.limit_store import (
 _WORDS = {REQUESTS: "requests", TOKENS: "tokens", INPUT: "input tokens", OUTPUT: "output tokens"}
 CONCURRENT, USD = "concurrent requests", "USD"
 MINUTE, OF_DAY, OF_MONTH = "minute", "day", "month"
-_MOMENT_S = 1e-4  # in which nothing that matters fills
+_MOMENT_S = 1e-3  # in which nothing that matters fills
 ONE = 1.0  # a bucket must hold this much for a request to be let in
 
 _CONCURRENT_RETRY_S = 1.0  # when a request under way will end is not known
@@ -98,19 +98,18 @@ class Limited(NamedTuple):
         return self.span == OF_MONTH
 
     @property
-    def allowance(self) -> Allowance | None:
-        """What is left of the limit; None if no header has it."""
-        if self.span != MINUTE or self.what not in ("requests", "tokens"):
-            return None
-        return Allowance(self.what, self.limit, ONE - self.retry_after_s * self.limit / 60.0)
+    def left(self) -> Left:
+        """What is left of it; nothing if no header has it."""
+        left = ONE - self.retry_after_s * self.limit / 60.0
+        is_requests, is_tokens = (
+            self.span == MINUTE and self.what == _WORDS[which] for which in (REQUESTS, TOKENS)
+        )
+        return self.limit if is_requests else 0.0, left, self.limit if is_tokens else 0.0, left
 
 
-class Allowance(NamedTuple):
-    """What is left of a limit per minute, which fills evenly. `left` is below zero for a debt."""
-
-    what: str
-    per_minute: float
-    left: float
+Left = tuple[float, float, float, float]
+"""Requests per minute, and how many are left; tokens per minute, and how many are left. 0 per minute is no limit; a debt is below 0."""
+NO_LIMIT: Left = (0.0, 0.0, 0.0, 0.0)
 
 
 class _Terms:
@@ -344,14 +343,16 @@ class Quota:
     def _sum(self, which: int) -> float:
         return sum_of_cells(self._numbers, self._own, self._columns, which)
 
-    def allowances(self) -> list[Allowance]:
+    def left(self) -> Left:
         """Return what is left of the limits of requests and tokens per minute."""
-        numbers, at = self._numbers, self._at
-        return [
-            Allowance(_WORDS[which], per_minute, numbers[at + which])
-            for which, per_minute in self._terms.buckets
-            if which <= TOKENS
-        ]
+        numbers, at, limits = self._numbers, self._at, self._terms.limits
+        requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
+        return (
+            requests,
+            numbers[at + REQUESTS] if requests else 0.0,
+            tokens,
+            numbers[at + TOKENS] if tokens else 0.0,
+        )
 
     def level(self, which: int) -> float | None:
         """Return the level of a bucket; None where it has no limit."""

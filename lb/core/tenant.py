@@ -6,7 +6,7 @@ from lb.config.key_limits import OTHER_MODELS
 from lb.config.options import ApiKey
 from lb.core.calendar import Calendar
 from lb.core.limit_store import LimitStore
-from lb.core.quota import Allowance, Quota
+from lb.core.quota import Left, Quota
 
 # What a request is expected to generate at least: short requests, of which anybody can send many, do not lower it further.
 LEAST_EXPECTED = 256
@@ -84,17 +84,15 @@ class Tenant:
     def quotas(self) -> list[Quota]:
         return [self.whole, *(self.models or {}).values()]
 
-    def allowances(self, model: Quota | None) -> list[Allowance]:
+    def left(self, model: Quota | None) -> Left:
         """Return what is left of the limits of requests and tokens per minute; of each the one of which less is left."""
-        found = self.whole.allowances()
+        found = self.whole.left()
         if model is None:
             return found
-        scarce = {one.what: one for one in found}
-        for one in model.allowances():
-            other = scarce.get(one.what)
-            if other is None or one.left < other.left:
-                scarce[one.what] = one
-        return list(scarce.values())
+        of_model = model.left()
+        requests = found if found[0] and (not of_model[0] or found[1] <= of_model[1]) else of_model
+        tokens = found if found[2] and (not of_model[2] or found[3] <= of_model[3]) else of_model
+        return requests[0], requests[1], tokens[2], tokens[3]
 
 
 def zones_of(key: ApiKey) -> frozenset[str]:

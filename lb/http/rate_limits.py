@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-_LINES = {
-    what.decode(): b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%b\r\n"
-    % (what, what, what)
-    for what in (b"requests", b"tokens")
-}
+_LINES = b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%b\r\n"
+_REQUESTS, _TOKENS = (_LINES % (what, what, what) for what in (b"requests", b"tokens"))
+_BOTH = _REQUESTS + _TOKENS
 
 
-def lines_of(allowances: Iterable[tuple[str, float, float]]) -> bytes:
-    """Return the header lines, each with its CRLF.
+def lines_of(requests: float, requests_left: float, tokens: float, tokens_left: float) -> bytes:
+    """Return the header lines, each with its CRLF, of limits per minute, which fill evenly, and of what is left of them. 0 is no limit."""
+    if requests and tokens:
+        return _BOTH % (
+            int(requests),
+            _shown(requests_left),
+            _reset(requests, requests_left),
+            int(tokens),
+            _shown(tokens_left),
+            _reset(tokens, tokens_left),
+        )
+    if requests:
+        return _REQUESTS % (int(requests), _shown(requests_left), _reset(requests, requests_left))
+    if tokens:
+        return _TOKENS % (int(tokens), _shown(tokens_left), _reset(tokens, tokens_left))
+    return b""
 
-    An allowance is what is limited ("requests", "tokens"), how much there is per minute, which fills evenly, and how much is left.
-    """
-    lines = b""
-    for what, per_minute, left in allowances:
-        reset = duration((per_minute - left) * 60.0 / per_minute)
-        lines += _LINES[what] % (int(per_minute), int(left) if left > 0.0 else 0, reset)
-    return lines
+
+def _shown(left: float) -> int:
+    return int(left) if left > 0.0 else 0
+
+
+def _reset(per_minute: float, left: float) -> bytes:
+    return duration((per_minute - left) * 60.0 / per_minute)
 
 
 def duration(seconds: float) -> bytes:
     """Return a time as OpenAI writes it: 20ms, 1.5s, 6m0s."""
     if seconds < 1.0:
-        return b"%dms" % max(0, round(seconds * 1000))
+        return b"%dms" % round(seconds * 1000) if seconds >= 0.0005 else b"0ms"
     if seconds < 60.0:
         return f"{seconds:.3g}s".encode()
     minutes, rest = divmod(round(seconds), 60)

@@ -171,8 +171,7 @@ class RequestAdmission:
     def _limited(self, verdict: Limited) -> Rejection:
         self._metrics.counts.limited += 1
         self._metrics.of_key(verdict.tenant).refusals[verdict.reason] += 1
-        allowance = verdict.allowance
-        lines = b"" if allowance is None else lines_of((allowance,))
+        lines = lines_of(*verdict.left)
         code = error_responses.USED_UP if verdict.is_budget else "rate_limit_exceeded"
         return Rejection(429, code, verdict.message, verdict.retry_after_s, lines)
 
@@ -251,7 +250,7 @@ class RequestAdmission:
             continues,
             resume_state,
             None if cors is None or admission.hop is not None else cors[head.origin],
-            set_cookie + lines_of(admission.allowances()) if admission.tenant else set_cookie,
+            set_cookie + lines_of(*admission.left()) if admission.tenant else set_cookie,
             admission.hop,
             self._zones(admission),
             resource,

@@ -331,7 +331,7 @@ class Responding:
                 retry_after_s=RETRY_AFTER_S if status in RETRY_STATUSES or status == 429 else None,
                 close=client.closing,
                 head_only=self.head.method == b"HEAD",
-                more_lines=lines_of(self._arrival.admission.allowances()) + (self._arrival.cors or b""),
+                more_lines=lines_of(*self._arrival.admission.left()) + (self._arrival.cors or b""),
                 path=self.head.path,
             )
         )

@@ -12,7 +12,7 @@ import binascii
 import re
 import struct
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from lb.http.api_paths import Work
 from lb.stream.openai_request import ParsedRequest
@@ -35,13 +35,18 @@ _IMAGE_TYPES = ("image_url", "input_image", "image", "image_embeds")
 _AUDIO_TYPES = ("input_audio", "audio_url", "audio")
 
 
-class RequestSize(NamedTuple):
+class RequestSize:
     """What is read: `text_bytes` and `tokens` beside them. What is written at most: `most_out` tokens over all `choices`; None: no limit."""
 
-    text_bytes: int = 0
-    tokens: int = 0
-    most_out: int | None = None
-    choices: int = 1
+    __slots__ = ("choices", "most_out", "text_bytes", "tokens")
+
+    def __init__(
+        self, text_bytes: int = 0, tokens: int = 0, most_out: int | None = None, choices: int = 1
+    ) -> None:
+        self.text_bytes = text_bytes
+        self.tokens = tokens
+        self.most_out = most_out
+        self.choices = choices
 
 
 def size_of(work: Work, parsed: ParsedRequest, body: bytes) -> RequestSize:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lb.core.quota import Allowance, Limited
+from lb.core.quota import Limited
 from lb.http.error_responses import raw_error
 from lb.http.rate_limits import duration, lines_of
 
@@ -20,7 +20,7 @@ def test_times_are_written_as_openai_does(seconds: float, written: str) -> None:
 
 
 def test_what_is_left_and_when_it_is_full_again() -> None:
-    lines = lines_of((Allowance("requests", 60, 59.4), Allowance("tokens", 1000, -500)))
+    lines = lines_of(60.0, 59.4, 1000.0, -500.0)
     assert lines.decode().split("\r\n") == [
         "x-ratelimit-limit-requests: 60",
         "x-ratelimit-remaining-requests: 59",
@@ -30,12 +30,19 @@ def test_what_is_left_and_when_it_is_full_again() -> None:
         "x-ratelimit-reset-tokens: 1m30s",
         "",
     ]
-    assert lines_of(()) == b""
+    assert lines_of(60.0, 59.4, 0.0, 0.0) + lines_of(0.0, 0.0, 1000.0, -500.0) == lines
+    assert lines_of(0.0, 0.0, 0.0, 0.0) == b""
 
 
 def test_what_is_left_of_a_limit_that_is_used_up() -> None:
-    assert Limited("a", "tokens", 60, 13.0).allowance == Allowance("tokens", 60, pytest.approx(-12.0))
-    assert Limited("a", "concurrent requests", 2, 1.0).allowance is None
+    assert Limited("a", "tokens", 60, 13.0).left[2:] == (60, pytest.approx(-12.0))
+    assert Limited("a", "requests", 60, 13.0).left[:2] == (60, pytest.approx(-12.0))
+    for limit in (
+        Limited("a", "concurrent requests", 2, 1.0),
+        Limited("a", "tokens", 60, 1.0, "day"),
+        Limited("a", "output tokens", 60, 1.0),
+    ):
+        assert lines_of(*limit.left) == b""
 
 
 @pytest.mark.parametrize(
