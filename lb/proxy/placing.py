@@ -34,7 +34,6 @@ from lb.proxy.dispatch import Dispatch
 from lb.proxy.ending import Arrival, Ending
 from lb.proxy.ports import Downstream, Relay
 from lb.proxy.registry import Waiting
-from lb.proxy.rejections import NO_ROOM
 from lb.proxy.states import RequestEvent, State
 from lb.stream.resume_rules import NotResumable
 from lb.stream.resume_state import ResumeState
@@ -386,7 +385,7 @@ class Placing:
     def room_lost(self) -> None:
         """Another tenant has got the memory of the body while the request was queued."""
         self.leave_queue(self._dispatch.runtime.clock())
-        self._request.respond(NO_ROOM.status, NO_ROOM.code, NO_ROOM.message)
+        self._request.respond(503, "out_of_memory", "The memory of the body went to another key's; try again.")
 
     def leave_queue(self, now: float) -> None:
         """Give up waiting in the queue, if it is there."""
