@@ -290,9 +290,8 @@ class ApiKeyStore:
                 carried_by += (header,)
         if not carried_by:
             return None
-        if len(self._owners) >= _MOST_OWNERS:
-            self._owners.clear()
-        self._owners[credentials] = owner, carried_by
+        if len(self._owners) < _MOST_OWNERS:  # else most would be forgotten before they come again
+            self._owners[credentials] = owner, carried_by
         return owner, carried_by
 
     def reserve(
@@ -403,6 +402,8 @@ class ApiKeyStore:
         """See what day it is, and who has gone. Called every second."""
         self.today = calendar_of(unix_s, now)
         self._limits.reap(now)
+        if len(self._owners) >= _MOST_OWNERS:
+            self._owners.clear()
 
     def usage(self, now: float) -> Iterator[Usage]:
         """Yield every tenant's accounts; of more than MOST_SHOWN, those that have sent a request."""

@@ -113,6 +113,9 @@ class RequestHead:
         other = self._copy()
         other.credentials = ((self.credentials[0][0], other_line.partition(b": ")[2]),)
         other.lines = self.lines.replace(line + b"\r\n", other_line + b"\r\n")
+        known = self._keyless
+        if known is not None and known[0] == (self.credentials[0][0],):  # the key is all in which they differ
+            other._keyless = known
         return other
 
     def without(self, name: bytes) -> RequestHead:
@@ -142,7 +145,9 @@ class RequestHead:
                 other.target = without_keys_in_query(other.target)
             else:
                 other = other.without(carrier)
-        self._keyless = carried_by, other
+        if other is not self:
+            other.credentials = ()
+            self._keyless = carried_by, other
         return other
 
     def _copy(self) -> RequestHead:

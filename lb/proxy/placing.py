@@ -385,7 +385,9 @@ class Placing:
     def room_lost(self) -> None:
         """Another tenant has got the memory of the body while the request was queued."""
         self.leave_queue(self._dispatch.runtime.clock())
-        self._request.respond(503, "out_of_memory", "The memory of the body went to another key's; try again.")
+        self._request.respond(
+            503, "out_of_memory", "The memory of the body went to another key's; try again."
+        )
 
     def leave_queue(self, now: float) -> None:
         """Give up waiting in the queue, if it is there."""

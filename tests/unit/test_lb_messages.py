@@ -519,6 +519,24 @@ def test_a_key_among_subprotocols_is_found_and_the_others_pass() -> None:
     assert b"k1" in passed_on(request), "heads are shared"
 
 
+def test_heads_that_differ_by_their_key_are_one_without_it() -> None:
+    reader = Reader()
+    sent = [head(b"Authorization: Bearer %b" % key, b"X-Other: 1") for key in (b"k1", b"k2", b"k1", b"k3")]
+    read = [reader.request(one, 128)[0] for one in sent[:1]]
+    shared = read[0].without_keys((b"authorization",))
+    read += [reader.request(one, 128)[0] for one in sent[1:]]
+    assert [one.credentials[0][1] for one in read] == [b"Bearer k1", b"Bearer k2", b"Bearer k1", b"Bearer k3"]
+    for one in read:
+        found = one.without_keys((b"authorization",))
+        assert found is shared
+        assert (found.credentials, b"Bearer" in passed_on(found), b"X-Other: 1" in passed_on(found)) == (
+            (),
+            False,
+            True,
+        )
+    assert b"Bearer" not in passed_on(one.without_keys((b"authorization", b"x-api-key")))
+
+
 def test_a_key_spelled_with_an_underscore_reaches_no_target() -> None:
     request = read_request(head(b"x_api_key: k1"), 128)
     assert request.credentials == ()
