@@ -10,10 +10,13 @@ import asyncio
 import json
 import os
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
+import pytest
+
+from lb.config.key_limits import KeyLimits, Price
 from lb.config.options import Access
 from lb.config.schema import Table, Target
 from lb.observe.access_log import RequestRecord
@@ -35,7 +38,7 @@ CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
 EMBEDDINGS = "/v1/embeddings"
 
 
-def access(**limits: float) -> Access:
+def access(**limits: Any) -> Access:
     return Access((api_key("a", "ka", **limits),))
 
 
@@ -248,13 +251,22 @@ def test_what_is_charged_is_what_was_worked() -> None:
     assert reasons >= {"reported", "counted", "estimated", "refused"}
 
 
-def test_no_more_is_worked_than_the_limit_and_one_request() -> None:
-    limit, seconds = 50_000.0, 180
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param({"tokens_per_minute": 50_000.0}, id="a minute"),
+        pytest.param({"tokens_per_day": 200_000.0}, id="a day"),
+        pytest.param({"usd_per_month": 0.2}, id="a month in dollars"),
+        pytest.param({"models": (("*", KeyLimits(tokens_per_month=200_000.0)),)}, id="a month of a model"),
+    ],
+)
+def test_no_more_is_worked_than_the_limit_and_one_request(limits: dict[str, Any]) -> None:
+    seconds = 180
 
     async def story() -> Engine:
         rng = random.Random(SEED)
         engine = Engine(rng, fails=0.0)
-        bench = Counted(engine, access(tokens_per_minute=limit))
+        bench = Counted(engine, replace(access(**limits), prices=(("*", Price(1.0, 1.0)),)))
         tasks = []
         for _ in range(seconds * 10):
             leaves_s = rng.uniform(0.0, 3.0) if rng.random() < 0.3 else None
@@ -265,6 +277,7 @@ def test_no_more_is_worked_than_the_limit_and_one_request() -> None:
         return engine
 
     engine = run(story())
-    filled = limit * (1 + (seconds + 10) / 60)
+    per_minute = limits.get("tokens_per_minute", 0.0)
+    filled = per_minute * (1 + (seconds + 10) / 60) or 200_000.0
     largest = 3_000 + 3 * 200
     assert 0.9 * filled <= engine.read + engine.written <= 1.02 * filled + largest
