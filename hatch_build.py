@@ -1,6 +1,8 @@
 """Build steps of the wheel: the load balancer's hot path as native code.
 
 Two steps, both optional: where one fails, the build warns and the wheel has the Python modules instead, which behave the same.
+As pip hides the warning, a wheel whose modules could not be compiled has the reason in `lb/_not_compiled.txt`, which the load balancer
+reports (`lb/agent/build_kind.py`).
 
 - `lb/proxy/_fast_path.c` forwards plain chunks between two sockets; a C compiler builds it in a second. Editable installs
   have it, too.
@@ -54,6 +56,8 @@ INTERPRETED = {
     "target_list.py",  # its class is a list, which a native class cannot be
     "tls_acceptor.py",  # coroutines that are cancelled, of which OpenSSL has nearly all the CPU
 }
+NOTE = "lb/_not_compiled.txt"
+LONGEST_NOTE = 300
 DEPENDENCIES = ["mypy>=2.4", "setuptools>=77"]
 
 
@@ -95,28 +99,42 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         return True
 
     def _native(self, build_data: dict[str, Any]) -> bool:
-        """The compiler runs in a process of its own: mypyc ends the process on an error."""
         folder = Path(tempfile.mkdtemp(prefix="skyserve-native-"))
         build_data["_native_folder"] = str(folder)
-        command = [sys.executable, str(ROOT / "hatch_build.py"), str(folder)]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
+        done = self._compiled(folder)
         if done.returncode:
             sentence = (
                 f"the load balancer is not compiled (it is slower, and works): {done.stdout.strip()[-500:]}"
             )
             if _wanted() == "1":
+                shutil.rmtree(folder, ignore_errors=True)  # `finalize` is not called after an error
                 raise RuntimeError(sentence)
             self.app.display_warning(sentence)
+            note = folder / Path(NOTE).name  # not in the checkout, where it would outlast this build
+            note.write_text(f"{reason_of(done.stdout)}\n", encoding="utf-8")
+            build_data["force_include"][str(note)] = NOTE
             return False
         for file in folder.rglob("*.so"):
             build_data["force_include"][str(file)] = str(file.relative_to(folder))
         return True
 
+    def _compiled(self, folder: Path) -> subprocess.CompletedProcess[str]:
+        """Compile into `folder`, in a process of its own: mypyc ends the process on an error."""
+        command = [sys.executable, str(ROOT / "hatch_build.py"), str(folder)]
+        return subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+
 
 def _wanted() -> str:
     return os.environ.get(SWITCH, "")
+
+
+def reason_of(output: str) -> str:
+    """Return the last message of a compiler that failed, as one line: its last error if it names one, else its last line."""
+    lines = [" ".join(line.split()) for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if " error: " in line]
+    return (errors or lines or ["the compiler gave no reason"])[-1][:LONGEST_NOTE]
 
 
 def modules() -> Iterator[str]:

@@ -9,7 +9,7 @@ strictly as tables: a problem is named with its path, and changes nothing.
 | `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push returns `{"revision": ...}` |
 | `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session, listen, metrics: those given change |
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
-| `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`) |
+| `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`); with `build=1` also how the agent runs |
 | `GET /-/totals` | counters since the start, in total and by target (`lb.config.totals.Totals`) |
 | `GET /-/usage?source=&since=` | what requests of each key and model have used, by day (`lb.config.usage.UsageReport`); of that source only what has changed since that mark |
 | `POST /-/usage/totals` | what all agents have counted today and in this month, of some keys (`lb.config.usage.UsageTotals`); for an agent whose report of usage has `totals` |
@@ -41,7 +41,7 @@ from lb.agent.worker_api import WorkerApi
 from lb.config import edits as config_edits
 from lb.config.demand import Demand
 from lb.config.edits import KnownWorkerError, UnknownWorkerError
-from lb.config.schema import EarlierEpochError, RetiredError, Stats, Table, WireError
+from lb.config.schema import Build, EarlierEpochError, RetiredError, Stats, Table, WireError
 from lb.config.totals import Totals
 from lb.config.usage import UsageReport, UsageTotals
 from lb.core.api_keys import Usage
@@ -85,6 +85,9 @@ class Administered(Protocol):
         ...
 
     def stats(self, window_s: float) -> Stats: ...
+
+    @property
+    def build(self) -> Build: ...
 
     def demand(self, since: int) -> Demand: ...
 
@@ -254,7 +257,12 @@ class _AgentControl:
 
     async def stats(self, request: web.Request) -> web.Response:
         window_s = read_number(request, "window_s", 60.0, 1.0, MAX_WINDOW_S)
-        return web.json_response(self.agent.stats(window_s).to_json())
+        stats = self.agent.stats(window_s)
+        if (
+            "build" in request.query
+        ):  # an older controller, which does not ask, rejects statistics with an unknown key
+            stats = replace(stats, build=self.agent.build)
+        return web.json_response(stats.to_json())
 
     async def demand(self, request: web.Request) -> web.Response:
         since = read_number(request, "since", 0.0, 0.0, 1e9)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lb.agent.build_kind import own_build
 from lb.agent.keys_file import LOOK_EVERY_S as LOOK_FOR_KEYS_EVERY_S
 from lb.agent.keys_file import KeysFile
 from lb.agent.ticker import Ticker
@@ -119,6 +120,7 @@ class Agent:
         self._set_authority(table)
         loop, identity = asyncio.get_running_loop(), options.identity
         self._fast_path = open_fast_path(loop) if options.fast_path else None
+        self.build = self.metrics.build = own_build(fast_path=self._fast_path is not None)
         forwarding = None if identity is None else Forwarding(targets, table.regions or Regions("", ""), now)
         quota = None if identity is None else SharedQuota()
 

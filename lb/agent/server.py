@@ -25,6 +25,7 @@ from lb.agent.agent import Agent
 from lb.agent.open_ports import OpenPorts, bound_sockets
 from lb.agent.server_options import ServerOptions, build_agent, tls_context
 from lb.config.file import write_text
+from lb.config.schema import Build
 from lb.observe.tracing import Tracing, tracing
 
 _log = logging.getLogger("lb.agent.server")
@@ -52,6 +53,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     sockets = bound_sockets(options, before)
     tracer = tracing(options.table.service, options.region, os.environ, time.time_ns)
     agent = build_agent(options, tracer)
+    _log_build(agent.build)
     loop.add_signal_handler(signal.SIGHUP, _reload, agent, options, tls)
     ports = OpenPorts(agent, options, *sockets, tls)
     await ports.open()
@@ -87,6 +89,18 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     leaving.cancel()
     stopped.cancel()
     await _stopped(agent, ports, running, options.shutdown_grace_s, tracer)
+
+
+def _log_build(build: Build) -> None:
+    if build.not_compiled:
+        _log.warning(
+            "build kind=%s fast_path=%s: the compilation failed, why=%r",
+            build.kind.value,
+            build.fast_path,
+            build.not_compiled,
+        )
+    else:
+        _log.info("build kind=%s fast_path=%s", build.kind.value, build.fast_path)
 
 
 def _freeze_objects() -> None:

@@ -27,9 +27,11 @@ from lb.config.options import (
     Warming,
 )
 from lb.config.regions import Regions
-from lb.config.stats import Stats, TargetStats
+from lb.config.stats import Build, BuildKind, Stats, TargetStats
 
 __all__ = [
+    "Build",
+    "BuildKind",
     "Limits",
     "Readiness",
     "Stats",

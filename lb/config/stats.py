@@ -3,12 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeGuard
 
 from lb.config.decode import MAX_TEXT, Fields
 
 _TARGET_STATS = {"id", "in_flight", "requests", "errors", "ejected", "heard_s", "served_s"}
 _MOST = 2**53
+MAX_REASON = 300  # characters of `Build.not_compiled`
+
+
+class BuildKind(Enum):
+    """How the hot modules of an agent run: compiled by mypyc, or as Python modules."""
+
+    NATIVE = "native"
+    INTERPRETED = "interpreted"
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How an agent runs. `fast_path`: with the helper in C. `not_compiled`: why the compilation failed, empty if it did not."""
+
+    kind: BuildKind
+    fast_path: bool
+    not_compiled: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind.value,
+            "fast_path": self.fast_path,
+            "not_compiled": self.not_compiled,
+        }
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> Build:
+        fields = Fields(value, path)
+        build = cls(
+            kind=fields.one_of("kind", BuildKind, BuildKind.INTERPRETED),
+            fast_path=fields.flag("fast_path"),
+            not_compiled=fields.text("not_compiled", ""),
+        )
+        fields.done()
+        return build
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +125,7 @@ class Stats:
 
     Held and rejected requests are among `requests`: they are demand as well. `warming` are the targets whose caches are being
     filled (see `lb.core.warming`). `keys_problem` is why the file of API keys cannot be used as it is, empty: it can.
+    `build` is there if the request asks for it (`?build=1`); an older agent does not report it, and an older controller does not ask.
     """
 
     service: str
@@ -104,12 +141,15 @@ class Stats:
     targets: tuple[TargetStats, ...] = ()
     warming: tuple[str, ...] = ()
     keys_problem: str = ""
+    build: Build | None = None
 
     def to_json(self) -> dict[str, Any]:
         # A controller that is older than these keys reads statistics without them.
         extra: dict[str, Any] = {"warming": list(self.warming)} if self.warming else {}
         if self.keys_problem:
             extra["keys_problem"] = self.keys_problem[:MAX_TEXT]
+        if self.build is not None:
+            extra["build"] = self.build.to_json()
         return extra | {
             "service": self.service,
             "region": self.region,
@@ -128,6 +168,7 @@ class Stats:
     def from_json(cls, value: object, path: str = "") -> Stats:
         fields = Fields(value, path)
         in_flight, queued = fields.count("in_flight"), fields.count("queued")
+        build = fields.take("build", None)
         stats = cls(
             service=fields.text("service"),
             region=fields.text("region"),
@@ -143,6 +184,7 @@ class Stats:
             targets=tuple(TargetStats.from_json(one, at) for one, at in fields.items("targets")),
             warming=fields.names("warming"),
             keys_problem=fields.text("keys_problem", ""),
+            build=None if build is None else Build.from_json(build, fields.at("build")),
         )
         fields.done()
         return stats

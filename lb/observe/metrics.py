@@ -21,7 +21,7 @@ from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from lb.config.schema import Table
+from lb.config.schema import Build, Table
 from lb.config.totals import Totals
 from lb.core.targets import Health, TargetTable
 from lb.observe.counters import LOOP_LAG_S, Counts, Histogram, KeyCounts, KeyModelCounts, TargetCounts
@@ -52,6 +52,7 @@ _TARGET = ("service", "region", "zone", "capacity_type", "policy")
 
 
 _KEY = ("service", "region", "key")
+_BUILD_HELP = "1. `kind` is native or interpreted; `fast_path` is true with the helper in C."
 _MOST_MODELS = 20  # that have series of their own, of each key
 
 
@@ -92,6 +93,7 @@ class Metrics:
         self.counts = Counts()
         self.peers = PeerMetrics()
         self.loop_lag = Histogram(LOOP_LAG_S)
+        self.build: Build | None = None
 
     def use_policy(self, name: str) -> None:
         """Label what follows with this policy. Its families appear at once, with zeros."""
@@ -232,6 +234,9 @@ class Metrics:
         )
         lag.add_metric(agent, self.loop_lag.cumulative(), self.loop_lag.sum)
         yield lag
+        if self.build is not None:
+            labels = (*agent, self.build.kind.value, str(self.build.fast_path).lower())
+            yield _gauge("build_info", _BUILD_HELP, (*_AGENT[:2], "kind", "fast_path"), {labels: 1})
 
     def _target_gauges(self, table: TargetTable, now: float) -> Iterator[Metric]:
         """Targets with the same labels are one row: their counts are added up, their cache usage is averaged."""

@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from lb.config.regions import PeerAgent, Regions
-from lb.config.schema import Table, Target
+from lb.config.schema import Build, BuildKind, Table, Target
 from lb.core.targets import TargetTable
 from lb.observe.families import AGENT_HELP, OF_AGENT, OF_KEY, OF_KEY_AND_MODEL, OF_TARGET
 from lb.observe.key_usage import UsageSum
@@ -51,6 +51,7 @@ def agent() -> list[Metric]:
     peer = PeerAgent("peer", "other", "https://127.0.0.1:2", "peer")
     known = Regions("agent", "region", peers=(peer,))
     targets = Table("service", "1", (Target(id="a", url="http://127.0.0.1:1"),), regions=known)
+    metrics.build = Build(BuildKind.NATIVE, fast_path=True)
     metrics.use_table(targets)
     metrics.of(targets.targets[0])
     metrics.of_key("key")

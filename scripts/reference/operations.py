@@ -187,7 +187,10 @@ ADMIN = (
         (_TARGET, ("deadline_s", "seconds after which running streams are moved")),
     ),
     Operation("POST", "/-/undrain", "Undo a drain.", "{}", (_TARGET,)),
-    Operation("GET", "/-/stats", "Return demand and load.", "the numbers", (("window_s", "seconds; default 60"),)),
+    Operation(
+        "GET", "/-/stats", "Return demand and load.", "the numbers",
+        (("window_s", "seconds; default 60"), ("build", "with it, `build` is how the agent runs: kind, fast_path, not_compiled")),
+    ),
     Operation(
         "GET", "/-/demand", "Return requests, tokens and late requests of each minute that is over.",
         "columns with a number for each minute from `first` on",

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from skyserve_cli.commands.options import View
 from skyserve_cli.commands.sentences import (
+    INTERPRETED,
     ONLY_HERE,
     STANDS_IN,
     end_of,
@@ -35,7 +36,7 @@ def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted |
         for view in services
         for note in (*_notes(view), *_availability_lines(view, now))
     ]
-    shown += [Text(printable(line)) for line in _reach(services)]
+    shown += [Text(printable(line)) for line in (*_reach(services), *_not_compiled(services))]
     if replicas:
         shown += [Text(), _replica_table(replicas, now, wide=wide)]
     agents = [(view, agent) for view in services for agent in view["load_balancers"]]
@@ -69,6 +70,7 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitte
             "#IN FLIGHT",
             "#QUEUED",
             "POLICY",
+            "LB BUILD",
         ]
     has_teams = wide and any(view.get("team") for view in services)
     columns += ["TEAM"] if has_teams else []
@@ -95,6 +97,7 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitte
                 str(load["in_flight"]),
                 str(load["queued"]),
                 view["load_balancing_policy"],
+                _build(view.get("load_balancer")),
             ]
         row += [view.get("team") or "-"] if has_teams else []
         rows.append(row)
@@ -172,8 +175,29 @@ def _reach(services: Sequence[View]) -> Iterator[str]:
         yield f"{', '.join(names)}: {ONLY_HERE}"
 
 
+def _build(agent: View | None) -> str:
+    """Return how a load balancer agent runs; there is none, or one of an earlier release: ``-``."""
+    build = None if agent is None else agent.get("build")
+    if not build:
+        return "-"
+    return str(build["kind"]) + ("" if build["fast_path"] else ", no C helper")
+
+
+def _not_compiled(services: Sequence[View]) -> Iterator[str]:
+    """Yield why load balancers are interpreted whose compilation failed, each reason once."""
+    names: dict[str, dict[str, None]] = {}  # by reason, in order
+    for view in services:
+        for agent in (view.get("load_balancer"), *view["load_balancers"]):
+            reason = ((agent or {}).get("build") or {}).get("not_compiled")
+            if reason:
+                names.setdefault(reason, {})[view["name"]] = None
+    for reason, of in names.items():
+        yield f"{', '.join(of)}: {INTERPRETED.format(reason=reason)}"
+
+
 def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Fitted:
     columns = ["LOAD BALANCER", "STATE", "ZONE", "ENDPOINT", "CODE", "$/H", "AGE", "MESSAGE"]
+    columns[5:5] = ["BUILD"] if wide else []
     rows = [
         [
             f"{view['name']}/{agent['id']}",
@@ -182,6 +206,7 @@ def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool)
             agent["endpoint"] or "-",
             (agent["agent_version"] or "-")
             + ("" if agent["newest"] else " (old)" if agent["agent_version"] else ""),
+            *([_build(agent)] if wide else []),
             usd(agent["price_usd_hour"]),
             span(now - agent["created_at"]),
             _with_lease(agent, now),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lb.config.schema import Build, BuildKind
 from policies.goals import UpdateMode
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
@@ -67,7 +68,7 @@ ROW = ServiceRow(
 def rendering(width: int, *, wide: bool) -> str:
     spec = load_text(YAML).spec
     view = service_view(
-        ROW, spec, goal_of(ROW, spec), local_agent=AgentView(True, True, 2, 0), agents={}, load=Load(requests=126, in_flight=9, queued=2, known=True),
+        ROW, spec, goal_of(ROW, spec), local_agent=AgentView(True, True, 2, 0, build=Build(BuildKind.NATIVE, fast_path=True)), agents={}, load=Load(requests=126, in_flight=9, queued=2, known=True),
         spent=Spent(2.61, 7.2), host="127.0.0.1", ended=(), num_nodes={5: 1, 6: 1}, now=NOW, failure=last_failure(ROW, [GONE]),
     )  # fmt: skip
     console = Console(width=width)

@@ -106,6 +106,7 @@ async def test_both_processes_of_a_roll_out_have_the_table_and_report_their_part
     await until(lambda: done(fleet.view("default", 7).synced))
     await until(lambda: done(fleet.drain() == [("default", ProbePassed(7))]))
     assert await old.text() == (200, "a")
+    assert fleet.view("default", 7).build is not None
     (release,) = cloud.releases
     assert release.arguments == (
         "--service", "default", "--region", "prod", "--host", "0.0.0.0", "--port", "8000",

@@ -136,6 +136,7 @@ async def test_an_agent_is_started_serves_its_table_and_is_stopped(world: World,
     await world.eventually(synced(fleet))
     view = fleet.view("chat")
     assert (view.alive, view.ready_targets, view.restarts) == (True, 1, 0)
+    await world.eventually(lambda: fleet.view("chat").build is not None)
     assert [await world.get(port) for _ in range(3)] == [200] * 3
     await world.eventually(lambda: fleet.load("chat").requests == 3)
     assert fleet.load("chat").known

@@ -119,6 +119,13 @@ async def test_stats_count_demand_and_name_targets(w: World) -> None:
     assert (stats.service, stats.region, stats.revision, stats.requests) == ("default", "eu-1", "r1", 3)
     assert [(one.id, one.requests, one.errors, one.in_flight) for one in stats.targets] == [("a", 3, 0, 0)]
     assert stats.targets[0].served_s is not None
+    assert stats.build is None
+    build = Stats.from_json(await agent.request("GET", "/-/stats?build=1")).build
+    assert build is not None
+    assert build.not_compiled == ""
+    assert f"build kind={build.kind.value} fast_path={build.fast_path}\n" in agent.log.read_text()
+    info = f'build_info{{fast_path="{str(build.fast_path).lower()}",kind="{build.kind.value}",region="eu-1",service="default"}} 1.0'
+    assert f"skyserve_lb_{info}" in await agent.request("GET", "/-/metrics")
     for window in ("0", "601", "x", "nan"):
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with agent.http.get(agent.admin + f"/-/stats?window_s={window}", headers=headers) as response:
@@ -181,6 +188,7 @@ async def test_metrics_have_the_promised_names_and_labels_only(w: World) -> None
         "code",
         "key",
         "model",
+        "fast_path",
     }
     for line in text.splitlines():
         if line.startswith("skyserve_"):

@@ -87,6 +87,41 @@ def test_load_balancers_in_regions_have_a_table_of_their_own() -> None:
     assert "http://192.0.2.1:8000 4610500197bd (old)" in line
 
 
+def a_build(kind: str, *, fast_path: bool = True, not_compiled: str = "") -> dict[str, Any]:
+    return {"kind": kind, "fast_path": fast_path, "not_compiled": not_compiled}
+
+
+def test_wide_tables_show_how_load_balancers_run() -> None:
+    agent = {
+        **replica(7, "on_demand"), "endpoint": "http://192.0.2.1:8000", "agent_version": "4610500197bd", "newest": True,
+        "instance_id": None, "message": "", "build": a_build("interpreted", fast_path=False),
+    }  # fmt: skip
+    old = {key: value for key, value in agent.items() if key != "build"}
+    more = {
+        "usd_total": 0.0, "usd_on_demand_equivalent": 0.0, "load_balancer": {"build": a_build("native")},
+        "load": {"requests_per_s": None, "in_flight": 0, "queued": 0}, "load_balancing_policy": "gorgo",
+    }  # fmt: skip
+    view = service(agents=[agent, old], usd_total=0.0, usd_on_demand_equivalent=0.0) | more
+    lines = [words(line) for line in shown(view, wide=True)]
+    assert lines[0].endswith("POLICY LB BUILD")
+    assert lines[1].endswith("gorgo native")
+    (title, first, second) = lines[-3:]
+    assert "CODE BUILD $/H" in title
+    assert "4610500197bd interpreted, no C helper 0.3000" in first
+    assert "4610500197bd - 0.3000" in second
+    assert shown(view | {"load_balancer": None}, wide=True)[1].split()[-1] == "-"
+
+
+def test_a_failed_compilation_is_shown_once_with_its_reason() -> None:
+    failed = {"build": a_build("interpreted", not_compiled="fatal error: Python.h: {gone}")}
+    lines = shown(service() | {"load_balancer": failed}, width=400)
+    (line,) = [line for line in lines if "interpreted" in line]
+    assert line.startswith("chat: the load balancer is interpreted")
+    assert "failed: fatal error: Python.h: {gone}; install a C compiler" in line
+    fine = service() | {"load_balancer": {"build": a_build("interpreted")}}
+    assert not any("interpreted" in line for line in shown(fine))
+
+
 def test_linked_load_balancers_show_distances_spill_and_whom_they_serve() -> None:
     peer = {
         "region": "aws/west", "rtt_ms": 60.4, "forwarded_out": 3, "forwarded_in": 4, "dead": False, "egress_usd": 0.125,

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from lb.config.schema import Build, BuildKind
 from policies.goals import UpdateMode
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.controller.api.views import failure_view, last_failure, service_view, serving_version
 from skyserve_cli.controller.balancers.local_fleet import AgentView
+from skyserve_cli.controller.balancers.regional_view import RegionalView
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.spec import load_text
 from skyserve_cli.state.values import ServiceRow, Spent
@@ -47,11 +49,18 @@ def a_row(*replicas: Replica) -> ServiceRow:
     )  # fmt: skip
 
 
-def view(policy: str, *replicas: Replica) -> dict[str, Any]:
+def view(
+    policy: str,
+    *replicas: Replica,
+    build: Build | None = None,
+    balancers: tuple[Replica, ...] = (),
+    seen: RegionalView | None = None,
+) -> dict[str, Any]:
     spec = load_text(YAML.format(policy=policy)).spec
-    row = a_row(*replicas)
+    row = replace(a_row(*replicas), balancers=balancers)
+    agents = {agent.id: seen or RegionalView() for agent in balancers}
     return service_view(
-        row, spec, goal_of(row, spec), local_agent=AgentView(True, True, 2, 0), agents={}, load=Load(), spent=Spent(0.0, 0.0),
+        row, spec, goal_of(row, spec), local_agent=AgentView(True, True, 2, 0, build=build), agents=agents, load=Load(), spent=Spent(0.0, 0.0),
         host="127.0.0.1", ended=(), num_nodes={1: 1}, now=10.0,
     )  # fmt: skip
 
@@ -114,6 +123,17 @@ def test_why_a_service_is_not_well(
     row = replace(row, memory=replace(row.memory, rollout={"failed": failed}))
     failure = last_failure(row, gone)
     assert (None if failure is None else failure.id) == told
+
+
+def test_how_load_balancers_run() -> None:
+    assert view("")["load_balancer"]["build"] is None
+    native = {"kind": "native", "fast_path": True, "not_compiled": ""}
+    assert view("", build=Build(BuildKind.NATIVE, True))["load_balancer"]["build"] == native
+    (silent,) = view("", balancers=(on_demand(7),))["load_balancers"]
+    assert silent["build"] is None
+    seen = RegionalView(build=Build(BuildKind.INTERPRETED, False, "no gcc"))
+    (agent,) = view("", balancers=(on_demand(7),), seen=seen)["load_balancers"]
+    assert agent["build"] == {"kind": "interpreted", "fast_path": False, "not_compiled": "no gcc"}
 
 
 def test_a_failure_is_for_programs_and_for_people() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from lb.config.options import Access, ApiKey, MetricsOptions
-from lb.config.schema import Readiness, Table, Target
+from lb.config.schema import Build, BuildKind, Readiness, Table, Target
 from lb.core.admission import EngineLoad
 from lb.core.targets import Blame, TargetTable
 from lb.observe.counters import Counts, Histogram, TargetCounts
@@ -285,6 +285,14 @@ def test_engines_loads_are_added_up_and_cache_usage_is_the_mean_of_those_that_te
         for one in shown.samples
         if one.name.startswith("skyserve_lb_engine") and one.labels["zone"] == "z"
     ]
+
+
+def test_how_the_process_runs_is_an_info() -> None:
+    it = metrics()
+    assert "skyserve_lb_build_info" not in page(it).names()
+    it.build = Build(BuildKind.INTERPRETED, fast_path=True)
+    of = {"service": "chat", "region": "eu-1", "kind": "interpreted", "fast_path": "true"}
+    assert page(it).get("build_info", of) == 1
 
 
 def test_gauges_of_targets_that_left_are_gone_and_their_counters_stay() -> None:

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.config.schema import Limits, Readiness, Stats, Table, Target, TargetStats, WireError, url_problem
+from lb.config.schema import (
+    Build,
+    BuildKind,
+    Limits,
+    Readiness,
+    Stats,
+    Table,
+    Target,
+    TargetStats,
+    WireError,
+    url_problem,
+)
 
 texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=40)
 names = texts.filter(bool)
@@ -52,6 +63,37 @@ def test_a_table_survives_the_wire(table: Table) -> None:
 @given(stats)
 def test_stats_survive_the_wire(value: Stats) -> None:
     assert Stats.from_json(json.loads(json.dumps(value.to_json()))) == value
+
+
+@pytest.mark.parametrize(
+    "build", [Build(BuildKind.NATIVE, True), Build(BuildKind.INTERPRETED, False, "no gcc")]
+)
+def test_how_an_agent_runs_survives_the_wire(build: Build) -> None:
+    value = Stats("chat", "", "1", 1.0, 60.0, 9, 2, 3, 0, build=build)
+    assert Stats.from_json(json.loads(json.dumps(value.to_json()))) == value
+
+
+def test_statistics_without_a_build_have_no_key_that_an_earlier_controller_rejects() -> None:
+    told = Stats("chat", "", "1", 1.0, 60.0, 9, 2, 3, 0).to_json()
+    assert "build" not in told
+    assert Stats.from_json(told).build is None
+
+
+@pytest.mark.parametrize(
+    ("build", "problem"),
+    [
+        ({"kind": "jit", "fast_path": True}, "build.kind: expected one of native, interpreted"),
+        ({"kind": "native"}, "build.fast_path: is missing"),
+        ({"kind": "native", "fast_path": True, "more": 1}, "build.more: is not known"),
+        ("native", "build: expected an object, got a text"),
+    ],
+    ids=str,
+)
+def test_a_build_that_is_wrong(build: object, problem: str) -> None:
+    told = Stats("chat", "", "1", 1.0, 60.0, 9, 2, 3, 0).to_json() | {"build": build}
+    with pytest.raises(WireError) as error:
+        Stats.from_json(told)
+    assert str(error.value) == problem
 
 
 def test_an_agent_of_an_earlier_version_tells_no_mean() -> None:

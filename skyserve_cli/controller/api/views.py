@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+from lb.config.schema import Build
 from policies.goals import Goal, PlacementGoal
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Replica, ReplicaState
@@ -124,7 +125,13 @@ def _local_agent_view(agent: AgentView) -> dict[str, Any]:
         "synced": agent.acked,
         "ready_targets": agent.ready_targets,
         "restarts": agent.restarts,
+        "build": _build_view(agent.build),
     }
+
+
+def _build_view(build: Build | None) -> dict[str, Any] | None:
+    """Return how an agent runs; None: an older one, or it has not responded yet."""
+    return None if build is None else build.to_json()
 
 
 def _cost_view(row: ServiceRow, spent: Spent) -> dict[str, float]:
@@ -224,6 +231,7 @@ def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView, lease: Le
         "agent_version": seen.version,
         "newest": seen.newest,
         "starts": seen.starts,
+        "build": _build_view(seen.build),
         "message": agent.message or seen.trouble,
         "trouble": seen.trouble,
     }

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import aiohttp
 
-from lb.config.schema import Readiness, Table, WireError
+from lb.config.schema import Build, Readiness, Table, WireError
 from policies.backoff import delay_s
 from policies.history import Load
 from provisioners.port.agents import AgentProcess, AgentRelease
@@ -72,6 +72,7 @@ class _Known:
     load: Load = field(default_factory=Load)
     report: ServedReport | None = None
     keys_problem: str = ""
+    build: Build | None = None
 
 
 class ClusterAgentSupervisor(AgentSupervisor):
@@ -94,8 +95,11 @@ class ClusterAgentSupervisor(AgentSupervisor):
         ready = sum(t.state is Readiness.READY for t in acked.targets) if synced and acked else 0
         version = self._version() if newest is not None else None
         links = self.links.shown(acked)
-        ttft_s = (None, None) if newest is None else self._known[newest.id].totals.ttft_s
-        return RegionalView(synced, version, is_newest, ready, self._starts, self._trouble, *links, ttft_s)
+        known = None if newest is None else self._known[newest.id]
+        ttft_s, build = ((None, None), None) if known is None else (known.totals.ttft_s, known.build)
+        return RegionalView(
+            synced, version, is_newest, ready, self._starts, self._trouble, *links, ttft_s, build
+        )
 
     def admin_port(self) -> AdminPort | None:
         newest = self._newest()
@@ -186,6 +190,7 @@ class ClusterAgentSupervisor(AgentSupervisor):
             self._stirred.set()
             return
         known.report, known.keys_problem = served_report(stats, sent_at), stats.keys_problem
+        known.build = stats.build
         known.load = load_of(stats, known.acked, drained_elsewhere(order.elsewhere, known.acked))
         await known.totals.follow(self._session, url, self._authorization())
 

@@ -21,7 +21,7 @@ import orjson
 
 from lb.config.demand import Demand
 from lb.config.options import Listen
-from lb.config.schema import Readiness, Stats, Table, WireError
+from lb.config.schema import Build, Readiness, Stats, Table, WireError
 from policies.backoff import delay_s
 from policies.history import Load
 from skyserve_cli.controller.balancers.agent_process import (
@@ -59,6 +59,7 @@ class AgentView:
     """What `serve status` shows of an agent.
 
     `alive`: there is a process of it, be it one that starts. `acked`: it has the newest table. `trouble`: why it does not listen where it should, or cannot use its file of API keys.
+    `build`: how it runs; None: not known, or an older agent.
     """
 
     alive: bool
@@ -66,6 +67,7 @@ class AgentView:
     ready_targets: int
     restarts: int
     trouble: str = ""
+    build: Build | None = None
 
 
 class LocalFleet:
@@ -189,6 +191,7 @@ class _LocalAgentSupervisor:
         self._silences = 0  # in a row, of a living agent
         self._trouble = ""
         self._keys_problem = ""
+        self._build: Build | None = None
         self.load = Load()
         self.finished = False
 
@@ -206,7 +209,7 @@ class _LocalAgentSupervisor:
             ready = sum(target.state is Readiness.READY for target in self._acked.targets)
         alive = self._starting or self.agent is not None
         trouble = self._trouble or self._keys_problem
-        return AgentView(alive, acked, ready, max(0, self._restarts), trouble)
+        return AgentView(alive, acked, ready, max(0, self._restarts), trouble, self._build)
 
     async def run(self) -> None:
         """Until the agent is not wanted any more and is gone."""
@@ -311,7 +314,7 @@ class _LocalAgentSupervisor:
             return Table.from_json(await response.json()).listen
 
     async def _poll(self, agent: LocalAgent, window_s: float) -> None:
-        url = f"{agent.admin_url}/-/stats?window_s={window_s:g}"
+        url = f"{agent.admin_url}/-/stats?window_s={window_s:g}&build=1"
         asked_at = asyncio.get_running_loop().time()
         async with self._session.get(url, headers=agent.authorization) as response:
             response.raise_for_status()
@@ -322,8 +325,8 @@ class _LocalAgentSupervisor:
             self._stirred.set()
             return
         self._served.reported(self._name, BESIDE, served_report(stats, asked_at))
-        if stats.keys_problem != self._keys_problem:
-            self._keys_problem = stats.keys_problem
+        if (stats.keys_problem, stats.build) != (self._keys_problem, self._build):
+            self._keys_problem, self._build = stats.keys_problem, stats.build
             self._wake()
         load = load_of(stats, table)
         stirring = load.empty - self.load.empty or (load.queued > 0) != (self.load.queued > 0)
@@ -380,6 +383,7 @@ class _LocalAgentSupervisor:
         self.agent = None
         self._acked = None
         self._trouble = self._keys_problem = ""
+        self._build = None
         self._silences = 0
         self.load = Load()
         if self.minutes is not None:

@@ -12,7 +12,7 @@ from functools import partial
 
 import aiohttp
 
-from lb.config.schema import Readiness, Table, WireError
+from lb.config.schema import Build, Readiness, Table, WireError
 from policies.backoff import delay_s
 from provisioners.port.commands import HostConnection, ShellError
 from provisioners.port.errors import ProvisionError
@@ -63,6 +63,7 @@ class MachineAgentSupervisor(AgentSupervisor):
         self._silences = 0  # in a row, of an agent that can be reached
         self._installs = 0  # that failed, in a row
         self._keys_problem = ""
+        self._build: Build | None = None
         self._elsewhere: frozenset[int] = frozenset()  # see `RegionalOrder`; of the table that was pushed
         clock = asyncio.get_running_loop().time
         self._totals = TotalsFollower(*order.key, fleet.traffic, clock)
@@ -80,7 +81,8 @@ class MachineAgentSupervisor(AgentSupervisor):
         )
         starts = serving_now.starts if serving_now else 0
         links, ttft_s = self.links.shown(acked), self._totals.ttft_s
-        return RegionalView(synced, version, newest, ready, starts, self._trouble, *links, ttft_s)
+        build = self._build if serving_now else None
+        return RegionalView(synced, version, newest, ready, starts, self._trouble, *links, ttft_s, build)
 
     def admin_port(self) -> AdminPort | None:
         if self._serving is None:
@@ -193,7 +195,7 @@ class MachineAgentSupervisor(AgentSupervisor):
             self._stirred.set()
             return
         self._fleet.served.reported(*self._order.key, served_report(stats, sent_at))
-        self._keys_problem = stats.keys_problem
+        self._keys_problem, self._build = stats.keys_problem, stats.build
         load = load_of(stats, table, self._elsewhere)
         stirring = load.empty - self.load.empty or (load.queued > 0) != (self.load.queued > 0)
         self.load = load

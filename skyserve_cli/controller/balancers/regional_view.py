@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lb.config.schema import Build
 from policies.model import Json
 
 
@@ -13,7 +14,7 @@ class RegionalView:
 
     `owned` are the regions whose replicas it has, None where every agent has all; `peers` is what it says of its peers,
     `taken_over` are the regions that it serves on its own decision, as their agents are not heard. `ttft_s` are the median and the 90th
-    percentile of its times to first token in the last minute.
+    percentile of its times to first token in the last minute. `build` is how it runs; None: not known, or an older agent.
     """
 
     synced: bool = False
@@ -26,3 +27,4 @@ class RegionalView:
     peers: tuple[Json, ...] = ()
     taken_over: tuple[str, ...] = ()
     ttft_s: tuple[float | None, float | None] = (None, None)
+    build: Build | None = None
