@@ -1,9 +1,9 @@
 """Heads that have been read, remembered.
 
-Clients and engines send the same head again and again, but for a few values: the `Content-Length`, the `X-Request-Id`, and between
-load balancers `X-SkyServe-Hop` and `X-SkyServe-Credit`. A head that was read once is remembered without them, so the next of its kind
+Clients and engines send the same head again and again, but for a few values: the `Content-Length`, the `X-Request-Id`, the `traceparent`, and
+between load balancers `X-SkyServe-Hop` and `X-SkyServe-Credit`. A head that was read once is remembered without them, so the next of its kind
 costs some searches and a lookup. What was accepted with one plain value there is accepted with another. At most MAX_REMEMBERED
-heads are kept; those with trace contexts of their own are read again each time.
+heads are kept.
 
 Where there are more API keys than that, each head is another one. So a head is also remembered without its key, and the next one of
 its kind with another key costs one more search and a copy.
@@ -23,11 +23,12 @@ _LONGEST_REMEMBERED = 4096
 _LENGTH_LINE, _LENGTH = b"\r\nContent-Length: ", re.compile(rb"[0-9]{1,15}(?=\r\n)")
 _ID_LINE, _ID = b"\r\nX-Request-Id: ", re.compile(rb"[\x21-\x7e]{1,128}(?=\r\n)")
 _HOP_LINE, _HOP = b"\r\nX-SkyServe-Hop: ", re.compile(rb"[\x21-\x7e]{1,1024}(?=\r\n)")
+_TRACE_LINE, _TRACE = b"\r\ntraceparent: ", re.compile(rb"[0-9a-f-]{55}(?=\r\n)")
 _CREDIT_LINE, _CREDIT = b"\r\nX-SkyServe-Credit: ", re.compile(rb"[0-9-]{1,40}(?=\r\n)")
 _SECRET = re.compile(
     rb"\r\n((?:[Aa]uthorization: Bearer|[Xx]-[Aa][Pp][Ii]-[Kk]ey:|[Aa][Pp][Ii]-[Kk]ey:) )([\x21-\x7e]{1,512})(?=\r\n)"
 )
-_HAS_LENGTH, _HAS_ID, _HAS_HOP, _HAS_CREDIT = 1, 2, 4, 8
+_HAS_LENGTH, _HAS_ID, _HAS_HOP, _HAS_CREDIT, _HAS_TRACE = 1, 2, 4, 8, 16
 
 _Head = TypeVar("_Head", RequestHead, ResponseHead)
 _Key = tuple[int, bytes]  # which values are cut out, and the head without them
@@ -48,7 +49,7 @@ class Reader:
 
         `head` ends with the empty line. Raises HeadError.
         """
-        rest, cut, length, request_id, hop = head, 0, 0, b"", b""
+        rest, cut, length, request_id, hop, trace = head, 0, 0, b"", b"", b""
         at = head.find(_LENGTH_LINE) + 18
         if at >= 18:
             digits = _LENGTH.match(head, at)
@@ -65,6 +66,10 @@ class Reader:
         if at >= 18 and (plain := _HOP.match(rest, at)) is not None:
             end = plain.end()
             hop, rest, cut = rest[at:end], rest[:at] + rest[end:], cut | _HAS_HOP
+        at = rest.find(_TRACE_LINE) + 15
+        if at >= 15 and (plain := _TRACE.match(rest, at)) is not None:
+            end = plain.end()
+            trace, rest, cut = rest[at:end], rest[:at] + rest[end:], cut | _HAS_TRACE
         known = self._requests.get((cut, rest))
         if known is None:
             secret = _SECRET.search(rest)
@@ -83,6 +88,7 @@ class Reader:
                 not known.websocket
                 and _is_single(rest, _ID_LINE, request_id)
                 and _is_single(rest, _HOP_LINE, hop)
+                and _is_single(rest, _TRACE_LINE, trace)
             ):
                 _remember(self._requests, (cut, rest), known, len(head))
                 if secret is not None and keyless is not None and known.has_key_line(secret[1] + secret[2]):
@@ -90,8 +96,8 @@ class Reader:
                         self._keyless.clear()
                     self._keyless[keyless] = known, secret[1] + secret[2]
             return known, known.length
-        if request_id or hop:
-            known = known.with_values(request_id, hop)
+        if request_id or hop or trace:
+            known = known.with_values(request_id, hop, trace)
         return known, length if cut & _HAS_LENGTH else known.length
 
     def response(self, head: bytes, max_headers: int) -> tuple[ResponseHead, int | None]:

@@ -94,13 +94,19 @@ class RequestHead:
     cors_headers: bytes | None = None  # Access-Control-Request-Headers
     _keyless: tuple[tuple[bytes, ...], RequestHead] | None = None
 
-    def with_values(self, request_id: bytes, hop: bytes) -> RequestHead:
-        """Return the same with another `X-Request-Id` and `X-SkyServe-Hop`, if they are not empty."""
+    def with_values(self, request_id: bytes, hop: bytes, trace: bytes) -> RequestHead:
+        """Return the same with another `X-Request-Id`, `X-SkyServe-Hop` and `traceparent`, if they are not empty."""
         other = self._copy()
         if request_id:
             other.request_id = request_id
         if hop:
             other.ours = {**(self.ours or {}), b"hop": hop}
+        if trace:
+            lines = b"\r\n%b\r\n" % self.lines
+            lines = lines.replace(
+                b"\r\ntraceparent: %b\r\n" % self.traceparent, b"\r\ntraceparent: %b\r\n" % trace
+            )
+            other.traceparent, other.lines = trace, lines[2:-2]
         return other
 
     def has_key_line(self, line: bytes) -> bool:

@@ -445,6 +445,8 @@ _KNOWN_LINES = st.sampled_from(
      b"x-request-id: %d", b"X-Request-Id: %d ", b"X-SkyServe-Hop: age=%d", b"x-skyserve-hop: age=%d", b"X-SkyServe-Hop: %d\r\n a",
      b"X-SkyServe-Credit: %d-1", b"x-skyserve-credit: 1-%d", b"X-SkyServe-Credit: %d x", b"Connection: x-request-id",
      b"Authorization: Bearer %d", b"Authorization: Bearer %d", b"authorization: Bearer k%d", b"Authorization: Basic %d", b"x-api-key: %d",
+     b"traceparent: 00-%032x-00f067aa0ba902b7-01", b"traceparent: 00-%032x-00f067aa0ba902b7-01", b"Traceparent: 00-%032x-00f067aa0ba902b7-01",
+     b"traceparent: %d", b"Connection: traceparent", b"X: traceparent: 00-%032x-00f067aa0ba902b7-01",
      b"X-API-Key: %d", b"api-key: %d", b"X: Authorization: Bearer %d", b"X: x-api-key: %d", b"Connection: x-api-key, authorization"]
 )  # fmt: skip
 _NUMBERS = st.sampled_from([0, 1, 5, 10**14, 10**15, 10**18, 10**19])
