@@ -41,10 +41,11 @@ from lb.stream.resume_rules import NotResumable, Reason
 from lb.stream.resume_state import ResumeState
 from lb.stream.stream_merge import stripper
 from lb.stream.token_usage import Tokens, prompt_tokens_in, usage_of
-from lb.stream.transcript import BLOCK_BYTES, StreamProgress, Transcript
+from lb.stream.transcript import StreamProgress, Transcript
 
 BY_ENGINE = frozenset({Reason.ENGINE, Reason.PROMPT_IDS, Reason.LAST_MESSAGE})  # another may be able to
 
+_FORWARDING_BYTES = 256 * 1024  # kept by a forwarding before it comes back
 _MAX_HELD_BYTES = 256 * 1024  # of an event that is not complete; a longer one is passed in pieces
 
 _EVENT_END = b"\n\n\r\n"  # of an event that is a chunk
@@ -79,7 +80,7 @@ class ResumableRelay(ForwardedRelay):
     def __init__(
         self, request: RelayHost, resume_state: ResumeState, response: ResponseHead, decoder: BodyDecoder
     ) -> None:
-        super().__init__(request, _MODES[resume_state.strip], BLOCK_BYTES)
+        super().__init__(request, _MODES[resume_state.strip], _FORWARDING_BYTES)
         self._resume_state = resume_state
         self._dialect = dialect = resume_state.dialect
         self._decoder = decoder

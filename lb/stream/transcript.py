@@ -1,9 +1,8 @@
 """What the client of a stream has received: kept as bytes while all is well, read when it breaks.
 
-A running stream must cost next to nothing, so `Transcript.add` appends what came and counts it. The events of a stream are alike but for their
-text and ids, so a block of them is packed by zlib: 11 of 270 bytes an event are left, for half a microsecond. Only when the target is
+A running stream must cost next to nothing, so `Transcript.add` appends what came and counts it. Only when the target is
 lost are the events parsed, into a `StreamProgress`: who the stream claims to be, its text, its tokens, how far it got. When
-the bytes outgrow half of their limit, unpacked, the oldest are parsed, a few at a time as new ones come, and dropped; the part
+the bytes outgrow half of their limit the oldest are parsed, a few at a time as new ones come, and dropped; the part
 left of an event then is its text and its token ids.
 
 The transcript is given what the engine said, of which the client has seen every whole event (see `lb.http.sse.EventBuffer`), with
@@ -13,7 +12,6 @@ or without the token ids it did not request. The beginning of an event at the en
 from __future__ import annotations
 
 import re
-import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +22,6 @@ import orjson
 from lb.http.body_framing import ChunkedDecoder, FramingError
 from lb.http.sse import ABORT, EventReader
 
-BLOCK_BYTES = 32 * 1024  # that are packed together; larger blocks save little
-_SAMPLE_BYTES = 1024  # of the begin of a stream: what all its events have in common
-_LEVEL, _RAW_DEFLATE = 1, -15
 _BYTES_PER_NUMBER = 8
 _KEPT_NUMBERS = 3 * 256  # of the positions at the ends of the last events
 # Within a text the quotation marks would be escaped.
@@ -374,18 +369,7 @@ def has_finished(events: bytes) -> bool:
 class Transcript:
     """The first leg of one stream."""
 
-    __slots__ = (
-        "_blocks",
-        "_bytes",
-        "_chunked",
-        "_half",
-        "_parts",
-        "_reading",
-        "_sample",
-        "_tail_bytes",
-        "_tally",
-        "lost",
-    )
+    __slots__ = ("_bytes", "_chunked", "_half", "_parts", "_reading", "_tally", "lost")
 
     def __init__(self, chunked: bool, limit_bytes: int, tally: Callable[[], Tally] = ProgressTally) -> None:
         """`chunked`: the added bytes are the body with its HTTP chunk framing, from its first byte on.
@@ -396,11 +380,8 @@ class Transcript:
         self._chunked = chunked
         self._tally = tally
         self._half = limit_bytes // 2
-        self._blocks: list[tuple[bytes, int]] = []  # packed, and how many bytes they were
-        self._parts: list[bytes] = []  # those after the last block
-        self._tail_bytes = 0  # in them
-        self._bytes = 0  # in blocks and parts, unpacked
-        self._sample = b""
+        self._parts: list[bytes] = []
+        self._bytes = 0
         self._reading: _Reading | None = None  # most streams end unread
 
     def add(self, data: bytes) -> None:
@@ -409,9 +390,6 @@ class Transcript:
             return
         self._parts.append(data)
         self._bytes += len(data)
-        self._tail_bytes += len(data)
-        if self._tail_bytes >= BLOCK_BYTES:
-            self._pack()
         if self._bytes > self._half:
             self._read_oldest(self._half)
 
@@ -422,32 +400,19 @@ class Transcript:
         reading = self._read_oldest(0)
         return StreamProgress(lost=True) if self.lost else reading.tally.progress()
 
-    def _pack(self) -> None:
-        raw = b"".join(self._parts)
-        if not self._sample:
-            self._sample = raw[:_SAMPLE_BYTES]
-        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW_DEFLATE, zdict=self._sample)
-        self._blocks.append((packer.compress(raw) + packer.flush(), len(raw)))
-        self._parts.clear()
-        self._tail_bytes = 0
-
     def _read_oldest(self, leave_bytes: int) -> _Reading:
         """Read the oldest bytes until no more than `leave_bytes` are left unread."""
         reading = self._reading = self._reading or _Reading(self._chunked, self._tally())
-        while self._bytes > leave_bytes and not self.lost and (self._blocks or self._parts):
-            if self._blocks:
-                packed, size = self._blocks.pop(0)
-                part = zlib.decompressobj(_RAW_DEFLATE, zdict=self._sample).decompress(packed)
-            else:
-                part = self._parts.pop(0)
-                size = len(part)
-                self._tail_bytes -= size
-            self._bytes -= size
+        count = 0
+        while self._bytes > leave_bytes and count < len(self._parts) and not self.lost:
+            part = self._parts[count]
+            count += 1
+            self._bytes -= len(part)
             reading.take(part)
             self.lost = reading.size_bytes > self._half
+        del self._parts[:count]
         if self.lost:
-            self._bytes = self._tail_bytes = 0
-            self._blocks.clear()
+            self._bytes = 0
             self._parts.clear()
             self._reading = None
         return reading
