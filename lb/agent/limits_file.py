@@ -50,7 +50,6 @@ from lb.core.limit_store import (
     Columns,
     LimitRow,
     MemoryLimits,
-    give_back,
 )
 
 SLOTS = 64  # processes that share a file
@@ -63,7 +62,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # number of processes that have come.
 _HEADER = 8
 _ROWS_AT, _SLOTS_AT, _ROOM_AT, _COME_AT = 3, 4, 5, 6
-_DIGEST = 2  # of the name, at the begin of a row
+_DIGEST = 2  # of the name, at the beginning of a row
 _ROW = _DIGEST + ROW_SIZE
 _COLUMNS = _HEADER + ROWS * _ROW
 _COLUMN = ROWS * CELL_SIZE
@@ -107,7 +106,7 @@ class LimitsFile:
             raise
         fcntl.flock(self._file, fcntl.LOCK_UN)
         if self._alone < 0:
-            time.sleep(_SEEN_S)
+            time.sleep(_SEEN_S)  # no request is served yet
 
     def row(self, name: str) -> LimitRow:
         digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
@@ -194,7 +193,10 @@ class LimitsFile:
             cell = _cell(at, slot)
             if any(numbers[cell : cell + CELL_SIZE]):
                 left = True
-                give_back(numbers, at, numbers[cell + RESERVED_IN], numbers[cell + RESERVED_OUT])
+                tokens_in, tokens_out = numbers[cell + RESERVED_IN], numbers[cell + RESERVED_OUT]
+                numbers[at + TOKENS] += tokens_in + tokens_out
+                numbers[at + INPUT] += tokens_in
+                numbers[at + OUTPUT] += tokens_out
                 for which in range(CELL_SIZE):
                     numbers[cell + which] = 0.0
         return left

@@ -379,11 +379,12 @@ class ApiKeyStore:
         wanted, quotas = admission._wanted, admission._quotas
         if of_model is not None:
             of_model.leave()
+        price = admission._price
         if wanted is None and whole.counts_tokens and (tokens_in or tokens_out):
-            quotas = (whole,)  # of a path whose work is not known before
+            quotas = (whole,)  # of a path whose work is not known before, nor its model
+            price = price_of(self._prices, "")
         if not quotas:
             return
-        price = admission._price
         usd = 0.0 if price is FREE else price.usd(tokens_in, tokens_out)
         spent = Spending(tokens_in, tokens_out, usd)
         self._limits.lock(now)

@@ -83,13 +83,6 @@ class LimitStore(Protocol):
         ...
 
 
-def give_back(numbers: memoryview[float], at: int, tokens_in: float, tokens_out: float) -> None:
-    """Return reserved tokens to the levels of the row at `at`."""
-    numbers[at + TOKENS] += tokens_in + tokens_out
-    numbers[at + INPUT] += tokens_in
-    numbers[at + OUTPUT] += tokens_out
-
-
 class MemoryLimits:
     """A `LimitStore` that shares with no other process. Numbers are kept for as long as a quota or a request uses them."""
 

@@ -155,6 +155,14 @@ def test_a_budget_has_what_was_charged_and_not_what_was_reserved() -> None:
     assert found.reserved == 0
 
 
+def test_tokens_of_a_path_that_was_not_counted_before_cost_the_price_of_other_models() -> None:
+    store = keys(usd_per_month=5.0, prices=(("m", Price(1.0, 1.0)), ("*", Price(10.0, 20.0))))
+    admission = store.admit_head(BEARER, 0.0)
+    assert isinstance(admission, Admission)
+    store.settle(admission, 100, 50, 0.0)
+    assert usages(store)[""].usd_this_month == pytest.approx(0.002)
+
+
 def test_a_request_that_an_engine_refused_uses_no_budget() -> None:
     store = keys(tokens_per_month=100)
     for _ in range(20):

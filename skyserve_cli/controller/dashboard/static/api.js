@@ -7,27 +7,28 @@ export class NoSession extends Error {}
 const MOST_MS = 20000; // a request that hangs would stop all further refreshes
 const AGAIN_MS = 1000;
 
-// Enters with the code in the address, once, and takes it out of the address and of the history of the browser.
-export async function enter() {
+// Enters with the code in the address, once, and takes it out of the address and of the history of the browser. Calls `waiting` while the
+// controller does not respond. Whether the code has been taken is what the session shows.
+export async function enter(waiting) {
   const code = location.hash.slice(1);
   if (/^[\w-]{20,}$/.test(code)) {
     history.replaceState(null, "", location.pathname + location.search);
     const response = await fetch("/session", {
-      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ code }),
-    });
-    if (!response.ok) throw new NoSession((await response.json()).error);
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ code }), signal: AbortSignal.timeout(MOST_MS),
+    }).catch(() => null);
+    if (response && !response.ok) throw new NoSession((await response.json()).error);
   }
-  const response = await entered();
+  const response = await entered(waiting);
   if (!response.ok) throw new NoSession((await response.json()).error);
   Object.assign(session, await response.json());
 }
 
-// The code is used up: what fails here is tried again.
-async function entered() {
+async function entered(waiting) {
   for (;;) {
     try {
       return await fetch("/session", { signal: AbortSignal.timeout(MOST_MS) });
     } catch {
+      waiting();
       await new Promise((later) => setTimeout(later, AGAIN_MS));
     }
   }

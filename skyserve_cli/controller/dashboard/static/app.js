@@ -24,6 +24,7 @@ const link = document.getElementById("link");
 let page = null;
 let busy = false, again = false, hurry = null;
 const LEAST_PAUSE_MS = 1000;
+const AWAY = "the controller does not respond; trying again";
 
 function open() {
   if (page && page.close) page.close();
@@ -77,9 +78,10 @@ document.addEventListener("click", (event) => {
 addEventListener("popstate", open);
 
 try {
-  await enter();
+  await enter(() => say(AWAY, true));
+  say("");
   open();
-  follow(refresh, (linked) => { say(linked ? "live" : "the controller does not respond; trying again", !linked); if (linked) refresh(); });
+  follow(refresh, (linked) => { say(linked ? "live" : AWAY, !linked); if (linked) refresh(); });
   setInterval(refresh, 10000); // loads and costs change without a change of the state
 } catch (error) {
   leave(error);
