@@ -85,7 +85,7 @@ def test_requests_of_keys_are_counted_once_whatever_is_killed(serve: Any, tmp_pa
     agent = json.loads((serve.home / "lb" / "shared" / "agent.json").read_text())
     psutil.Process(agent["pid"]).send_signal(signal.SIGKILL)
     serve.eventually(lambda: serve.view("shared")["load_balancer"]["restarts"] == 1)
-    serve.eventually(lambda: urllib.request.urlopen(f"{endpoint}/-/ready", timeout=5).status == 200)
+    serve.eventually(lambda: is_ready(endpoint))
     call(endpoint, "ada", 1)
     serve.eventually(lambda: used(serve)["ada"] == (4, 20))
     psutil.Process(json.loads((serve.home / "controller.json").read_text())["pid"]).kill()

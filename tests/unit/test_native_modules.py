@@ -77,10 +77,14 @@ def test_a_copy_of_a_head_has_all_of_its_fields() -> None:
     head = RequestHead()
     for name in fields(head):
         setattr(head, name, {} if name == "ours" else name.encode())
-    assert fields(head.with_values(b"", b"")) == fields(head)
+    assert fields(head.with_values(b"", b"", b"")) == fields(head)
     assert fields(head.without(b"x-nothing")) == fields(head)
-    other = head.with_values(b"id", b"age=1")
-    assert fields(other) == {**fields(head), "request_id": b"id", "ours": {b"hop": b"age=1"}}
+    head.lines = b"a: b\r\ntraceparent: traceparent\r\n"
+    other = head.with_values(b"id", b"age=1", b"new")
+    assert fields(other) == {
+        **fields(head), "request_id": b"id", "ours": {b"hop": b"age=1"},
+        "traceparent": b"new", "lines": b"a: b\r\ntraceparent: new\r\n",
+    }  # fmt: skip
 
 
 def test_a_copy_of_a_head_of_a_response_has_all_of_its_fields() -> None:
