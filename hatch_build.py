@@ -41,6 +41,7 @@ SWITCH = "SKYSERVE_NATIVE"
 GROUP = "skyserve_lb"
 NATIVE = (
     "policies/routing",
+    "lb/agent/limits_file.py",
     "lb/core",
     "lb/http",
     "lb/stream",

@@ -93,6 +93,11 @@ class LimitsFile:
         ] = {}  # slots of the dead, and how many processes had come when they were cleared
         self._alone = -1.0  # how many processes had come when no other one ran
         self._holds = False
+        self._stamp = (
+            0  # counts up whenever numbers may have been changed by anything but the only user of their row
+        )
+        self._rows: set[int] = set()  # that are in use here
+        self._is_shared = False  # a row has been given out twice
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             self._map = mmap.mmap(self._file, _SIZE)
@@ -119,14 +124,19 @@ class LimitsFile:
         if at is None:
             _log.warning("no free row in limits_file=%s: a key is limited per process", self._path)
             return self._beyond.row(name)
+        self._is_shared = self._is_shared or at in self._rows
+        self._rows.add(at)
         return LimitRow(self._numbers, at, _cell(at, self._slot), self._columns)
 
-    def lock(self, now: float) -> None:
-        if self._numbers[_COME_AT] == self._alone:  # as `_is_alone`, on the path of each request
-            return
-        if now >= self._unlocked_until and not self._try_lock():
+    def lock(self, now: float) -> int:
+        is_alone = self._numbers[_COME_AT] == self._alone  # as `_is_alone`, on the path of each request
+        if is_alone and not self._is_shared:
+            return self._stamp
+        self._stamp += 1
+        if not is_alone and now >= self._unlocked_until and not self._try_lock():
             self._unlocked_until = now + _UNLOCKED_S
             _log.warning("limits_file=%s is locked by a process that does not run: go on without", self._path)
+        return self._stamp
 
     def unlock(self) -> None:
         if self._holds:
@@ -182,7 +192,11 @@ class LimitsFile:
             else:
                 left = self._clear(slot) or left
                 self._cleared[slot] = come
-        self._alone = come if alone else -1.0
+        if alone and self._alone != come:
+            self._alone = come
+            self._stamp += 1  # others may have changed rows until now
+        elif not alone:
+            self._alone = -1.0
         return left
 
     def _clear(self, slot: int) -> bool:
@@ -259,25 +273,33 @@ def shared_path(service: str, port: int) -> Path:
 def _open(path: Path) -> int:
     """Return the descriptor of a file of this boot and layout, new if need be."""
     stamp = _LAYOUT + hashlib.blake2b(_BOOT_ID.read_bytes(), digest_size=16).digest()
-    while True:
+    found = -1
+    while found < 0:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            status = os.fstat(file)
-            if status.st_uid != os.geteuid():
-                raise PermissionError(f"{path} is another user's")
-            if not _is_at(path, status):
-                continue  # replaced while we waited
-            head = os.pread(file, len(stamp), 0)
-            if status.st_size == _SIZE and head == stamp:
+            if _is_good(path, file, stamp):
                 found, file = file, -1
-                fcntl.flock(found, fcntl.LOCK_UN)
-                return found
-            is_ours = status.st_size == _SIZE and head.startswith(_LAYOUT)
-            _replace(path, stamp, _used_in(file) if is_ours else [])
         finally:
             if file >= 0:
                 os.close(file)
+    return found
+
+
+def _is_good(path: Path, file: int, stamp: bytes) -> bool:
+    """Return whether this file can be used; if it is of another boot or layout, there is a new one at the path now."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+    status = os.fstat(file)
+    if status.st_uid != os.geteuid():
+        raise PermissionError(f"{path} is another user's")
+    if not _is_at(path, status):
+        return False  # replaced while we waited
+    head = os.pread(file, len(stamp), 0)
+    if status.st_size == _SIZE and head == stamp:
+        fcntl.flock(file, fcntl.LOCK_UN)
+        return True
+    is_ours = status.st_size == _SIZE and head.startswith(_LAYOUT)
+    _replace(path, stamp, _used_in(file) if is_ours else [])
+    return False
 
 
 def _used_in(file: int) -> list[tuple[bytes, tuple[float, ...]]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from lb.config.decode import MAX_ITEMS, MAX_TEXT, Fields, WireError, is_visible, kind_of
 
-MAX_CONCURRENT = 1_000_000
-OTHER_MODELS = "*"
-_MOST = 1e12
+MAX_CONCURRENT: Final = 1_000_000
+OTHER_MODELS: Final = "*"
+_MOST: Final = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class KeyLimits:
         return _shared(numbers, given.integer("max_concurrent", 0, MAX_CONCURRENT, 0))
 
 
-LIMITS = tuple(one.name for one in fields(KeyLimits))
-_OF_TOKENS = tuple(name for name in LIMITS if "tokens" in name or "usd" in name)
-_OF_CALENDAR = tuple(name for name in LIMITS if name.endswith(("_day", "_month")))
+LIMITS: Final = tuple(one.name for one in fields(KeyLimits))
+_OF_TOKENS: Final = tuple(name for name in LIMITS if "tokens" in name or "usd" in name)
+_OF_CALENDAR: Final = tuple(name for name in LIMITS if name.endswith(("_day", "_month")))
 
 
 @lru_cache(maxsize=1024)
@@ -67,7 +67,7 @@ def _shared(numbers: tuple[float, ...], max_concurrent: int) -> KeyLimits:
     return replace(KeyLimits(**dict(zip(LIMITS, numbers, strict=False))), max_concurrent=max_concurrent)  # type: ignore[arg-type]
 
 
-NO_LIMITS = _shared((0.0,) * (len(LIMITS) - 1), 0)
+NO_LIMITS: Final = _shared((0.0,) * (len(LIMITS) - 1), 0)
 ModelLimits = tuple[tuple[str, KeyLimits], ...]
 """By the name of a model in requests. OTHER_MODELS has those of all other names together, and of requests that name none."""
 
@@ -107,7 +107,7 @@ class Price:
         return price
 
 
-FREE = Price(0.0, 0.0)
+FREE: Final = Price(0.0, 0.0)
 Prices = tuple[tuple[str, Price], ...]
 """By the name of a model in requests; OTHER_MODELS is any other. Without either, tokens cost nothing."""
 

@@ -37,14 +37,16 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Final, Protocol
 
 from lb.config.options import Pushing, PushMode
 
-NO_CAP = sys.maxsize
-FIRST_ALLOWANCE = 4  # so that a handful of requests to an idle target need not wait for the next look
-MAX_ALLOWANCE = 64
-TRANSIT_S = 2.0  # a scheduler takes notice of what has come after each iteration, or should have by then
+NO_CAP: Final = sys.maxsize
+FIRST_ALLOWANCE: Final = 4  # so that a handful of requests to an idle target need not wait for the next look
+MAX_ALLOWANCE: Final = 64
+TRANSIT_S: Final = (
+    2.0  # a scheduler takes notice of what has come after each iteration, or should have by then
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,14 +42,14 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lb.config.key_limits import FREE, Price, price_of
 from lb.config.options import Access, ApiKey
 from lb.config.usage import KeyTotal, UsageTotals
 from lb.core.calendar import calendar_of
 from lb.core.hop import RequestHop
-from lb.core.limit_store import INPUT, OUTPUT, REQUESTS, TOKENS, LimitStore, MemoryLimits
+from lb.core.limit_store import LimitStore, MemoryLimits
 from lb.core.quota import NO_LIMIT, NOTHING, Amount, Left, Limited, Quota, Spending, names_in
 from lb.core.residency import ANYWHERE
 from lb.core.shared_quota import Charge, SharedQuota
@@ -65,9 +65,9 @@ __all__ = [
     "Usage",
 ]
 
-ANONYMOUS = ""
-MOST_SHOWN = 1000
-_MOST_OWNERS = 512
+ANONYMOUS: Final = ""
+MOST_SHOWN: Final = 1000
+_MOST_OWNERS: Final = 512
 _REQUEST, _REQUEST_BACK = Amount(1), Amount(-1)
 
 
@@ -187,8 +187,8 @@ class Admission:
         )
 
 
-_NO_KEY = Unauthorized(False)
-_WRONG_KEY = Unauthorized(True)
+_NO_KEY: Final = Unauthorized(False)
+_WRONG_KEY: Final = Unauthorized(True)
 
 
 class ApiKeyStore:
@@ -244,9 +244,9 @@ class ApiKeyStore:
 
     def _change(self, tenant: Tenant, now: float) -> None:
         tenant.use(self._by_name[tenant.key.name], self._limits)
-        self._limits.lock(now)
+        stamp = self._limits.lock(now)
         try:
-            tenant.change(now, self.today)
+            tenant.change(stamp, now, self.today)
         finally:
             self._limits.unlock()
 
@@ -323,12 +323,14 @@ class ApiKeyStore:
             usd = price.usd(prompt_tokens, generated)
         wanted = Spending(prompt_tokens, generated, usd)
         whole, of_model = account.whole, account.of_model(model)
-        self._limits.lock(now)
+        stamp = self._limits.lock(now)
         try:
+            whole.load(stamp)
             if not whole.is_filled(now):
                 self._fill(whole, now)
             refusal = whole.lacks_tokens(self._left(whole), now, self.today)
             if refusal is None and of_model is not None:
+                of_model.load(stamp)
                 self._fill(of_model, now)
                 refusal = of_model.exceeded(self._left(of_model), now, self.today)
             if refusal is not None:
@@ -336,15 +338,18 @@ class ApiKeyStore:
                 account.limited += 1
                 if whole.is_limited:
                     whole.was_refused()
+                    whole.save()
                     self._take(whole, _REQUEST_BACK)
                 return refusal
             quotas: tuple[Quota, ...] = (whole,) if whole.counts_tokens else ()
             if of_model is not None:
                 of_model.enter()
+                of_model.save()
                 if of_model.counts_tokens:
                     quotas += (of_model,)
             for quota in quotas:
                 quota.reserve(wanted)
+                quota.save()
         finally:
             self._limits.unlock()
         if self.quota is not None:
@@ -387,10 +392,12 @@ class ApiKeyStore:
             return
         usd = 0.0 if price is FREE else price.usd(tokens_in, tokens_out)
         spent = Spending(tokens_in, tokens_out, usd)
-        self._limits.lock(now)
+        stamp = self._limits.lock(now)
         try:
             for quota in quotas:
+                quota.load(stamp)
                 quota.settle(wanted, spent)
+                quota.save()
         finally:
             self._limits.unlock()
         if self.quota is not None:
@@ -412,13 +419,8 @@ class ApiKeyStore:
         for name in list(self._by_name if len(self._by_name) <= MOST_SHOWN else self._tenants):
             tenant = self._tenant(name, now)
             for quota in tenant.quotas():
-                self._limits.lock(now)
-                try:
-                    self._fill(quota, now)
-                    left = [quota.level(which) for which in (REQUESTS, TOKENS, INPUT, OUTPUT)]
-                    used = quota.used()
-                finally:
-                    self._limits.unlock()
+                self._refill(quota, now)
+                left, used = quota.levels(), quota.used()
                 day, month, usd = (None, None, None) if used is None else used
                 yield Usage(
                     name,
@@ -444,12 +446,14 @@ class ApiKeyStore:
         if not whole.is_limited:
             whole.enter()
             return None
-        self._limits.lock(now)
+        stamp = self._limits.lock(now)
         try:
+            whole.load(stamp)
             self._fill(whole, now)
             refusal = whole.exceeded(self._left(whole), now, self.today)
             if refusal is None:
                 whole.enter()
+                whole.save()
                 self._take(whole, _REQUEST)
         finally:
             self._limits.unlock()
@@ -462,9 +466,11 @@ class ApiKeyStore:
         self.fill(now)
         for charge in charges:
             for quota in self._named(charge.name, now):
-                self._limits.lock(now)
+                stamp = self._limits.lock(now)
                 try:
+                    quota.load(stamp)
                     quota.charge(charge.used, charge.micro_usd / 1e6, charge.catching_up, charge.is_news)
+                    quota.save()
                 finally:
                     self._limits.unlock()
 
@@ -480,10 +486,12 @@ class ApiKeyStore:
             tenant = self._tenant(name, now)
             for quota in tenant.quotas():
                 of_quota = [row for row in rows if not quota.model or tenant.of_model(row.model) is quota]
-                self._limits.lock(now)
+                stamp = self._limits.lock(now)
                 try:
+                    quota.load(stamp)
                     self._fill(quota, now)
                     quota.counted(*self._totals(of_quota))
+                    quota.save()
                 finally:
                     self._limits.unlock()
 
@@ -509,12 +517,20 @@ class ApiKeyStore:
     def fill(self, now: float) -> None:
         """Bring all levels up to now: the share by which they are filled may change."""
         for account in self._tenants.values():
-            self._limits.lock(now)
             for quota in account.quotas():
-                self._fill(quota, now)
+                self._refill(quota, now)
+
+    def _refill(self, quota: Quota, now: float) -> None:
+        stamp = self._limits.lock(now)
+        try:
+            quota.load(stamp)
+            self._fill(quota, now)
+            quota.save()
+        finally:
             self._limits.unlock()
 
     def _fill(self, quota: Quota, now: float) -> None:
+        """Bring a quota up to now, under the lock."""
         quota.fill(now, self.today, 1.0 if self.quota is None else self.quota.share)
 
     def _left(self, quota: Quota) -> Amount:

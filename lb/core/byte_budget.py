@@ -20,16 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 # What a value of parsed JSON costs in CPython: an empty dict and its place in a list, an empty list, a small object.
-_OBJECT_BYTES = 72
-_LIST_BYTES = 64
-_ITEM_BYTES = 16
-_COSTS = ((b"{", _OBJECT_BYTES), (b"[", _LIST_BYTES), (b",", _ITEM_BYTES))
-_SLICE_BYTES = 64 * 1024
-SMALL_BYTES = 16 * 1024
-SMALL_FACTOR = 4  # of a body that is not worth counting in
-_SPARE_TENANTS = 64  # are kept although they hold nothing, as they mostly come again at once
+_OBJECT_BYTES: Final = 72
+_LIST_BYTES: Final = 64
+_ITEM_BYTES: Final = 16
+_COSTS: Final = ((b"{", _OBJECT_BYTES), (b"[", _LIST_BYTES), (b",", _ITEM_BYTES))
+_SLICE_BYTES: Final = 64 * 1024
+SMALL_BYTES: Final = 16 * 1024
+SMALL_FACTOR: Final = 4  # of a body that is not worth counting in
+_SPARE_TENANTS: Final = 64  # are kept although they hold nothing, as they mostly come again at once
 
 
 class Holding:

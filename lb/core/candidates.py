@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
+from typing import Final
 
 from lb.core.target_state import Booking, Health, TargetState
 from policies.routing.base import TargetView
 from policies.routing.target_list import TargetList
 
-_NEVER = float("inf")
-_BEST_FIRST = (Health.GOOD, Health.WARMING, Health.EJECTED, Health.UNHEALTHY)
+_NEVER: Final = float("inf")
+_BEST_FIRST: Final = (Health.GOOD, Health.WARMING, Health.EJECTED, Health.UNHEALTHY)
 
 
 class _Group:
@@ -250,7 +251,7 @@ class Candidates:
             entry.load_too_old(sorted(waiting, key=_since))
 
 
-_NOTHING = _Group(Health.CLOSED, (), ())
+_NOTHING: Final = _Group(Health.CLOSED, (), ())
 
 
 def _rank(entry: TargetState) -> int:

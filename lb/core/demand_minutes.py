@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Final
 
 from lb.config.demand import Demand
 from lb.config.options import Slo
 from lb.config.schema import Readiness, Table
 from policies.routing.request_work import streamed
 
-KEPT_MIN = 1440
-MINUTE_S = 60.0
+KEPT_MIN: Final = 1440
+MINUTE_S: Final = 60.0
 
 
 class DemandMinutes:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-HEADER = b"X-SkyServe-Hop"
-NAME = b"hop"  # as `lb.http.request_head` names it
-FULL = b'"region_full"'  # in the response of a peer that has no room, and has started nothing
-_LONGEST_S = 86_400.0
-_MOST_ZONES = 100
-_LONGEST_CREDIT = 40
-_TIMES = re.compile(rb"age=([0-9]{1,9}(?:\.[0-9]{1,6})?);left=([0-9]{1,9}(?:\.[0-9]{1,6})?);")
-_SENDERS = 1024  # of which the parts of the line that do not change are cached
-_PASSED_ON = (b"policy", b"session", b"continue")
+HEADER: Final = b"X-SkyServe-Hop"
+NAME: Final = b"hop"  # as `lb.http.request_head` names it
+FULL: Final = b'"region_full"'  # in the response of a peer that has no room, and has started nothing
+_LONGEST_S: Final = 86_400.0
+_MOST_ZONES: Final = 100
+_LONGEST_CREDIT: Final = 40
+_TIMES: Final = re.compile(rb"age=([0-9]{1,9}(?:\.[0-9]{1,6})?);left=([0-9]{1,9}(?:\.[0-9]{1,6})?);")
+_SENDERS: Final = 1024  # of which the parts of the line that do not change are cached
+_PASSED_ON: Final = (b"policy", b"session", b"continue")
 
 
 class HopError(ValueError):
@@ -33,7 +33,7 @@ class ReportId(NamedTuple):
     seq: int
 
 
-NO_REPORT = ReportId(0, 0)
+NO_REPORT: Final = ReportId(0, 0)
 
 
 class RequestHop(NamedTuple):

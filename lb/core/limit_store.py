@@ -8,23 +8,25 @@ keeps the numbers in memory.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
-FULL = math.inf  # the level of a bucket that has never been used, of any size
+FULL: Final = math.inf  # the level of a bucket that has never been used, of any size
 
 # Where a row has the instant for which its levels hold, and the levels of its buckets, less reservations; below zero is a debt.
-FILLED_AT = 0
+FILLED_AT: Final = 0
 REQUESTS, TOKENS, INPUT, OUTPUT = 1, 2, 3, 4
 # A day, and what has been used on it; a month, and what has been used in it. Reservations are not in these.
 DAY, DAY_REQUESTS, DAY_INPUT, DAY_OUTPUT = 5, 6, 7, 8
 MONTH, MONTH_INPUT, MONTH_OUTPUT, MONTH_USD = 9, 10, 11, 12
-CALENDAR = slice(DAY, MONTH_USD + 1)
-ROW_SIZE = 14
+LEVELS_SIZE, CALENDAR_SIZE = OUTPUT + 1, MONTH_USD + 1 - DAY
+CALENDAR: Final = slice(DAY, MONTH_USD + 1)
+ROW_SIZE: Final = 14
+NUMBER_BYTES: Final = 8
 
 # Of each process: its requests under way, and the tokens that it has taken from the levels for those that are not settled, with what they cost.
 IN_FLIGHT, RESERVED_IN, RESERVED_OUT, RESERVED_USD = 0, 1, 2, 3
-CELL_SIZE = 4
+CELL_SIZE: Final = 4
 
 
 class Columns(NamedTuple):
@@ -38,8 +40,8 @@ class Columns(NamedTuple):
 class LimitRow(NamedTuple):
     """Where the numbers of one quota are.
 
-    `numbers[at + REQUESTS]` and so on are shared, and are read and written between `lock` and `unlock` only; `numbers[own + IN_FLIGHT]` and
-    so on are written by this process alone.
+    `numbers[at + REQUESTS]` and so on are shared, and are read and written between `lock` and `unlock` only; `numbers[own + IN_FLIGHT]`
+    and so on are written by this process alone.
     """
 
     numbers: Any  # memoryview[float], which mypyc does not know here
@@ -56,7 +58,7 @@ def sum_of_cells(numbers: memoryview[float], own: int, columns: Columns, which: 
     return numbers[first] if slots == 1 else sum(numbers[first : first + slots * distance : distance])
 
 
-_ALONE = Columns()
+_ALONE: Final = Columns()
 
 
 class LimitStore(Protocol):
@@ -69,8 +71,11 @@ class LimitStore(Protocol):
         """
         ...
 
-    def lock(self, now: float) -> None:
-        """No other process changes levels until `unlock`. Takes microseconds; does not nest."""
+    def lock(self, now: float) -> int:
+        """No other process changes numbers until `unlock`. Takes microseconds; does not nest.
+
+        Returns a stamp: as long as it stays the same, nobody but the one user of a row has changed the row.
+        """
         ...
 
     def unlock(self) -> None: ...
@@ -88,17 +93,20 @@ class MemoryLimits:
 
     def __init__(self) -> None:
         self._numbers: WeakValueDictionary[str, memoryview[float]] = WeakValueDictionary()
+        self._stamp = 0
 
     def row(self, name: str) -> LimitRow:
         numbers = self._numbers.get(name)
         if numbers is None:
-            numbers = memoryview(bytearray(8 * (ROW_SIZE + CELL_SIZE))).cast("d")
+            numbers = memoryview(bytearray(NUMBER_BYTES * (ROW_SIZE + CELL_SIZE))).cast("d")
             numbers[REQUESTS] = numbers[TOKENS] = numbers[INPUT] = numbers[OUTPUT] = FULL
             self._numbers[name] = numbers
         return LimitRow(numbers, 0, ROW_SIZE, _ALONE)
 
-    def lock(self, now: float) -> None:
-        """Nothing: no other process has these numbers."""
+    def lock(self, now: float) -> int:
+        """No other process has these numbers, but several quotas may have one row."""
+        self._stamp += 1
+        return self._stamp
 
     def unlock(self) -> None:
         """As `lock`."""

@@ -6,12 +6,17 @@ written of a response that is not a stream, by how long it had been at it.
 
 from __future__ import annotations
 
-BYTES_PER_TOKEN = 4.0  # until a model's engine has counted
-MOST_MODELS = 256
-_LEARN = 0.1  # the weight of one more request in the running means
-_LEAST_TEXT_BYTES = 64  # shorter prompts say more about the template than about the text
-_LEAST_TOKENS = 8  # of a response that says something about the pace
-_RANGE = (1.0, 6.0)  # of bytes per token: prompts that are made for it (white space) do not make others cheap
+from typing import Final
+
+BYTES_PER_TOKEN: Final = 4.0  # until a model's engine has counted
+MOST_MODELS: Final = 256
+_LEARN: Final = 0.1  # the weight of one more request in the running means
+_LEAST_TEXT_BYTES: Final = 64  # shorter prompts say more about the template than about the text
+_LEAST_TOKENS: Final = 8  # of a response that says something about the pace
+_RANGE = (
+    1.0,
+    6.0,
+)  # of bytes per token: prompts that are made for it (white space) do not make others cheap
 
 
 class ModelCost:

@@ -25,11 +25,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-_SPARE_TIMERS = 64
+_SPARE_TIMERS: Final = 64
 
 
 class Ticket(Generic[T]):

@@ -6,41 +6,34 @@ What the limits mean is explained in `lb.core.api_keys`, which opens and settles
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from struct import Struct
+from typing import Any, Final, NamedTuple
 
 from lb.config.key_limits import NO_LIMITS, KeyLimits
 from lb.core.calendar import Calendar
 from lb.core.limit_store import (
+    CALENDAR_SIZE,
     DAY,
-    DAY_INPUT,
-    DAY_OUTPUT,
-    DAY_REQUESTS,
     FILLED_AT,
     FULL,
     IN_FLIGHT,
-    INPUT,
-    MONTH,
-    MONTH_INPUT,
-    MONTH_OUTPUT,
-    MONTH_USD,
-    OUTPUT,
-    REQUESTS,
+    LEVELS_SIZE,
+    NUMBER_BYTES,
     RESERVED_IN,
     RESERVED_OUT,
     RESERVED_USD,
-    TOKENS,
     LimitStore,
     sum_of_cells,
 )
 
-_WORDS = {REQUESTS: "requests", TOKENS: "tokens", INPUT: "input tokens", OUTPUT: "output tokens"}
+REQUESTS, TOKENS, INPUT, OUTPUT = "requests", "tokens", "input tokens", "output tokens"
 CONCURRENT, USD = "concurrent requests", "USD"
 MINUTE, OF_DAY, OF_MONTH = "minute", "day", "month"
-_MOMENT_S = 1e-3  # in which nothing that matters fills
-ONE = 1.0  # a bucket must hold this much for a request to be let in
+_MOMENT_S: Final = 1e-3  # in which nothing that matters fills
+ONE: Final = 1.0  # a bucket must hold this much for a request to be let in
 
-_CONCURRENT_RETRY_S = 1.0  # when a request under way will end is not known
-_SEPARATOR = "\n"  # names of keys and models have no control characters
+_CONCURRENT_RETRY_S: Final = 1.0  # when a request under way will end is not known
+_SEPARATOR: Final = "\n"  # names of keys and models have no control characters
 
 
 class Spending:
@@ -62,7 +55,7 @@ class Amount(NamedTuple):
     tokens_out: int = 0
 
 
-NOTHING = Amount()
+NOTHING: Final = Amount()
 
 
 class Limited(NamedTuple):
@@ -101,9 +94,7 @@ class Limited(NamedTuple):
     def left(self) -> Left:
         """What is left of it; nothing if no header has it."""
         left = ONE - self.retry_after_s * self.limit / 60.0
-        is_requests, is_tokens = (
-            self.span == MINUTE and self.what == _WORDS[which] for which in (REQUESTS, TOKENS)
-        )
+        is_requests, is_tokens = (self.span == MINUTE and self.what == what for what in (REQUESTS, TOKENS))
         return self.limit if is_requests else 0.0, left, self.limit if is_tokens else 0.0, left
 
 
@@ -115,17 +106,23 @@ NO_LIMIT: Left = (0.0, 0.0, 0.0, 0.0)
 class _Terms:
     """Limits, and what is asked of them for each request."""
 
-    __slots__ = ("buckets", "counts_tokens", "is_limited", "limits", "of_calendar")
+    __slots__ = (
+        "counts_tokens",
+        "input",
+        "is_limited",
+        "limits",
+        "of_calendar",
+        "output",
+        "requests",
+        "tokens",
+    )
 
     def __init__(self, limits: KeyLimits) -> None:
         self.limits = limits
-        per_minute = (
-            (REQUESTS, limits.requests_per_minute),
-            (TOKENS, limits.tokens_per_minute),
-            (INPUT, limits.input_tokens_per_minute),
-            (OUTPUT, limits.output_tokens_per_minute),
-        )
-        self.buckets = tuple(bucket for bucket in per_minute if bucket[1])
+        self.requests = float(limits.requests_per_minute)  # 0: no limit; so are the others
+        self.tokens = float(limits.tokens_per_minute)
+        self.input = float(limits.input_tokens_per_minute)
+        self.output = float(limits.output_tokens_per_minute)
         self.of_calendar = limits.of_calendar
         self.counts_tokens = limits.counts_tokens
         self.is_limited = limits != NO_LIMITS
@@ -133,24 +130,56 @@ class _Terms:
 
 #: Most of 10,000 keys have the same.
 _terms_of = lru_cache(maxsize=1024)(_Terms)
-_NO_TERMS = _terms_of(NO_LIMITS)
+_NO_TERMS: Final = _terms_of(NO_LIMITS)
+
+_LEVELS, _CALENDAR = Struct(f"{LEVELS_SIZE}d"), Struct(f"{CALENDAR_SIZE}d")
 
 
 class Quota:
     """The limits in force of a key, or of one of its models, and the numbers behind them.
 
-    Levels may be looked at and changed under the lock of the store only.
+    Numbers are looked at and changed under the lock of the store only, after `load` and before `save`; what others do to them
+    meanwhile is not seen. Levels are what is left: below zero is a debt, FULL where there is no limit.
     """
 
-    __slots__ = ("_at", "_columns", "_numbers", "_own", "_terms", "model", "name", "tenant")
+    __slots__ = (
+        "_at",
+        "_columns",
+        "_numbers",
+        "_own",
+        "_stamp",
+        "_terms",
+        "day",
+        "day_input",
+        "day_output",
+        "day_requests",
+        "filled_at",
+        "input",
+        "model",
+        "month",
+        "month_input",
+        "month_output",
+        "month_usd",
+        "name",
+        "output",
+        "requests",
+        "tenant",
+        "tokens",
+    )
 
     def __init__(self, tenant: str, model: str, store: LimitStore) -> None:
         """`model` empty: of the key."""
         self.tenant = tenant
         self.model = model
         self.name = name_of(tenant, model)
-        self._numbers, self._at, self._own, self._columns = store.row(self.name)
+        numbers, self._at, self._own, self._columns = store.row(self.name)
+        self._numbers: Any = numbers
+        self._stamp = -1  # of the last `load`
         self._terms = _NO_TERMS
+        self.filled_at = 0.0  # the instant for which levels hold
+        self.requests = self.tokens = self.input = self.output = FULL
+        self.day = self.day_requests = self.day_input = self.day_output = 0.0
+        self.month = self.month_input = self.month_output = self.month_usd = 0.0
 
     @property
     def is_limited(self) -> bool:
@@ -162,6 +191,44 @@ class Quota:
         """Whether any limit is one of tokens, or of what they cost."""
         return self._terms.counts_tokens
 
+    def load(self, stamp: int) -> None:
+        """Read the numbers, unless the store's stamp is that of the last time: then nobody else has changed them."""
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        numbers, at = self._numbers, NUMBER_BYTES * self._at
+        levels = _LEVELS.unpack_from(numbers, at + NUMBER_BYTES * FILLED_AT)
+        self.filled_at, self.requests, self.tokens, self.input, self.output = levels
+        used = _CALENDAR.unpack_from(numbers, at + NUMBER_BYTES * DAY)
+        self.day, self.day_requests, self.day_input, self.day_output = used[:4]
+        self.month, self.month_input, self.month_output, self.month_usd = used[4:]
+
+    def save(self) -> None:
+        """Write the numbers: others can see them, and they outlive this process."""
+        numbers, at = self._numbers, NUMBER_BYTES * self._at
+        _LEVELS.pack_into(
+            numbers,
+            at + NUMBER_BYTES * FILLED_AT,
+            self.filled_at,
+            self.requests,
+            self.tokens,
+            self.input,
+            self.output,
+        )
+        if self._terms.of_calendar:
+            _CALENDAR.pack_into(
+                numbers,
+                at + NUMBER_BYTES * DAY,
+                self.day,
+                self.day_requests,
+                self.day_input,
+                self.day_output,
+                self.month,
+                self.month_input,
+                self.month_output,
+                self.month_usd,
+            )
+
     def change(self, limits: KeyLimits, now: float, today: Calendar) -> None:
         """A new limit keeps the level, debts too; one where none was starts full."""
         terms = _terms_of(limits)
@@ -169,45 +236,51 @@ class Quota:
             self._terms = terms
         self.fill(now, today, 1.0)
         self._terms = terms
-        limited = [which for which, _ in self._terms.buckets]
-        for which in (REQUESTS, TOKENS, INPUT, OUTPUT):
-            if which not in limited:
-                self._numbers[self._at + which] = FULL
+        self.requests = self.requests if terms.requests else FULL
+        self.tokens = self.tokens if terms.tokens else FULL
+        self.input = self.input if terms.input else FULL
+        self.output = self.output if terms.output else FULL
         self.fill(now, today, 1.0)
 
     def fill(self, now: float, today: Calendar, share: float) -> None:
         """Bring the numbers up to now; levels by a share of the limits."""
-        numbers, at = self._numbers, self._at
-        minutes = share * max(0.0, now - numbers[at + FILLED_AT]) / 60.0
+        terms = self._terms
+        minutes = share * max(0.0, now - self.filled_at) / 60.0
         if minutes:
-            numbers[at + FILLED_AT] = now
-        for which, per_minute in self._terms.buckets:  # more may have been given back than there is room for
-            numbers[at + which] = min(_size(per_minute), numbers[at + which] + minutes * per_minute)
-        if self._terms.of_calendar:
+            self.filled_at = now
+        if terms.requests:  # more may have been given back than there is room for
+            self.requests = _filled(self.requests, minutes, terms.requests)
+        if terms.tokens:
+            self.tokens = _filled(self.tokens, minutes, terms.tokens)
+        if terms.input:
+            self.input = _filled(self.input, minutes, terms.input)
+        if terms.output:
+            self.output = _filled(self.output, minutes, terms.output)
+        if terms.of_calendar:
             # Processes whose clocks differ by an instant do not begin the old day again; one whose clock was wrong does.
-            if not today.day <= numbers[at + DAY] <= today.day + 1:
-                numbers[at + DAY] = today.day
-                numbers[at + DAY_REQUESTS] = numbers[at + DAY_INPUT] = numbers[at + DAY_OUTPUT] = 0.0
-            if not today.month <= numbers[at + MONTH] <= today.month + 1:
-                numbers[at + MONTH] = today.month
-                numbers[at + MONTH_INPUT] = numbers[at + MONTH_OUTPUT] = numbers[at + MONTH_USD] = 0.0
+            if not today.day <= self.day <= today.day + 1:
+                self.day = float(today.day)
+                self.day_requests = self.day_input = self.day_output = 0.0
+            if not today.month <= self.month <= today.month + 1:
+                self.month = float(today.month)
+                self.month_input = self.month_output = self.month_usd = 0.0
 
     def is_filled(self, now: float) -> bool:
         """Return whether nothing that matters would be added now."""
-        passed_s: float = now - self._numbers[self._at + FILLED_AT]
-        return passed_s < _MOMENT_S
+        return now - self.filled_at < _MOMENT_S
 
     def exceeded(self, left: Amount, now: float, today: Calendar) -> Limited | None:
         """Return the limit that keeps one more request out. Numbers must have been filled. `left` is for other agents."""
-        numbers, at, limits = self._numbers, self._at, self._terms.limits
-        if limits.requests_per_minute and numbers[at + REQUESTS] - left.requests < ONE:
-            return self._limited(REQUESTS, limits.requests_per_minute, left.requests)
+        terms = self._terms
+        if terms.requests and self.requests - left.requests < ONE:
+            return self._limited(REQUESTS, terms.requests, self.requests - left.requests)
         lacking = self.lacks_tokens(left, now, today)
         if lacking is not None:
             return lacking
+        limits = terms.limits
         per_day = limits.requests_per_day
-        if per_day and numbers[at + DAY_REQUESTS] + left.requests + ONE > per_day:
-            return self._over(_WORDS[REQUESTS], per_day, OF_DAY, now, today)
+        if per_day and self.day_requests + left.requests + ONE > per_day:
+            return self._over(REQUESTS, per_day, OF_DAY, now, today)
         if limits.max_concurrent and self.in_flight() >= limits.max_concurrent:
             return Limited(
                 self.tenant, CONCURRENT, limits.max_concurrent, _CONCURRENT_RETRY_S, MINUTE, self.model
@@ -216,36 +289,40 @@ class Quota:
 
     def lacks_tokens(self, left: Amount, now: float, today: Calendar) -> Limited | None:
         """As `exceeded`, of tokens, and of what they cost, alone."""
-        numbers, at = self._numbers, self._at
-        for which, per_minute in self._terms.buckets:
-            if which != REQUESTS:
-                kept = 0.0 if left is NOTHING else _tokens(which, left.tokens_in, left.tokens_out)
-                if numbers[at + which] - kept < ONE:
-                    return self._limited(which, per_minute, kept)
-        return self._over_budget(left, now, today) if self._terms.of_calendar and self.counts_tokens else None
+        terms = self._terms
+        kept_in = kept_out = 0.0
+        if left is not NOTHING:
+            kept_in, kept_out = float(left.tokens_in), float(left.tokens_out)
+        if terms.tokens and self.tokens - (kept_in + kept_out) < ONE:
+            return self._limited(TOKENS, terms.tokens, self.tokens - (kept_in + kept_out))
+        if terms.input and self.input - kept_in < ONE:
+            return self._limited(INPUT, terms.input, self.input - kept_in)
+        if terms.output and self.output - kept_out < ONE:
+            return self._limited(OUTPUT, terms.output, self.output - kept_out)
+        return self._over_budget(left, now, today) if terms.of_calendar and terms.counts_tokens else None
 
     def _over_budget(self, left: Amount, now: float, today: Calendar) -> Limited | None:
-        numbers, at, limits = self._numbers, self._at, self._terms.limits
+        limits = self._terms.limits
         reserved_in, reserved_out = self.reserved()
         reserved_in, reserved_out = reserved_in + left.tokens_in, reserved_out + left.tokens_out
-        tokens_in, tokens_out = numbers[at + DAY_INPUT] + reserved_in, numbers[at + DAY_OUTPUT] + reserved_out
-        for which, most in (
-            (TOKENS, limits.tokens_per_day),
-            (INPUT, limits.input_tokens_per_day),
-            (OUTPUT, limits.output_tokens_per_day),
+        tokens_in, tokens_out = self.day_input + reserved_in, self.day_output + reserved_out
+        for what, used, most in (
+            (TOKENS, tokens_in + tokens_out, limits.tokens_per_day),
+            (INPUT, tokens_in, limits.input_tokens_per_day),
+            (OUTPUT, tokens_out, limits.output_tokens_per_day),
         ):
-            if most and _tokens(which, tokens_in, tokens_out) + ONE > most:
-                return self._over(_WORDS[which], most, OF_DAY, now, today)
-        used = numbers[at + MONTH_INPUT] + numbers[at + MONTH_OUTPUT]
+            if most and used + ONE > most:
+                return self._over(what, most, OF_DAY, now, today)
+        used = self.month_input + self.month_output
         if limits.tokens_per_month and used + reserved_in + reserved_out + ONE > limits.tokens_per_month:
-            return self._over(_WORDS[TOKENS], limits.tokens_per_month, OF_MONTH, now, today)
-        if limits.usd_per_month and numbers[at + MONTH_USD] + self._sum(RESERVED_USD) >= limits.usd_per_month:
+            return self._over(TOKENS, limits.tokens_per_month, OF_MONTH, now, today)
+        if limits.usd_per_month and self.month_usd + self._sum(RESERVED_USD) >= limits.usd_per_month:
             return self._over(USD, limits.usd_per_month, OF_MONTH, now, today)
         return None
 
-    def _limited(self, which: int, per_minute: float, kept: float) -> Limited:
-        wait_s = (ONE + kept - self._numbers[self._at + which]) * 60.0 / per_minute
-        return Limited(self.tenant, _WORDS[which], per_minute, wait_s, MINUTE, self.model)
+    def _limited(self, what: str, per_minute: float, left: float) -> Limited:
+        wait_s = (ONE - left) * 60.0 / per_minute
+        return Limited(self.tenant, what, per_minute, wait_s, MINUTE, self.model)
 
     def _over(self, what: str, most: float, span: str, now: float, today: Calendar) -> Limited:
         ends_at = today.day_ends_at if span == OF_DAY else today.month_ends_at
@@ -293,42 +370,41 @@ class Quota:
 
     def _give_back(self, tokens_in: int, tokens_out: int) -> None:
         """Return tokens to the levels; where that is more than there is room for, the next `fill` sees to it."""
-        numbers, at = self._numbers, self._at
-        for which, _ in self._terms.buckets:
-            if which == TOKENS:
-                numbers[at + TOKENS] += tokens_in + tokens_out
-            elif which == INPUT:
-                numbers[at + INPUT] += tokens_in
-            elif which == OUTPUT:
-                numbers[at + OUTPUT] += tokens_out
+        terms = self._terms
+        if terms.tokens:
+            self.tokens += tokens_in + tokens_out
+        if terms.input:
+            self.input += tokens_in
+        if terms.output:
+            self.output += tokens_out
 
     # --- agents of other regions
 
     def charge(self, used: Amount, usd: float, catching_up: bool, is_news: bool) -> None:
         """Drain the buckets by what other agents took; when `catching_up`, of levels above zero. What is no news may be of another day."""
-        numbers, at = self._numbers, self._at
-        for which, _ in self._terms.buckets:
-            taken = used.requests if which == REQUESTS else _tokens(which, used.tokens_in, used.tokens_out)
-            level = numbers[at + which]
-            numbers[at + which] = max(level - taken, min(0.0, level)) if catching_up else level - taken
-        if is_news and self._terms.of_calendar:
-            numbers[at + DAY_REQUESTS] = max(0.0, numbers[at + DAY_REQUESTS] + used.requests)
+        terms = self._terms
+        if terms.requests:
+            self.requests = _drained(self.requests, used.requests, catching_up)
+        if terms.tokens:
+            self.tokens = _drained(self.tokens, used.tokens_in + used.tokens_out, catching_up)
+        if terms.input:
+            self.input = _drained(self.input, used.tokens_in, catching_up)
+        if terms.output:
+            self.output = _drained(self.output, used.tokens_out, catching_up)
+        if is_news and terms.of_calendar:
+            self.day_requests = max(0.0, self.day_requests + used.requests)
             self._use(Spending(used.tokens_in, used.tokens_out, usd))
 
     def counted(self, today: Amount, in_month: Amount, usd: float) -> None:
         """All agents together have used this much. What is known here is as much, unless this agent has missed something."""
         if not self._terms.of_calendar:
             return
-        numbers, at = self._numbers, self._at
-        for which, used in (
-            (DAY_REQUESTS, float(today.requests)),
-            (DAY_INPUT, float(today.tokens_in)),
-            (DAY_OUTPUT, float(today.tokens_out)),
-            (MONTH_INPUT, float(in_month.tokens_in)),
-            (MONTH_OUTPUT, float(in_month.tokens_out)),
-            (MONTH_USD, usd),
-        ):
-            numbers[at + which] = max(numbers[at + which], used)
+        self.day_requests = max(self.day_requests, float(today.requests))
+        self.day_input = max(self.day_input, float(today.tokens_in))
+        self.day_output = max(self.day_output, float(today.tokens_out))
+        self.month_input = max(self.month_input, float(in_month.tokens_in))
+        self.month_output = max(self.month_output, float(in_month.tokens_out))
+        self.month_usd = max(self.month_usd, usd)
 
     # --- what is left
 
@@ -345,46 +421,39 @@ class Quota:
 
     def left(self) -> Left:
         """Return what is left of the limits of requests and tokens per minute."""
-        numbers, at, limits = self._numbers, self._at, self._terms.limits
-        requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
-        return (
-            requests,
-            numbers[at + REQUESTS] if requests else 0.0,
-            tokens,
-            numbers[at + TOKENS] if tokens else 0.0,
-        )
+        terms = self._terms
+        requests, tokens = terms.requests, terms.tokens
+        return requests, self.requests if requests else 0.0, tokens, self.tokens if tokens else 0.0
 
-    def level(self, which: int) -> float | None:
-        """Return the level of a bucket; None where it has no limit."""
-        level = self._numbers[self._at + which]
-        return None if level == FULL else level
+    def levels(self) -> tuple[float | None, float | None, float | None, float | None]:
+        """Return what is left of requests, tokens, input and output tokens per minute; None where there is no limit."""
+        terms = self._terms
+        return (
+            self.requests if terms.requests else None,
+            self.tokens if terms.tokens else None,
+            self.input if terms.input else None,
+            self.output if terms.output else None,
+        )
 
     def used(self) -> tuple[Amount, Amount, float] | None:
         """Return what has been used on this day, in this month, and for how many US dollars; None without limits of days or months."""
         if not self._terms.of_calendar:
             return None
-        numbers, at = self._numbers, self._at
-        day = Amount(*(int(numbers[at + which]) for which in (DAY_REQUESTS, DAY_INPUT, DAY_OUTPUT)))
-        month = Amount(0, int(numbers[at + MONTH_INPUT]), int(numbers[at + MONTH_OUTPUT]))
-        return day, month, numbers[at + MONTH_USD]
+        day = Amount(int(self.day_requests), int(self.day_input), int(self.day_output))
+        return day, Amount(0, int(self.month_input), int(self.month_output)), self.month_usd
 
     def _add_requests(self, count: float) -> None:
-        numbers, at = self._numbers, self._at
-        numbers[at + REQUESTS] -= count
+        self.requests -= count
         if self._terms.of_calendar:
-            numbers[at + DAY_REQUESTS] = max(0.0, numbers[at + DAY_REQUESTS] + count)
+            self.day_requests = max(0.0, self.day_requests + count)
 
     def _use(self, spent: Spending) -> None:
         """Peers count reservations first, and give some back, maybe on the next day."""
-        numbers, at = self._numbers, self._at
-        for which, tokens in (
-            (DAY_INPUT, spent.tokens_in),
-            (DAY_OUTPUT, spent.tokens_out),
-            (MONTH_INPUT, spent.tokens_in),
-            (MONTH_OUTPUT, spent.tokens_out),
-        ):
-            numbers[at + which] = max(0.0, numbers[at + which] + tokens)
-        numbers[at + MONTH_USD] += spent.usd
+        self.day_input = max(0.0, self.day_input + spent.tokens_in)
+        self.day_output = max(0.0, self.day_output + spent.tokens_out)
+        self.month_input = max(0.0, self.month_input + spent.tokens_in)
+        self.month_output = max(0.0, self.month_output + spent.tokens_out)
+        self.month_usd += spent.usd
 
 
 def name_of(tenant: str, model: str) -> str:
@@ -398,11 +467,10 @@ def names_in(name: str) -> tuple[str, str]:
     return tenant, model
 
 
-def _tokens(which: int, tokens_in: float, tokens_out: float) -> float:
-    """Return how many of these tokens a bucket counts."""
-    return tokens_in if which == INPUT else tokens_out if which == OUTPUT else tokens_in + tokens_out
+def _filled(level: float, minutes: float, per_minute: float) -> float:
+    """Return the level after a time. A bucket holds one minute's worth, and at least the one request that must fit."""
+    return min(max(ONE, per_minute), level + minutes * per_minute)
 
 
-def _size(per_minute: float) -> float:
-    """Return how much a bucket holds: one minute's worth, and at least the one request that must fit."""
-    return max(ONE, per_minute)
+def _drained(level: float, taken: float, catching_up: bool) -> float:
+    return max(level - taken, min(0.0, level)) if catching_up else level - taken

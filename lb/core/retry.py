@@ -17,20 +17,20 @@ from __future__ import annotations
 
 import random
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lb.config.options import Retries
 from lb.core.sliding_window import WindowCounter
 from policies.backoff import delay_s
 
-BUDGET_WINDOW_S = 10.0
-MAX_DEATHS = 2  # targets that may die on one request before its first byte
+BUDGET_WINDOW_S: Final = 10.0
+MAX_DEATHS: Final = 2  # targets that may die on one request before its first byte
 # The same for the rest of a stream: its request has run well once, so a cut connection is more likely than a fatal request.
-MAX_DEATHS_OF_A_REST = 3
+MAX_DEATHS_OF_A_REST: Final = 3
 # Attempts on the rest of a stream, on targets that have failed it, too: its client waits, and what cut it may be over by now.
-MAX_ATTEMPTS_ON_A_REST = 6
+MAX_ATTEMPTS_ON_A_REST: Final = 6
 
-_SAFE_METHODS = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+_SAFE_METHODS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
 class RetryVerdict(str, Enum):

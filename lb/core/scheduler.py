@@ -25,7 +25,7 @@ some have tried, however many are queued.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from lb.core.lanes import Lanes
 from lb.core.queue import RequestQueue, Ticket
@@ -69,9 +69,9 @@ class Waiter(Protocol):
 
 W = TypeVar("W", bound=Waiter)
 
-MOVES = 2  # out of one lane, at most, each time
-_PINNED = "it has what the request names"
-REVIEW_S = 0.1  # how often all lanes are looked at, with or without reports
+MOVES: Final = 2  # out of one lane, at most, each time
+_PINNED: Final = "it has what the request names"
+REVIEW_S: Final = 0.1  # how often all lanes are looked at, with or without reports
 
 
 class Scheduler(Generic[W]):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Final
 
-MAX_WINDOW_S = 600.0
+MAX_WINDOW_S: Final = 600.0
 
 
 class WindowCounter:

@@ -16,7 +16,7 @@ proves itself again, so that a request held meanwhile may use a target that has 
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lb.config.options import Breaker, Pushing
 from lb.config.schema import Readiness, Target
@@ -25,9 +25,9 @@ from lb.core.sliding_window import WindowCounter
 from policies.backoff import delay_s
 from policies.routing.base import RequestView, TargetView
 
-_NEVER = float("inf")
-TROUBLE_HALF_LIFE_S = 10.0
-TROUBLE_FORGOTTEN = 0.01  # of one failure: older failures are ignored
+_NEVER: Final = float("inf")
+TROUBLE_HALF_LIFE_S: Final = 10.0
+TROUBLE_FORGOTTEN: Final = 0.01  # of one failure: older failures are ignored
 
 
 class Key(NamedTuple):

@@ -25,7 +25,7 @@ concerned, which are updated where the state changes, so that targets with nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lb.config.schema import Readiness, Table, Target, TargetStats
 from lb.core import accounting
@@ -40,8 +40,8 @@ from policies.routing.registry import make_policy
 
 __all__ = ["Blame", "Booking", "BookingError", "Changes", "Health", "Key", "Outlook", "TargetTable"]
 
-FADED_EACH_TIME = 16
-FADE_EVERY_S = 0.1
+FADED_EACH_TIME: Final = 16
+FADE_EVERY_S: Final = 0.1
 
 
 class BookingError(Exception):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from lb.config.key_limits import OTHER_MODELS
 from lb.config.options import ApiKey
 from lb.core.calendar import Calendar
@@ -9,10 +11,10 @@ from lb.core.limit_store import LimitStore
 from lb.core.quota import Left, Quota
 
 # What a request is expected to generate at least: short requests, of which anybody can send many, do not lower it further.
-LEAST_EXPECTED = 256
-_REMEMBERED = 64  # responses
-_QUANTILE = 0.9
-_RANK_EVERY = 8  # responses: ranking costs microseconds
+LEAST_EXPECTED: Final = 256
+_REMEMBERED: Final = 64  # responses
+_QUANTILE: Final = 0.9
+_RANK_EVERY: Final = 8  # responses: ranking costs microseconds
 
 
 class PastResponses:
@@ -67,11 +69,13 @@ class Tenant:
         names = [name for name, _ in key.models]
         self.models = {name: before.get(name) or Quota(key.name, name, store) for name in names} or None
 
-    def change(self, now: float, today: Calendar) -> None:
-        """Put the limits of the key in force."""
-        self.whole.change(self.key.limits, now, today)
-        for name, limits in self.key.models:
-            self.models[name].change(limits, now, today)  # type: ignore[index]
+    def change(self, stamp: int, now: float, today: Calendar) -> None:
+        """Put the limits of the key in force, under the lock."""
+        limits = ((self.whole, self.key.limits), *((self.models[name], of) for name, of in self.key.models))  # type: ignore[index]
+        for quota, of_quota in limits:
+            quota.load(stamp)
+            quota.change(of_quota, now, today)
+            quota.save()
         self.reads_bodies = self.whole.counts_tokens or self.models is not None
 
     def of_model(self, model: str) -> Quota | None:

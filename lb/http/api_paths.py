@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
-CHAT = b"/v1/chat/completions"
-COMPLETIONS = b"/v1/completions"
-RESPONSES = b"/v1/responses"
-MESSAGES = b"/v1/messages"
+CHAT: Final = b"/v1/chat/completions"
+COMPLETIONS: Final = b"/v1/completions"
+RESPONSES: Final = b"/v1/responses"
+MESSAGES: Final = b"/v1/messages"
 
 
 class Work(Enum):
@@ -26,7 +27,7 @@ class Work(Enum):
     NONE = "none"  # nothing that counts as tokens
 
 
-_WORK = {
+_WORK: Final = {
     CHAT: Work.GENERATES,
     COMPLETIONS: Work.GENERATES,
     RESPONSES: Work.GENERATES,
@@ -56,12 +57,12 @@ _WORK = {
     b"/v1/messages/count_tokens": Work.NONE,
     b"/v1/responses/input_tokens": Work.NONE,
 }
-_PROMPTS = frozenset(path for path, work in _WORK.items() if work in (Work.GENERATES, Work.READS))
-_OF_ONE_RESOURCE = re.compile(  # what exists is read, changed, cancelled, or deleted
+_PROMPTS: Final = frozenset(path for path, work in _WORK.items() if work in (Work.GENERATES, Work.READS))
+_OF_ONE_RESOURCE: Final = re.compile(  # what exists is read, changed, cancelled, or deleted
     rb"/v1/(?:responses/[^/]+(?:/cancel)?|conversations(?:/.+)?|batches/[^/]+/cancel|files(?:/.+)?)"
 )
-_PLAIN = re.compile(rb"(?:/[a-z0-9_-]+)+")  # nothing in it that a server could read in another way
-_ROUNDS = 3  # of decoding: a proxy beside the engine may decode, too
+_PLAIN: Final = re.compile(rb"(?:/[a-z0-9_-]+)+")  # nothing in it that a server could read in another way
+_ROUNDS: Final = 3  # of decoding: a proxy beside the engine may decode, too
 
 
 def for_model(path: bytes) -> bool:

@@ -8,17 +8,17 @@ malformed raises `FramingError`: a message whose end is in doubt must not share 
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from typing import Final, Protocol
 
-MAX_SIZE_LINE = 4096  # with its extensions; a trailer as well
-MAX_TRAILER_BYTES = 16 * 1024  # all of them
-LAST_CHUNK = b"0\r\n\r\n"
+MAX_SIZE_LINE: Final = 4096  # with its extensions; a trailer as well
+MAX_TRAILER_BYTES: Final = 16 * 1024  # all of them
+LAST_CHUNK: Final = b"0\r\n\r\n"
 
-_HEX = re.compile(rb"[0-9a-fA-F]{1,15}")
-_TEXT = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
-_SIZES: dict[bytes, int] = {}
-_MAX_SIZES = 8192
+_HEX: Final = re.compile(rb"[0-9a-fA-F]{1,15}")
+_TEXT: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+_TRAILER: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
+_SIZES: Final[dict[bytes, int]] = {}
+_MAX_SIZES: Final = 8192
 
 
 class FramingError(Exception):

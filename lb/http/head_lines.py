@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
-END = b"\r\n\r\n"
+END: Final = b"\r\n\r\n"
 
 
 class HeadError(Exception):
@@ -19,12 +20,12 @@ class HeadError(Exception):
 # What a header line is to us. Plain numbers: they are compared for each line of each request.
 _PASS, HOP, CONNECTION, LENGTH, CODING, HOST, REQUEST_ID, FORWARDED_FOR = range(8)
 EXPECT, UPGRADE, OURS = range(8, 11)
-KEPT = 11  # from here on lines are passed as they are
+KEPT: Final = 11  # from here on lines are passed as they are
 FORWARDED_PROTO, FORWARDED_HOST, AUTHORIZATION, TYPE, SERVER = range(11, 16)
 WEBSOCKET_KEY, WEBSOCKET_VERSION, COOKIE, SESSION, ENCODING, TRACEPARENT, ACCEPT = range(16, 23)
 IDEMPOTENCY_KEY, API_KEY, ORIGIN, CORS_METHOD, CORS_HEADERS, CORS, FORWARDED, SUBPROTOCOL = range(23, 31)
 
-_KINDS = {
+_KINDS: Final = {
     b"connection": CONNECTION,
     b"keep-alive": HOP,
     b"proxy-authenticate": HOP,
@@ -67,14 +68,14 @@ _KINDS = {
     b"access-control-expose-headers": CORS,
     b"access-control-max-age": CORS,
 }
-_SEEN: dict[bytes, int] = {}  # by spelling: saves lowering each name each time
-_MAX_SEEN = 2048
-_LONGEST_SEEN = 64
-WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-REQUEST_LINE = re.compile(rb"[A-Z-]+ [\x21-\x7e]+ HTTP/[0-9]\.[0-9]")
-STATUS_LINE = re.compile(rb"HTTP/1\.[01] [1-5][0-9]{2}(?: [\t\x20-\x7e\x80-\xff]*)?")
-AUTHORITY = re.compile(rb"[A-Za-z0-9._~%!$&'()*+;=:\[\]-]*")  # of a URL, without user information
+_SEEN: Final[dict[bytes, int]] = {}  # by spelling: saves lowering each name each time
+_MAX_SEEN: Final = 2048
+_LONGEST_SEEN: Final = 64
+WEBSOCKET_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+REQUEST_LINE: Final = re.compile(rb"[A-Z-]+ [\x21-\x7e]+ HTTP/[0-9]\.[0-9]")
+STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] [1-5][0-9]{2}(?: [\t\x20-\x7e\x80-\xff]*)?")
+AUTHORITY: Final = re.compile(rb"[A-Za-z0-9._~%!$&'()*+;=:\[\]-]*")  # of a URL, without user information
 
 
 def _kind(name: bytes) -> int:
@@ -115,7 +116,9 @@ class HeaderLines:
         self.complete = True
 
 
-NEVER_HOP = frozenset({b"", b"close", b"keep-alive", b"upgrade", b"host", b"content-length", b"content-type"})
+NEVER_HOP: Final = frozenset(
+    {b"", b"close", b"keep-alive", b"upgrade", b"host", b"content-length", b"content-type"}
+)
 
 
 def tokens_of(value: bytes) -> list[bytes]:

@@ -9,13 +9,16 @@ A query (`?api_key=KEY`) ends up in logs and histories; keys in it are read only
 
 from __future__ import annotations
 
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
-SUBPROTOCOLS = b"sec-websocket-protocol"
-QUERY = b"?api_key"  # stands for the query where carriers of keys are named; no header can be called so
-_ITEM = b"openai-insecure-api-key."
-_ITEM_SIZE = len(_ITEM)
-_PARAMETER = b"api_key"
+SUBPROTOCOLS: Final = b"sec-websocket-protocol"
+QUERY: Final = (
+    b"?api_key"  # stands for the query where carriers of keys are named; no header can be called so
+)
+_ITEM: Final = b"openai-insecure-api-key."
+_ITEM_SIZE: Final = len(_ITEM)
+_PARAMETER: Final = b"api_key"
 
 
 def keys_in_subprotocols(value: bytes) -> list[bytes]:

@@ -12,20 +12,20 @@ its kind with another key costs one more search and a copy.
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from lb.http.request_head import RequestHead, read_request
 from lb.http.response_head import ResponseHead, read_response
 
-MAX_REMEMBERED = 512
-_LONGEST_REMEMBERED = 4096
+MAX_REMEMBERED: Final = 512
+_LONGEST_REMEMBERED: Final = 4096
 # Each line as nearly everybody spells it, or as another load balancer writes it, and its plain values.
 _LENGTH_LINE, _LENGTH = b"\r\nContent-Length: ", re.compile(rb"[0-9]{1,15}(?=\r\n)")
 _ID_LINE, _ID = b"\r\nX-Request-Id: ", re.compile(rb"[\x21-\x7e]{1,128}(?=\r\n)")
 _HOP_LINE, _HOP = b"\r\nX-SkyServe-Hop: ", re.compile(rb"[\x21-\x7e]{1,1024}(?=\r\n)")
 _TRACE_LINE, _TRACE = b"\r\ntraceparent: ", re.compile(rb"[0-9a-f-]{55}(?=\r\n)")
 _CREDIT_LINE, _CREDIT = b"\r\nX-SkyServe-Credit: ", re.compile(rb"[0-9-]{1,40}(?=\r\n)")
-_SECRET = re.compile(
+_SECRET: Final = re.compile(
     rb"\r\n((?:[Aa]uthorization: Bearer|[Xx]-[Aa][Pp][Ii]-[Kk]ey:|[Aa][Pp][Ii]-[Kk]ey:) )([\x21-\x7e]{1,512})(?=\r\n)"
 )
 _HAS_LENGTH, _HAS_ID, _HAS_HOP, _HAS_CREDIT, _HAS_TRACE = 1, 2, 4, 8, 16

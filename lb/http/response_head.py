@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from typing import Final
 
 import httptools
 
@@ -31,7 +32,7 @@ from lb.http.head_lines import (
 )
 from lb.http.request_head import RequestHead
 
-_CREDIT = b"x-skyserve-credit"  # see `lb.core.hop`
+_CREDIT: Final = b"x-skyserve-credit"  # see `lb.core.hop`
 
 
 class ResponseHead:

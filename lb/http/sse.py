@@ -5,18 +5,18 @@ Line ends are LF, CR LF or CR; `data:` may lack its space, be spread over severa
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-DONE = b"data: [DONE]\n\n"
-ABORT = "abort"  # the finish_reason of an engine that gives a request up (vLLM, SGLang)
+DONE: Final = b"data: [DONE]\n\n"
+ABORT: Final = "abort"  # the finish_reason of an engine that gives a request up (vLLM, SGLang)
 
-_BOM = b"\xef\xbb\xbf"
-_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
+_BOM: Final = b"\xef\xbb\xbf"
+_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 # An error, or a finish reason that no client asks for. Within a text these bytes would be escaped: where they occur they are what
 # they seem to be.
-GIVES_UP = (b'data: {"error"', b'"finish_reason":"abort"')
+GIVES_UP: Final = (b'data: {"error"', b'"finish_reason":"abort"')
 
 
 def is_data(payload: bytes) -> bool:

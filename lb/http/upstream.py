@@ -12,19 +12,19 @@ import base64
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 from urllib.parse import urlsplit
 
 from lb.config.schema import Target
 
-POOL_KEEPALIVE_S = 4.0
-WRITE_HIGH_WATER = 256 * 1024
+POOL_KEEPALIVE_S: Final = 4.0
+WRITE_HIGH_WATER: Final = 256 * 1024
 
 
-KEEPALIVE_IDLE_S = 30
-KEEPALIVE_PROBES = 4
-USER_TIMEOUT_MS = 180_000  # longer than any timeout that the agent keeps itself by default
-_KEEPALIVE_OPTIONS = tuple(
+KEEPALIVE_IDLE_S: Final = 30
+KEEPALIVE_PROBES: Final = 4
+USER_TIMEOUT_MS: Final = 180_000  # longer than any timeout that the agent keeps itself by default
+_KEEPALIVE_OPTIONS: Final = tuple(
     (getattr(socket, name), value)
     for name, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),

@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import nsmallest
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Final
 
 from policies.routing.base import Choice
 
-KEPT_REQUESTS = 1000
-BEST = 10  # candidates that are kept
-_KEPT_ROWS = 16  # of a choice: to find the best of that many is left to the reader
+KEPT_REQUESTS: Final = 1000
+BEST: Final = 10  # candidates that are kept
+_KEPT_ROWS: Final = 16  # of a choice: to find the best of that many is left to the reader
 
 
 class Explanation:

@@ -6,11 +6,11 @@ neither one key nor all of them can make more sums than MOST_MODELS and MOST_SUM
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-MOST_MODELS = 64  # of one key, in one day
+MOST_MODELS: Final = 64  # of one key, in one day
 MOST_SUMS = 20_000  # of all keys, in one day; each key has one more for the rest
-LONGEST_MODEL = 200
+LONGEST_MODEL: Final = 200
 
 
 class UsageSum(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.demand_minutes import DemandMinutes, is_late, ready_targets
@@ -21,8 +21,8 @@ from lb.proxy.ending import NOTHING_SPENT, Arrival, ChargeReason, Ending, Outcom
 from lb.stream.token_usage import Tokens, usage_of
 
 _CLIENT_ERRORS, _SERVER_ERRORS = 400, 500
-_REFUSED = TokensSpent(0, 0, ChargeReason.REFUSED)
-_NOT_SENT = TokensSpent(0, 0, ChargeReason.NOT_SENT)
+_REFUSED: Final = TokensSpent(0, 0, ChargeReason.REFUSED)
+_NOT_SENT: Final = TokensSpent(0, 0, ChargeReason.NOT_SENT)
 
 
 class EndedRelay(Protocol):

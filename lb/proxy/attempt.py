@@ -10,7 +10,7 @@ The attempt owns its booking's connection and is its sink; it reports what it fi
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from lb.config.options import Limits
 from lb.core.failures import RETRY_STATUSES, Failure, described, is_local
@@ -32,20 +32,20 @@ from lb.proxy.ports import Downstream, Relay
 from lb.proxy.resumable_relay import is_resumable
 from lb.proxy.runtime import Runtime
 
-WHOLE_UP_TO_BYTES = 256 * 1024
+WHOLE_UP_TO_BYTES: Final = 256 * 1024
 # A reused connection that ends without a byte so soon had gone stale: the target may be well.
-STALE_WITHIN_S = 1.0
-_MAX_INTERIM_RESPONSES = 16
-_WITH_BODY = frozenset({b"POST", b"PUT", b"PATCH"})
+STALE_WITHIN_S: Final = 1.0
+_MAX_INTERIM_RESPONSES: Final = 16
+_WITH_BODY: Final = frozenset({b"POST", b"PUT", b"PATCH"})
 
 # Plain numbers: a member of an Enum is looked up in its class each time it is compared.
-DIALLING = 0
-HEAD = 1  # waiting for the head of the response
-FIRST = 2  # waiting for the first byte of a body that is relayed as it comes
+DIALLING: Final = 0
+HEAD: Final = 1  # waiting for the head of the response
+FIRST: Final = 2  # waiting for the first byte of a body that is relayed as it comes
 WHOLE = 3  # reading a body that is sent in one piece
-RELAY = 4
-TUNNEL = 5
-OVER = 6
+RELAY: Final = 4
+TUNNEL: Final = 5
+OVER: Final = 6
 
 
 class AttemptServices(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lb.core.failures import BLAME, Failure
 from lb.core.hop import RequestHop
@@ -19,7 +19,7 @@ from lb.proxy.home_finder import HomeFinder
 from lb.proxy.registry import RequestRegistry, Waiting
 from lb.proxy.retries import Retries
 
-TROUBLE_EVERY_S = 10.0  # at most, between two warnings of one kind
+TROUBLE_EVERY_S: Final = 10.0  # at most, between two warnings of one kind
 
 _log = logging.getLogger("lb.proxy")
 

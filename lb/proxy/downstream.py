@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import IntFlag
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from lb.config.options import Limits
 from lb.core.api_keys import Admission
@@ -37,21 +37,21 @@ from lb.proxy.rejections import (
 from lb.proxy.runtime import Runtime
 from lb.proxy.upload import TinyChunksError, Upload, refusal_of
 
-WRITE_HIGH_WATER = 64 * 1024
-_NEVER = float("inf")
-MAX_AHEAD_BYTES = 256 * 1024  # what a client may send before its response is over
-_LINGER_S = 2.0
-_LONG_BYTES = 1024 * 1024  # of a body: to copy, to parse and to send it get a turn of the loop each
-_REFUSED_S = 1.0
-_NO_HEAD = -1  # the length of a request that has not come yet
+WRITE_HIGH_WATER: Final = 64 * 1024
+_NEVER: Final = float("inf")
+MAX_AHEAD_BYTES: Final = 256 * 1024  # what a client may send before its response is over
+_LINGER_S: Final = 2.0
+_LONG_BYTES: Final = 1024 * 1024  # of a body: to copy, to parse and to send it get a turn of the loop each
+_REFUSED_S: Final = 1.0
+_NO_HEAD: Final = -1  # the length of a request that has not come yet
 
 # Plain numbers: a member of an Enum is looked up in its class each time it is compared.
-IDLE = 0  # between two requests
-HEAD = 1  # a head has started
-BODY = 2  # collecting a body
-RESPONSE = 3  # a response is in progress
-TUNNEL = 4
-OVER = 5
+IDLE: Final = 0  # between two requests
+HEAD: Final = 1  # a head has started
+BODY: Final = 2  # collecting a body
+RESPONSE: Final = 3  # a response is in progress
+TUNNEL: Final = 4
+OVER: Final = 5
 
 
 class Pause(IntFlag):
@@ -62,9 +62,9 @@ class Pause(IntFlag):
     TURN = 8  # its body is taken up in the next turn of the loop
 
 
-PAUSE_TARGET = int(Pause.TARGET)
-PAUSE_CLIENT = int(Pause.CLIENT)
-PAUSE_TURN = int(Pause.TURN)
+PAUSE_TARGET: Final = int(Pause.TARGET)
+PAUSE_CLIENT: Final = int(Pause.CLIENT)
+PAUSE_TURN: Final = int(Pause.TURN)
 
 
 class ClientRequest(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lb.core.api_keys import Admission
 from lb.core.hop import RequestHop
@@ -101,4 +101,4 @@ class TokensSpent(NamedTuple):
         return self.reason is ChargeReason.REPORTED
 
 
-NOTHING_SPENT = TokensSpent(0, 0, ChargeReason.NO_TOKENS)
+NOTHING_SPENT: Final = TokensSpent(0, 0, ChargeReason.NO_TOKENS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from lb.config.options import Continue, CookieMode
@@ -49,29 +49,33 @@ class RequestOverrides(NamedTuple):
     continues: bool = True
 
 
-_NO_OVERRIDES = RequestOverrides()
-_PARSED_BYTES = 256 * 1024  # of a body that is parsed for a field or two
-_HEALTH = b"/-/healthz"
-_READY = b"/-/ready"
-_WELL_KNOWN = b"/.well-known/skyserve"
-_NOT_SERVED = Rejection(404, "not_found", "Of the paths under /-/ this port serves /-/healthz and /-/ready.")
-_READ_ONLY = Rejection(405, "method_not_allowed", "This path is for GET and HEAD.")
-_DOT_SEGMENT = re.compile(  # `.` or `..` as a server reads it that decodes, or takes a backslash for a slash
-    rb"(?:/|\\|%2f|%5c)(?:\.|%2e){1,2}(?=/|\\|%2f|%5c|;|%3b|$)", re.IGNORECASE
+_NO_OVERRIDES: Final = RequestOverrides()
+_PARSED_BYTES: Final = 256 * 1024  # of a body that is parsed for a field or two
+_HEALTH: Final = b"/-/healthz"
+_READY: Final = b"/-/ready"
+_WELL_KNOWN: Final = b"/.well-known/skyserve"
+_NOT_SERVED: Final = Rejection(
+    404, "not_found", "Of the paths under /-/ this port serves /-/healthz and /-/ready."
 )
-_DOTS = Rejection(400, "dot_segments", "The path must not contain the segments . and .. here.")
-_READING = (b"GET", b"HEAD", b"OPTIONS")
-_UNREADABLE = Rejection(
+_READ_ONLY: Final = Rejection(405, "method_not_allowed", "This path is for GET and HEAD.")
+_DOT_SEGMENT: Final = (
+    re.compile(  # `.` or `..` as a server reads it that decodes, or takes a backslash for a slash
+        rb"(?:/|\\|%2f|%5c)(?:\.|%2e){1,2}(?=/|\\|%2f|%5c|;|%3b|$)", re.IGNORECASE
+    )
+)
+_DOTS: Final = Rejection(400, "dot_segments", "The path must not contain the segments . and .. here.")
+_READING: Final = (b"GET", b"HEAD", b"OPTIONS")
+_UNREADABLE: Final = Rejection(
     400, "invalid_json", "The body is not a JSON object as RFC 8259 has it: UTF-8, without NaN and Infinity."
 )
-_ENCODED = Rejection(415, "unsupported_content_encoding", "Send the body without Content-Encoding.")
-_AMBIGUOUS = Rejection(400, "duplicate_fields", "A field is in the body more than once.")
-_TOO_LONG_TO_COUNT = Rejection(
+_ENCODED: Final = Rejection(415, "unsupported_content_encoding", "Send the body without Content-Encoding.")
+_AMBIGUOUS: Final = Rejection(400, "duplicate_fields", "A field is in the body more than once.")
+_TOO_LONG_TO_COUNT: Final = Rejection(
     413,
     "request_too_large",
     "The body is too long for a key with a limit of tokens: it is not read as a whole.",
 )
-_TRACE = Rejection(
+_TRACE: Final = Rejection(
     405, "method_not_allowed", "TRACE is not served: it would show the client's headers to scripts."
 )
 
@@ -273,7 +277,7 @@ class RequestAdmission:
         if head.method in _READING and not head.websocket:
             return None
         path = head.path
-        if _DOT_SEGMENT.search(path):
+        if (b"." in path or b"%" in path) and _DOT_SEGMENT.search(path):
             return _DOTS  # what is allowed below a path would be allowed beside it
         work = work_of(path)
         is_known = work is Work.NONE or (work is not None and head.method == b"POST")
@@ -283,7 +287,7 @@ class RequestAdmission:
             return None
         if body_left and work is not Work.MEDIA:
             return _TOO_LONG_TO_COUNT
-        if parsed.json is not None and openai_request.is_ambiguous(body):
+        if parsed.json is not None and openai_request.is_ambiguous(parsed.json, body):
             return _AMBIGUOUS
         size = size_of(work, parsed, body)
         admission.text_bytes = 0 if size.tokens else size.text_bytes

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from lb.proxy.fast_path import Forwarding, ForwardingMode, StopReason, descriptor_of
 from lb.proxy.ports import RelayHost
 from lb.stream.token_usage import OutputCounter
 
-TAIL_BYTES = 2048  # of a stream, in which its usage and its end mark are found
-_MAX_FRUITLESS = 8  # forwardings in a row through which nothing went; then the stream stays with Python
+TAIL_BYTES: Final = 2048  # of a stream, in which its usage and its end mark are found
+_MAX_FRUITLESS: Final = (
+    8  # forwardings in a row through which nothing went; then the stream stays with Python
+)
 
 
 class ForwardedRelay:

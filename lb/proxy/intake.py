@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from lb.core.api_keys import Admission
 from lb.core.byte_budget import SMALL_BYTES, SMALL_FACTOR, parsed_bytes
@@ -22,7 +23,7 @@ from lb.proxy.rejections import NO_ROOM, Rejection
 from lb.proxy.request import ProxiedRequest
 from lb.stream.openai_request import is_dense
 
-_SHORT_OF_DESCRIPTORS = ("too_many_clients", TOO_MANY, NO_DESCRIPTOR)
+_SHORT_OF_DESCRIPTORS: Final = ("too_many_clients", TOO_MANY, NO_DESCRIPTOR)
 
 _log = logging.getLogger("lb.proxy")
 

@@ -16,7 +16,7 @@ in the queue. A stream that a peer has started and loses is resumed here, or at 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Final, Protocol
 
 from lb.core.failures import RETRY_STATUSES, Failure
 from lb.core.forwarding import explained
@@ -39,7 +39,7 @@ from lb.stream.resume_rules import NotResumable
 from lb.stream.resume_state import ResumeState
 from policies.routing.base import Choice
 
-_IN_DOUBT = (Health.EJECTED, Health.UNHEALTHY)
+_IN_DOUBT: Final = (Health.EJECTED, Health.UNHEALTHY)
 
 
 class PlacedAttempt(Protocol):

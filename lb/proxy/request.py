@@ -13,6 +13,7 @@ the queue call it, and each call leaves it in one of its states. However it ends
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Final
 
 from lb.core.byte_budget import Holding
 from lb.core.failures import Failure
@@ -30,8 +31,8 @@ from lb.proxy.states import RequestEvent, State, move
 from lb.stream.resume_rules import NotResumable
 from lb.stream.resume_state import ResumeState
 
-_DONE = State.DONE
-_SMALL_BYTES = 64 * 1024  # with its parsed body; a full queue of those takes next to no room
+_DONE: Final = State.DONE
+_SMALL_BYTES: Final = 64 * 1024  # with its parsed body; a full queue of those takes next to no room
 
 
 class ProxiedRequest:

@@ -8,7 +8,7 @@ success. A WebSocket becomes a tunnel, which is not resumed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Final, Protocol
 
 from lb.core.failures import RETRY_STATUSES, Failure
 from lb.core.residency import may_have
@@ -34,9 +34,9 @@ from lb.stream.dialects import DIALECTS
 from lb.stream.early_stream import KEEP_ALIVE, early_head, failure_of, whole
 from lb.stream.resume_rules import NotResumable, Reason
 
-RETRY_AFTER_S = 5
+RETRY_AFTER_S: Final = 5
 
-_EARLY_HEAD = early_head()
+_EARLY_HEAD: Final = early_head()
 
 
 class RespondingAttempt(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import Final
 
 
 class State(Enum):
@@ -42,7 +43,7 @@ class RequestEvent(Enum):
     ENDED = "ended"  # the client has all it will get
 
 
-TABLE: Mapping[State, Mapping[RequestEvent, State]] = {
+TABLE: Final[Mapping[State, Mapping[RequestEvent, State]]] = {
     State.CHOOSING: {
         RequestEvent.CHOSEN: State.ATTEMPTING,
         RequestEvent.ENQUEUED: State.QUEUED,

@@ -14,26 +14,26 @@ import hashlib
 import re
 from collections.abc import Mapping
 from json import JSONDecoder
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
-MAX_PROMPT_BYTES = 256 * 1024  # of a prompt are read: prefixes beyond it are the same to us
-MAX_SESSION_BYTES = 256
+MAX_PROMPT_BYTES: Final = 256 * 1024  # of a prompt are read: prefixes beyond it are the same to us
+MAX_SESSION_BYTES: Final = 256
 
-_DENSE_ABOVE_BYTES = 256 * 1024
-_DENSE_FACTOR = 3
-_MOST_STRUCTURE_BYTES = 2 * 1024 * 1024  # of objects and lists, in about 30 ms of parsing
-_WRITTEN_AT_ONCE = 512  # messages or tools
-_MEDIA_BYTES = 2048  # 512 tokens
-_DATA_DEPTH = (
+_DENSE_ABOVE_BYTES: Final = 256 * 1024
+_DENSE_FACTOR: Final = 3
+_MOST_STRUCTURE_BYTES: Final = 2 * 1024 * 1024  # of objects and lists, in about 30 ms of parsing
+_WRITTEN_AT_ONCE: Final = 512  # messages or tools
+_MEDIA_BYTES: Final = 2048  # 512 tokens
+_DATA_DEPTH: Final = (
     1  # in which objects the base64 of a part is looked for: {"type": "image_url", "image_url": {"url": ...}}
 )
-_MOST_FIELDS = 64  # of a part whose data is looked for
-_LONG_DATA = 1024 * 1024
+_MOST_FIELDS: Final = 64  # of a part whose data is looked for
+_LONG_DATA: Final = 1024 * 1024
 _SAMPLES, _SAMPLE_BYTES = 16, 32 * 1024
 # Of OpenAI's APIs; llama.cpp's; and within the fields of others: SGLang, TGI, Ollama.
-_LIMITS = (
+_LIMITS: Final = (
     "max_completion_tokens",
     "max_tokens",
     "max_output_tokens",
@@ -41,18 +41,16 @@ _LIMITS = (
     "max_new_tokens",
     "num_predict",
 )
-_NESTED = ("sampling_params", "parameters", "options")
-_MOST_TOKENS = 2**31
-_MOST_CHOICES = 1 << 20
-_COUNTED = (*_LIMITS, *_NESTED, "n", "best_of", "model", "messages", "prompt", "input", "stream")
-_NAMES = re.compile(rb'"(%b)"\s*:' % "|".join(_COUNTED).encode())
-_MOST_LOOKED_AT = 64  # fields of one name
-_TEXT_VALUE = re.compile(rb'\s*:\s*"([^"\\]{1,256})"')
-_NUMBER = re.compile(rb"\s*:\s*(\d{1,9})\b")
-_TRUE = re.compile(rb"\s*:\s*(true)\b")
+_NESTED: Final = ("sampling_params", "parameters", "options")
+_MOST_TOKENS: Final = 2**31
+_MOST_CHOICES: Final = 1 << 20
+_MOST_LOOKED_AT: Final = 64  # fields of one name
+_TEXT_VALUE: Final = re.compile(rb'\s*:\s*"([^"\\]{1,256})"')
+_NUMBER: Final = re.compile(rb"\s*:\s*(\d{1,9})\b")
+_TRUE: Final = re.compile(rb"\s*:\s*(true)\b")
 
-_FIELD = b"\x1f"
-_MESSAGE = b"\x1e"
+_FIELD: Final = b"\x1f"
+_MESSAGE: Final = b"\x1e"
 
 
 class ParsedRequest(NamedTuple):
@@ -70,8 +68,8 @@ class ParsedRequest(NamedTuple):
         return self.max_tokens * self.choices or None
 
 
-NOT_PARSED = ParsedRequest(None)
-UNREADABLE = ParsedRequest(None, stream=False)  # by our parser; others may read it
+NOT_PARSED: Final = ParsedRequest(None)
+UNREADABLE: Final = ParsedRequest(None, stream=False)  # by our parser; others may read it
 
 
 def is_dense(body: bytes, parsed: int) -> bool:
@@ -164,21 +162,49 @@ def leniently_whole(value: Any) -> int:
         return 0
 
 
-def is_ambiguous(body: bytes) -> bool:
-    """Return whether a field that counts is there twice: which of them holds is up to the parser.
+def is_ambiguous(json: Mapping[str, Any], body: bytes) -> bool:
+    """Return whether a name is there twice in an object of the body of `json`: which of the two holds is up to the parser.
 
     Long bodies are not searched, which would stop the loop: nearly all parsers take the last one, as ours does, or refuse both.
     """
     if len(body) > _DENSE_ABOVE_BYTES:
         return False
-    found = _NAMES.findall(body)
-    if len(set(found)) == len(found):
+    # What a parser drops has quotation marks, so the body has more of them than what it has kept.
+    escapes = b"\\" in body
+    if body.count(b'"') == _quotes_in(json, escapes) and not (escapes and b"\\u0022" in body):
         return False
     try:
         JSONDecoder(object_pairs_hook=_once).decode(body.decode())
     except (ValueError, RecursionError):
         return True
     return False
+
+
+def _quotes_in(json: Mapping[str, Any], escapes: bool) -> int:
+    """Return how many quotation marks a body at least has that is parsed to this; those within text, too, if it `escapes` any."""
+    texts = inner = 0
+    left: list[Any] = [json]
+    while left:
+        one = left.pop()
+        kind = type(one)
+        if kind is str:
+            texts += 1
+            if escapes:
+                inner += one.count('"')
+        elif kind is dict:
+            texts += len(one)
+            for name, value in one.items():
+                if escapes:
+                    inner += name.count('"')
+                if type(value) is str:
+                    texts += 1
+                    if escapes:
+                        inner += value.count('"')
+                else:
+                    left.append(value)
+        elif kind is list and one and type(one[0]) is not int:  # not of token ids
+            left += one
+    return 2 * texts + inner
 
 
 def _once(pairs: list[tuple[str, Any]]) -> None:

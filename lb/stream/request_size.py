@@ -12,27 +12,36 @@ import binascii
 import re
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from lb.http.api_paths import Work
 from lb.stream.openai_request import ParsedRequest
 
-PIXELS_PER_TOKEN = 750  # Claude's rule; the patches of Qwen2-VL are of 784 pixels
-MOST_IMAGE_TOKENS = 16_384
-USUAL_IMAGE_TOKENS = 1_398  # one megapixel
-AUDIO_TOKENS_PER_S = 50.0  # Whisper's encoder: 1,500 positions for 30 s
-AUDIO_BYTES_PER_S = 16_000.0  # of what is compressed: 128 kbit/s
-MESSAGE_BYTES = 16  # role and marks of a message, in a usual chat template
+PIXELS_PER_TOKEN: Final = 750  # Claude's rule; the patches of Qwen2-VL are of 784 pixels
+MOST_IMAGE_TOKENS: Final = 16_384
+USUAL_IMAGE_TOKENS: Final = 1_398  # one megapixel
+AUDIO_TOKENS_PER_S: Final = 50.0  # Whisper's encoder: 1,500 positions for 30 s
+AUDIO_BYTES_PER_S: Final = 16_000.0  # of what is compressed: 128 kbit/s
+MESSAGE_BYTES: Final = 16  # role and marks of a message, in a usual chat template
 
-_PROMPT_FIELDS = (
+_PROMPT_FIELDS: Final = frozenset((
     "messages", "prompt", "input", "inputs", "text", "input_ids", "system", "instructions", "tools", "query", "documents",
     "text_1", "text_2", "queries", "suffix", "functions",
-)  # fmt: skip
-_HEAD_BYTES = 64 * 1024  # of an image, in which its size is looked for
-_WAV = re.compile(rb"RIFF.{4}WAVEfmt .{12}(.{4})", re.DOTALL)
-_MEDIA_KEYS = ("image_url", "source", "image", "input_audio", "audio_url", "video_url", "file_data", "data")
-_IMAGE_TYPES = ("image_url", "input_image", "image", "image_embeds")
-_AUDIO_TYPES = ("input_audio", "audio_url", "audio")
+))  # fmt: skip
+_HEAD_BYTES: Final = 64 * 1024  # of an image, in which its size is looked for
+_WAV: Final = re.compile(rb"RIFF.{4}WAVEfmt .{12}(.{4})", re.DOTALL)
+_MEDIA_KEYS: Final = (
+    "image_url",
+    "source",
+    "image",
+    "input_audio",
+    "audio_url",
+    "video_url",
+    "file_data",
+    "data",
+)
+_IMAGE_TYPES: Final = ("image_url", "input_image", "image", "image_embeds")
+_AUDIO_TYPES: Final = ("input_audio", "audio_url", "audio")
 
 
 class RequestSize:
@@ -66,7 +75,7 @@ def size_of(work: Work, parsed: ParsedRequest, body: bytes) -> RequestSize:
 def _prompt_size(json: Mapping[str, Any]) -> tuple[int, int]:
     """Return the bytes of text and the other tokens of a prompt."""
     text_bytes = tokens = 0
-    left = [json[name] for name in _PROMPT_FIELDS if name in json]
+    left: list[Any] = [value for name, value in json.items() if name in _PROMPT_FIELDS]
     while left:
         one = left.pop()
         kind = type(one)
@@ -78,10 +87,13 @@ def _prompt_size(json: Mapping[str, Any]) -> tuple[int, int]:
             else:
                 left += one
         elif kind is dict:
-            part, role, content = one.get("type"), one.get("role"), one.get("content")
-            if len(one) == 2 and type(role) is str and type(content) is str:  # as nearly all messages
-                text_bytes += MESSAGE_BYTES + _bytes_of(role) + _bytes_of(content)
-            elif part in _IMAGE_TYPES:
+            if len(one) == 2:  # as nearly all messages
+                role, content = one.get("role"), one.get("content")
+                if type(role) is str and type(content) is str:
+                    text_bytes += MESSAGE_BYTES + _bytes_of(role) + _bytes_of(content)
+                    continue
+            part = one.get("type")
+            if part in _IMAGE_TYPES:
                 tokens += _image_tokens(_media(one)[0])
             elif part in _AUDIO_TYPES:
                 tokens += round(_seconds_of(*_media(one)) * AUDIO_TOKENS_PER_S)

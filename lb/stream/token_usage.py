@@ -6,17 +6,17 @@ Both are found by patterns in the bytes: in the text of a response quotation mar
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-_TAIL_BYTES = 2048  # `usage` is the last field of a response, or nearly so
-_PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens|prompt_eval_count)"\s*:\s*(\d{1,12})\b')
-_OUT = re.compile(rb'"(?:completion_tokens|output_tokens|eval_count)"\s*:\s*(\d{1,12})\b')
+_TAIL_BYTES: Final = 2048  # `usage` is the last field of a response, or nearly so
+_PROMPT: Final = re.compile(rb'"(?:prompt_tokens|input_tokens|prompt_eval_count)"\s*:\s*(\d{1,12})\b')
+_OUT: Final = re.compile(rb'"(?:completion_tokens|output_tokens|eval_count)"\s*:\s*(\d{1,12})\b')
 # The fields that hold the two: of OpenAI and Anthropic, of SGLang's /generate, of Ollama.
-_REPORTS = (b'"usage"', b'"meta_info"', b'"prompt_eval_count"')
+_REPORTS: Final = (b'"usage"', b'"meta_info"', b'"prompt_eval_count"')
 
-_IDS = re.compile(rb'"token_ids":\[([0-9,]+)\]')
+_IDS: Final = re.compile(rb'"token_ids":\[([0-9,]+)\]')
 # A field that carries text and is not empty, and the rest of its line: one match for an event. `_fast_path.c` has the same.
-_CONTENT = re.compile(
+_CONTENT: Final = re.compile(
     rb'"(?:content|text|delta|reasoning_content|reasoning|thinking|partial_json|arguments|response)": ?"[^"][^\n]*'
 )
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
-LONGEST_PUT_OFF_S = 30.0
+LONGEST_PUT_OFF_S: Final = 30.0
 
 
 class RequestView(NamedTuple):

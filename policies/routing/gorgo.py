@@ -82,7 +82,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from policies.routing.backlog import DEFAULT_S_PER_BYTE, FULL_KV_USAGE, USUAL_SHARE, Backlog, FleetMeans
 from policies.routing.base import LONGEST_PUT_OFF_S, Choice, RequestView, TargetView
@@ -94,23 +94,23 @@ from policies.routing.response_length import ResponseLength, RunningMedian
 
 __all__ = ["DEFAULT_S_PER_BYTE", "Gorgo"]
 
-MAX_TREE_BYTES = 2**24
-TROUBLE_S = 1.0
-PREFILL_WEIGHT = 2.0
-COPY_WEIGHT = 4.0
-DECODE_WEIGHT = 2.0
-EVEN = 1.1  # of the mean requests on a target
-EVEN_WEIGHT = 0.3
-SESSION_BYTES = 1024  # 24 ms at the paper's rate: of equal targets a session takes its own
-STREAM_WEIGHT = 0.1  # of the burden on a request that waits is that on one whose response is under way
-PUSH_AHEAD_S = 3.0
-LONGEST_FOR_WORK_S = 7.5  # of the time for which a request is put off
-LONGEST_FOR_LOSS_S = LONGEST_PUT_OFF_S - LONGEST_FOR_WORK_S
-PUT_OFF_FOR_WORK = 10.0  # seconds for each of prefill
-SOONER_FOR_LOSS = 200.0  # seconds for each of prefill that is spared
-FULL_S = 1.0  # where the authors' code leaves a target out: there may be no other
+MAX_TREE_BYTES: Final = 2**24
+TROUBLE_S: Final = 1.0
+PREFILL_WEIGHT: Final = 2.0
+COPY_WEIGHT: Final = 4.0
+DECODE_WEIGHT: Final = 2.0
+EVEN: Final = 1.1  # of the mean requests on a target
+EVEN_WEIGHT: Final = 0.3
+SESSION_BYTES: Final = 1024  # 24 ms at the paper's rate: of equal targets a session takes its own
+STREAM_WEIGHT: Final = 0.1  # of the burden on a request that waits is that on one whose response is under way
+PUSH_AHEAD_S: Final = 3.0
+LONGEST_FOR_WORK_S: Final = 7.5  # of the time for which a request is put off
+LONGEST_FOR_LOSS_S: Final = LONGEST_PUT_OFF_S - LONGEST_FOR_WORK_S
+PUT_OFF_FOR_WORK: Final = 10.0  # seconds for each of prefill
+SOONER_FOR_LOSS: Final = 200.0  # seconds for each of prefill that is spared
+FULL_S: Final = 1.0  # where the authors' code leaves a target out: there may be no other
 
-_TERMS = (
+_TERMS: Final = (
     "rtt_s",
     "prefill_s",
     "burden_s",

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from operator import itemgetter
 from random import Random
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from policies.routing.base import Choice, RequestView, TargetView
 from policies.routing.least_load import load
@@ -19,13 +19,13 @@ from policies.routing.sampling import ALL, SamplingPolicy
 from policies.routing.target_list import finder
 
 # Longer prompts are distinguished by their first part: this much in common decides any choice.
-MAX_PROMPT_BYTES = 256 * 1024
+MAX_PROMPT_BYTES: Final = 256 * 1024
 
 # Engines reuse whole blocks (vLLM: 16 tokens, about 64 bytes of English): a shorter match saves nothing.
-MIN_MATCH_BYTES = 64
+MIN_MATCH_BYTES: Final = 64
 
-HOLDERS = 3  # of the prompt, compared with the sample
-_SEARCHED = 4 * HOLDERS  # for that many: those that are full are not among the targets
+HOLDERS: Final = 3  # of the prompt, compared with the sample
+_SEARCHED: Final = 4 * HOLDERS  # for that many: those that are full are not among the targets
 
 
 # A candidate: its id and cost, then the terms of the cost.
@@ -103,5 +103,5 @@ class PrefixPolicy(SamplingPolicy):
         return Choice(best[0], because, _TERMS, tuple(rows), best[4])
 
 
-_TERMS = ("in_flight", "trouble", "matched_bytes", "last_turn")
+_TERMS: Final = ("in_flight", "trouble", "matched_bytes", "last_turn")
 _cost_then_turn = itemgetter(1, 5)

@@ -38,15 +38,15 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-BLOCK_BYTES = 16  # about 4 tokens
+BLOCK_BYTES: Final = 16  # about 4 tokens
 MAX_BYTES = 2**29
 
 # A node with its key, its place in its parent's dictionary and its place in a queue, beside the bytes of its edge.
-NODE_BYTES = 400
+NODE_BYTES: Final = 400
 
-_FEW = 32  # holders: up to this number are listed by name at once
+_FEW: Final = 32  # holders: up to this number are listed by name at once
 
 
 class _Node:
@@ -62,7 +62,7 @@ class _Node:
         self.children = _NO_CHILDREN
 
 
-_NO_CHILDREN: dict[bytes | str, _Node] = {}  # of every leaf; never written to
+_NO_CHILDREN: Final[dict[bytes | str, _Node]] = {}  # of every leaf; never written to
 
 
 class Match:
@@ -115,8 +115,8 @@ class _Holder:
         self.bytes = 0
 
 
-_NOTHING: dict[str, int] = {}
-NO_MATCH = Match(_NOTHING.get)
+_NOTHING: Final[dict[str, int]] = {}
+NO_MATCH: Final = Match(_NOTHING.get)
 
 
 class RadixTree:

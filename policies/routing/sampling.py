@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 from struct import Struct
+from typing import Final
 
 from policies.routing.base import Policy, RequestView, TargetView, Turns
 
-ALL = 16
-SAMPLE = 5
-_NUMBERS = Struct(f"<{SAMPLE}I").unpack
+ALL: Final = 16
+SAMPLE: Final = 5
+_NUMBERS: Final = Struct(f"<{SAMPLE}I").unpack
 
 
 class SamplingPolicy(Policy):

@@ -97,11 +97,22 @@ def test_images_are_the_same_prompt_only_if_they_are_the_same(size: int) -> None
         (b'{"max_tokens":5,"user":"max_tokens"}', False),
         (b'{"max_tokens":5,"user":"\\"max_tokens\\":6"}', False),
         (b'{"options":{"num_predict":5,"num_predict":6}}', True),
+        (b'{"options":{"num_predict":5},"options":1}', True),
+        (b'{"model":"n","messages":[{"role":"user","content":"input"}]}', False),
+        (b'{"max_tokens":5,"max_\\u0074okens":6}', True),
+        (b'{"max_\\u0074okens":6,"max_tokens":5}', True),
+        (b'{"max_tokens":5,"user":"\\u0074\\u00e9"}', False),
+        (
+            b'{"max_tokens":6,"max_tokens":5,"user":"\\u0022\\u0022"}',
+            True,
+        ),  # as many quotation marks as without the first
+        (b'{"user":"\\"\\u0022\\\\","prompt":[1,"a",["b"]],"n":null}', False),
+        (b'{"messages":[{"role":"user","content":"a","role":"system"}]}', True),
         (b'{"max_tokens":5,"user":"%b","max_tokens":6}' % (b"x" * 300_000), False),  # too long to search
     ],
 )
 def test_a_field_that_is_there_twice_is_ambiguous(body: bytes, ambiguous: bool) -> None:
-    assert openai_request.is_ambiguous(body) is ambiguous
+    assert openai_request.is_ambiguous(orjson.loads(body), body) is ambiguous
 
 
 @pytest.mark.parametrize(

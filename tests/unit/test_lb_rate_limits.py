@@ -16,7 +16,7 @@ from lb.http.rate_limits import duration, lines_of
     [(-1, "0ms"), (0, "0ms"), (0.0204, "20ms"), (1, "1s"), (1.5, "1.5s"), (59.94, "59.9s"), (60, "1m0s"), (361, "6m1s")],
 )  # fmt: skip
 def test_times_are_written_as_openai_does(seconds: float, written: str) -> None:
-    assert duration(seconds).decode() == written
+    assert duration(seconds) == written
 
 
 def test_what_is_left_and_when_it_is_full_again() -> None:
