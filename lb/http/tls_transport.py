@@ -15,11 +15,12 @@ Two rules keep the bytes exact:
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections import deque
 from collections.abc import Iterable
 from enum import Enum
-from socket import socket
+from socket import IPPROTO_TCP, TCP_INFO, socket
 from typing import Any, cast
 
 RECORD_BYTES = 16 * 1024  # the most that a record holds
@@ -27,6 +28,7 @@ SHUTDOWN_S = 30.0  # for what is unsent, and for the peer to close its side
 _READ_BYTES = 64 * 1024
 _MOST_RECORDS = 16  # of one turn of the loop
 _HIGH_WATER = 64 * 1024
+_TCP_CLOSE = 7  # a state of Linux' struct tcp_info: not that of a connection whose peer has sent its end
 
 
 class _Skipped(Enum):
@@ -218,13 +220,28 @@ class TlsTransport(asyncio.Transport):
         if parts:
             self._protocol.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
         if error is not None:
-            # An end without close_notify is one, as it is without TLS: where it matters the framing of HTTP shows it.
-            self._lose(None if _is_end(error) else error)
+            self._lose(self._cause_of(error))
         elif ended:
             self._peer_ended()
         elif empties and len(parts) == _MOST_RECORDS and not self._paused and not self._closing:
             self.pause_reading()
             self.resume_reading()  # and reads on in the next turn
+
+    def _cause_of(self, error: OSError) -> OSError | None:
+        """Return the error of a connection that cannot be read; None if the peer has just closed it.
+
+        An end without close_notify is one, as it is without TLS: where it matters the framing of HTTP shows it. Some versions of
+        `ssl` report a reset as such an end, without a reason; then the kernel knows.
+        """
+        if not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            return error
+        if error.reason == "UNEXPECTED_EOF_WHILE_READING":
+            return None
+        try:
+            is_reset = self._socket.getsockopt(IPPROTO_TCP, TCP_INFO, 1)[0] == _TCP_CLOSE
+        except OSError:  # no TCP
+            is_reset = False
+        return ConnectionResetError(errno.ECONNRESET, "connection reset by peer") if is_reset else None
 
     def _peer_ended(self) -> None:
         """The peer has sent its close_notify."""
@@ -423,8 +440,3 @@ class TlsTransport(asyncio.Transport):
                 self._loop.add_writer(self._descriptor, self._writable)
             else:
                 self._loop.remove_writer(self._descriptor)
-
-
-def _is_end(error: OSError) -> bool:
-    """Return whether the peer has closed the connection, with close_notify or without."""
-    return isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError))
