@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import ssl
 from collections import deque
 from collections.abc import Iterable
 from enum import Enum
-from socket import IPPROTO_TCP, TCP_INFO, socket
+from socket import IPPROTO_TCP, SO_ERROR, SOCK_STREAM, SOL_SOCKET, TCP_INFO, TCP_NODELAY, socket
 from typing import Any, cast
 
 RECORD_BYTES = 16 * 1024  # the most that a record holds
@@ -28,6 +29,7 @@ SHUTDOWN_S = 30.0  # for what is unsent, and for the peer to close its side
 _READ_BYTES = 64 * 1024
 _MOST_RECORDS = 16  # of one turn of the loop
 _HIGH_WATER = 64 * 1024
+_NONE = asyncio.Protocol()
 _TCP_CLOSE = 7  # a state of Linux' struct tcp_info: not that of a connection whose peer has sent its end
 
 
@@ -393,6 +395,7 @@ class TlsTransport(asyncio.Transport):
             self._protocol.connection_lost(error)
         finally:
             self._socket.close()
+            self._protocol = _NONE  # which has a reference to this transport
 
     # --- the rest of a transport
 
@@ -440,3 +443,56 @@ class TlsTransport(asyncio.Transport):
                 self._loop.add_writer(self._descriptor, self._writable)
             else:
                 self._loop.remove_writer(self._descriptor)
+
+
+async def tls_to(
+    host: str, port: int, context: ssl.SSLContext, name: str, handshake_s: float
+) -> TlsTransport:
+    """Return a connection to a server of that name, ready to begin. Raises OSError, ssl.SSLError among them."""
+    connected = await _connected_to(host, port)
+    try:
+        transport = TlsTransport(asyncio.get_running_loop(), connected, context, server_hostname=name)
+    except BaseException:
+        connected.close()
+        raise
+    await transport.handshake(handshake_s)
+    return transport
+
+
+async def _connected_to(host: str, port: int) -> socket:
+    """Return a socket that is connected to the first of the host's addresses that accepts. Raises the first OSError of them."""
+    loop = asyncio.get_running_loop()
+    first: OSError | None = None
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=SOCK_STREAM):
+        sock: socket | None = None
+        try:
+            sock = socket(family, kind, protocol)
+            sock.setblocking(False)
+            sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+            await _complete(loop, sock, sock.connect_ex(address))
+        except BaseException as error:
+            if sock is not None:
+                sock.close()
+            if not isinstance(error, OSError):
+                raise
+            first = first or error
+        else:
+            return sock
+    raise first or OSError(f"{host} has no address")
+
+
+async def _complete(loop: asyncio.AbstractEventLoop, sock: socket, error: int) -> None:
+    """Wait for a connect that has returned this error, 0 for none. Raises OSError.
+
+    `sock_connect` of uvloop resolves the address once more, in a thread.
+    """
+    if error == errno.EINPROGRESS:
+        writable = asyncio.Event()
+        loop.add_writer(sock.fileno(), writable.set)
+        try:
+            await writable.wait()
+        finally:
+            loop.remove_writer(sock.fileno())
+        error = sock.getsockopt(SOL_SOCKET, SO_ERROR)
+    if error:
+        raise OSError(error, os.strerror(error))

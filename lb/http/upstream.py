@@ -16,7 +16,7 @@ from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from lb.config.schema import Target
-from lb.http.tls_transport import TlsTransport
+from lb.http.tls_transport import tls_to
 
 POOL_KEEPALIVE_S = 4.0
 WRITE_HIGH_WATER = 256 * 1024
@@ -199,9 +199,7 @@ class Pool:
         if self.tls is None:
             _, connection = await loop.create_connection(lambda: TargetConnection(self), self.host, self.port)
         else:
-            connected = await connected_to(self.host, self.port)
-            transport = TlsTransport(loop, connected, self.tls, server_hostname=self.tls_name)
-            await transport.handshake(timeout_s)
+            transport = await tls_to(self.host, self.port, self.tls, self.tls_name, timeout_s)
             connection = TargetConnection(self)
             transport.begin(connection)
         if connection.transport.is_closing():
@@ -283,30 +281,6 @@ class Pools:
 
     def close(self) -> None:
         self.retain(set())
-
-
-async def connected_to(host: str, port: int) -> socket.socket:
-    """Return a socket that is connected to the first of the host's addresses that accepts. Raises the first OSError of them."""
-    loop = asyncio.get_running_loop()
-    first: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        sock = None
-        try:
-            sock = socket.socket(family, kind, protocol)
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(sock, address)
-        except OSError as error:
-            first = first or error
-        except BaseException:
-            if sock is not None:
-                sock.close()
-            raise
-        else:
-            return sock
-        if sock is not None:
-            sock.close()
-    raise first or OSError(f"{host} has no address")
 
 
 def trusting_only(ca: str) -> ssl.SSLContext:

@@ -123,10 +123,7 @@ def open_fast_path(loop: asyncio.AbstractEventLoop) -> FastPath | None:
     except ImportError:
         _log.info("no fast path: chunks are moved by Python")
         return None
-    why = _learn_tls(learn_tls)
-    if why:
-        _log.info("no fast path for TLS: its chunks are moved by Python why=%r", why)
-    return FastPath(Native(), loop, without_tls=why)
+    return FastPath(Native(), loop, without_tls=_learn_tls(learn_tls))
 
 
 def _learn_tls(learn_tls: Callable[[str, object, ssl.SSLSocket, int], str]) -> str:

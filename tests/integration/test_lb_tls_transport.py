@@ -15,6 +15,7 @@ import pytest
 
 from lb.core.failures import described
 from lb.http.tls_transport import TlsTransport
+from lb.proxy.fast_path import open_fast_path
 from tests.integration.tls_peer import VERSIONS, Peer, contexts
 
 MIB = 1 << 20
@@ -196,6 +197,20 @@ async def test_new_keys_change_no_byte(tmp_path: Path) -> None:
     link.transport.abort()
     await link.protocol.lost
     theirs.close()
+
+
+async def test_the_fast_path_takes_connections_of_which_nothing_waits(link: Link) -> None:
+    fast_path = open_fast_path(asyncio.get_running_loop())
+    if fast_path is None or fast_path.without_tls:
+        pytest.skip("there is no helper in C for TLS here")
+    assert type(fast_path.end_of(link.transport)).__name__ == "_SSLSocket"
+    link.transport.write(bytes(20 * MIB))
+    assert fast_path.end_of(link.transport) is None
+    await link.read(20 * MIB)
+    await link.until(lambda: fast_path.end_of(link.transport) is not None)
+    link.transport.close()
+    assert fast_path.end_of(link.transport) is None
+    fast_path.close()
 
 
 # --- the end
