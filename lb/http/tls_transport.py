@@ -319,7 +319,7 @@ class TlsTransport(asyncio.Transport):
                     unsent[0] = data[taken:]
         except ssl.SSLWantWriteError:
             self._watch_writes(True)
-        except ssl.SSLWantReadError:  # a handshake in the midst of a connection (TLS 1.2)
+        except ssl.SSLWantReadError:  # another handshake (TLS 1.2)
             self._write_wants_read = True
             self._watch_reads(True)
         except OSError as error:

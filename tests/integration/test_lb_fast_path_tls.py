@@ -185,7 +185,7 @@ def test_a_record_in_pieces_passes_when_it_is_whole(wires: Wires) -> None:
     wires.engine.seal(EVENT)
     wires.engine.push(20)
     wires.run()
-    forwarding.stop()  # in the midst of a record, which Python completes
+    forwarding.stop()  # within a record, which Python completes
     assert wires.engine.push()
     assert wires.source.read(LIMIT) == EVENT
 
