@@ -56,6 +56,7 @@ INTERPRETED = {
     "__init__.py",
     "target_list.py",  # its class is a list, which a native class cannot be
     "tls_acceptor.py",  # coroutines that are cancelled, of which OpenSSL has nearly all the CPU
+    "tls_transport.py",  # the same
 }
 NOTE = "lb/_not_compiled.txt"
 LONGEST_NOTE = 300

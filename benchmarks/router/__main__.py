@@ -21,6 +21,13 @@ from benchmarks.router.report import Row, headlines, render
 from benchmarks.router.run import LOAD_CORE, PROXY_CORE, Broken, Plan, measure, say
 from benchmarks.router.systems import Family, System
 
+_TLS: dict[str | None, frozenset[str]] = {
+    None: frozenset(),
+    "targets": frozenset({"targets"}),
+    "clients": frozenset({"clients"}),
+    "both": frozenset({"targets", "clients"}),
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
@@ -40,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warm_s=0.5 if given.quick else 1.0,
         window_s=2.0 if given.quick else given.seconds,
         seed=given.seed,
+        tls=_TLS[given.tls],
     )
     facts = _facts(plan, given)
     try:
@@ -112,6 +120,7 @@ def _facts(plan: Plan, given: argparse.Namespace) -> dict[str, Any]:
         "rounds": plan.rounds,
         "window": f"{plan.window_s:g} s",
         "seed": plan.seed,
+        "TLS": given.tls or "none",
         "metrics of the Rust routers": "off" if given.no_peer_metrics else "on",
         "on": f"{cpu_model()} ({os.cpu_count()} cores), Linux {platform.release()}, Python {platform.python_version()}",
         "load average at the start": _load_average(),
@@ -168,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         help="ours with arguments",
     )
     add("--interpreted", action="store_true", help="ours as an editable install runs it, not compiled")
+    add("--tls", choices=[where for where in _TLS if where], help="TLS there; without it plain HTTP")
     add("--no-peer-metrics", action="store_true", help="the Rust routers without their Prometheus port")
     add("--seed", type=int, default=0, help="of the order of systems (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="keep every row")

@@ -1,7 +1,7 @@
 /* A mock engine of vLLM's shape, fast enough never to be what is measured: one epoll process that listens on several
  * ports.
  *
- *     backend PORTS [--nameless]
+ *     backend PORTS [--nameless] [--tls CERTIFICATE KEY]
  *
  * It binds PORTS ports of its own on loopback and prints them in one line of JSON. POST /v1/chat/completions and
  * /v1/completions are answered at once with 1 KB and a usage, or, with "stream": true, by max_tokens events of about
@@ -10,9 +10,10 @@
  * to every chunk. /metrics is a page in vLLM's names with the requests that run; the other GETs are what routers ask
  * of an engine before they use it. GET /counts returns the requests, connections and running streams of each port.
  *
- * With --nameless, /metrics is 404 and no request gets ids: an engine whose kind and load a router cannot find out.
+ * With --nameless, /metrics is 404 and no request gets ids: an engine whose kind and load a router cannot find out. With
+ * --tls it takes connections of TLS as well, on the same ports.
  */
-#include "wire.h"
+#include "tls.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -60,7 +61,7 @@ static Holes answer_holes;
 static void forget(Conn *c) {
     if (c->fd >= 0) {
         conns[c->fd] = NULL;
-        close(c->fd);
+        link_close(c->fd);
         c->fd = -1;
         if (c->streaming) c->port->running--;
     }
@@ -78,7 +79,7 @@ static void watch(Conn *c, uint32_t events) {
 /* Sends, and keeps what the socket does not take. Errors show up as the end of the connection when it is read. */
 static void put(Conn *c, const char *bytes, size_t n) {
     if (!c->out_used) {
-        ssize_t sent = send(c->fd, bytes, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = link_send(c->fd, bytes, n);
         if (sent < 0 && errno != EAGAIN) return;
         if (sent > 0) bytes += sent, n -= (size_t)sent;
         if (!n) return;
@@ -94,7 +95,7 @@ static void put(Conn *c, const char *bytes, size_t n) {
 }
 
 static void flush(Conn *c) {
-    ssize_t sent = send(c->fd, c->out, c->out_used, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t sent = link_send(c->fd, c->out, c->out_used);
     if (sent <= 0) return;
     c->out_used -= (size_t)sent;
     memmove(c->out, c->out + sent, c->out_used);
@@ -364,7 +365,8 @@ static void readable(Conn *c) {
         c->in = realloc(c->in, c->in_size + 1);
         if (!c->in) die("realloc");
     }
-    ssize_t n = recv(c->fd, c->in + c->in_used, c->in_size - c->in_used, MSG_DONTWAIT);
+    link_accept(c->fd);
+    ssize_t n = link_recv(c->fd, c->in + c->in_used, c->in_size - c->in_used);
     if (n < 0 && errno == EAGAIN) return;
     if (n <= 0) {
         forget(c);
@@ -429,11 +431,14 @@ static void listen_on_loopback(Port *port) {
 
 int main(int argc, char **argv) {
     n_ports = argc > 1 ? atoi(argv[1]) : 0;
-    nameless = argc > 2 && !strcmp(argv[2], "--nameless");
-    if (n_ports < 1 || n_ports > MAX_PORTS || argc > 2 + nameless) {
-        fprintf(stderr, "usage: backend PORTS [--nameless]\n");
+    int at = 2;
+    if (at < argc && !strcmp(argv[at], "--nameless")) nameless = true, at++;
+    bool tls = argc - at == 3 && !strcmp(argv[at], "--tls");
+    if (n_ports < 1 || n_ports > MAX_PORTS || (at < argc && !tls)) {
+        fprintf(stderr, "usage: backend PORTS [--nameless] [--tls CERTIFICATE KEY]\n");
         return 2;
     }
+    if (tls) tls_serve(argv[at + 1], argv[at + 2]);
     signal(SIGPIPE, SIG_IGN);
     answer_holes = find_holes(answer_template());
     poller = epoll_create1(0);

@@ -1,5 +1,6 @@
 /* See client.h. */
 #include "client.h"
+#include "tls.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -20,6 +21,7 @@ static size_t room_latencies;
 
 void clients_start(int epoll) {
     poller = epoll;
+    if (given.tls) tls_request();
     answer_holes = find_holes(answer_template());
     next_nonce = monotonic_ns(); /* never the same in two runs: a cache has not seen it */
 }
@@ -38,11 +40,12 @@ static void dial(Conn *c) {
     if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&address, sizeof address)) die("connect");
     int on = 1;
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    link_connect(c->fd);
     watch(c, EPOLL_CTL_ADD, EPOLLIN);
 }
 
 static void hang_up(Conn *c) {
-    close(c->fd);
+    link_close(c->fd);
     c->fd = -1;
     c->blocked = false;
 }
@@ -54,7 +57,7 @@ static void expect(Conn *c) {
 }
 
 void client_writable(Conn *c) {
-    ssize_t n = send(c->fd, c->request + c->sent, c->request_bytes - c->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t n = link_send(c->fd, c->request + c->sent, c->request_bytes - c->sent);
     if (n > 0) c->sent += (size_t)n;
     bool blocked = c->sent < c->request_bytes;
     if (blocked != c->blocked) watch(c, EPOLL_CTL_MOD, blocked ? EPOLLIN | EPOLLOUT : EPOLLIN);
@@ -271,7 +274,7 @@ static void take(Conn *c, const char *bytes, size_t n) {
 
 void client_readable(Conn *c) {
     static char bytes[READ_BYTES];
-    ssize_t n = recv(c->fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    ssize_t n = link_recv(c->fd, bytes, sizeof bytes);
     if (n < 0 && errno == EAGAIN) return;
     if (n <= 0) {
         bool to_the_end = c->busy && c->framing == FIXED && c->last && n == 0;

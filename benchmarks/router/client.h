@@ -49,7 +49,7 @@ extern struct Given {
     int port, connections;
     unsigned groups;
     double rate, late_rate, ramp_s, warm_s, window_s;
-    bool streaming;
+    bool streaming, tls;
 } given;
 
 /* What the clients have seen so far. */

@@ -7,6 +7,7 @@
  *                                  time to their first event
  *       -w WARM_S -d WINDOW_S    what is under way after the window has DRAIN_S to end, and is checked as well
  *       -p PID,PID  -b PID       the processes of the proxy and of the backend, whose CPU time is read
+ *       -t                       with TLS; the proxy's certificate is not checked
  *       -g GROUPS                line i of BODIES is of group i modulo GROUPS: does a group stay on one target?
  *
  * BODIES has one JSON body per line with "nonce-" and 16 digits in it, which every request replaces by its own; the
@@ -267,7 +268,7 @@ int main(int argc, char **argv) {
     int option;
     given.mode = argc > 1 ? argv[1] : "";
     optind = 2;
-    while ((option = getopt(argc, argv, "P:f:F:c:r:l:R:w:d:p:b:g:")) != -1) switch (option) {
+    while ((option = getopt(argc, argv, "P:f:F:c:r:l:R:w:d:p:b:g:t")) != -1) switch (option) {
         case 'P': given.port = atoi(optarg); break;
         case 'f': given.bodies = optarg; break;
         case 'c': given.connections = atoi(optarg); break;
@@ -280,6 +281,7 @@ int main(int argc, char **argv) {
         case 'p': given.proxy_pids = optarg; break;
         case 'b': given.backend_pids = optarg; break;
         case 'g': given.groups = (unsigned)atoi(optarg); break;
+        case 't': given.tls = true; break;
         default: return 2;
         }
     given.streaming = !strcmp(given.mode, "streams") || !strcmp(given.mode, "idle");

@@ -11,6 +11,7 @@ import resource
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +39,10 @@ def cache_folder() -> Path:
 
 @functools.cache
 def compiled(name: str) -> Path:
-    """Compiles the program of that name if a source has changed, and returns its path. Raises Missing."""
+    """Compiles the program of that name if a source has changed, and returns its path. Raises Missing.
+
+    With TLS, where OpenSSL's headers are installed.
+    """
     sources = sorted((*HERE.glob("*.c"), *HERE.glob("*.h")))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     program = cache_folder() / f"{name}-{digest}"
@@ -47,11 +51,11 @@ def compiled(name: str) -> Path:
         if compiler is None:
             raise Missing("there is no C compiler; install one, or name it in $CC")
         fresh = program.with_suffix(f".{os.getpid()}")
-        flags = ["-O2", "-Wall", "-Wextra", "-Werror"]
-        subprocess.run(
-            [compiler, *flags, "-o", str(fresh), *(str(HERE / source) for source in _PROGRAMS[name])],
-            check=True,
-        )
+        command = [compiler, "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(fresh)]
+        command += [str(HERE / source) for source in _PROGRAMS[name]]
+        with_tls = [*command, "-DWITH_TLS", "-lssl", "-lcrypto"]
+        if subprocess.run(with_tls, capture_output=True, check=False).returncode:
+            subprocess.run(command, check=True)
         fresh.rename(program)
     return program
 
@@ -173,10 +177,21 @@ class Process:
 
 
 def ask(
-    port: int, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    port: int,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+    trust: ssl.SSLContext | None = None,
 ) -> tuple[int, bytes]:
-    """One request to loopback on a connection of its own: status, body. Raises OSError or HTTPException."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    """One request to loopback on a connection of its own: status, body. With TLS, if there is a `trust`.
+
+    Raises OSError or HTTPException.
+    """
+    if trust is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    else:
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=trust)
     try:
         connection.request(method, path, body or None, dict(headers or {}))
         response = connection.getresponse()

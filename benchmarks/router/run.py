@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from typing import Any
 
 from benchmarks.router.cells import TARGETS, Cell
 from benchmarks.router.machine import (
+    Missing,
     Process,
     ask,
     compiled,
@@ -30,7 +32,7 @@ from benchmarks.router.machine import (
     pinned,
 )
 from benchmarks.router.report import Row
-from benchmarks.router.systems import CLIENT_KEY, Family, Group, Launch, System
+from benchmarks.router.systems import CLIENT_KEY, Family, Group, Launch, System, Tls
 
 PROXY_CORE, LOAD_CORE = 1, 0
 _START_S = 60.0
@@ -56,6 +58,7 @@ class Plan:
     warm_s: float
     window_s: float
     seed: int
+    tls: frozenset[str] = frozenset()  # where it is: at "targets", "clients"
 
 
 class Backend:
@@ -93,6 +96,7 @@ class Running:
     port: int
     process: Process | None  # None: there is nothing in between
     backend: Backend
+    tls: Tls | None = None
 
 
 def measure(plan: Plan) -> list[Row]:
@@ -107,17 +111,20 @@ def measure(plan: Plan) -> list[Row]:
             able = [
                 system
                 for system in plan.systems
-                if (system.name, group) not in broken and any(system.takes_part(cell.name) for cell in cells)
+                if (system.name, group) not in broken
+                and any(system.takes_part(cell.name) for cell in cells)
+                and (system.can_tls or not plan.tls)
             ]
             if not cells or not able:
                 continue
             with ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="router-benchmark-")))
+                tls = certified(folder, plan.tls) if plan.tls else None
                 backends = {
-                    nameless: _backend(stack, folder, nameless)
+                    nameless: _backend(stack, folder, nameless, tls)
                     for nameless in sorted({system.nameless for system in able})
                 }
-                running = _started(stack, folder, backends, able, group, broken)
+                running = _started(stack, folder, backends, able, group, broken, tls)
                 ports += [one.port for one in running]
                 ports += [port for backend in backends.values() for port in backend.ports]
                 for cell in cells:
@@ -142,8 +149,33 @@ def measure(plan: Plan) -> list[Row]:
     return rows
 
 
-def _backend(stack: ExitStack, folder: Path, nameless: bool) -> Backend:
+def certified(folder: Path, where: frozenset[str]) -> Tls:
+    """Writes a certificate for 127.0.0.1 and its key into the folder."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    command += ["-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    try:
+        subprocess.run(
+            [*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
+        )
+    except FileNotFoundError as error:
+        raise Missing("there is no openssl (Debian, Ubuntu: apt-get install openssl)") from error
+    return Tls(certificate, key, "targets" in where, "clients" in where)
+
+
+def _backend(stack: ExitStack, folder: Path, nameless: bool, tls: Tls | None) -> Backend:
     command = [str(compiled("backend")), str(TARGETS), *(["--nameless"] if nameless else [])]
+    if tls is not None:
+        command += ["--tls", str(tls.certificate), str(tls.key)]
     log = folder / f"backend-{nameless}.log"
     return Backend(stack.enter_context(Process(command, log, LOAD_CORE, folder, pipe=True)))
 
@@ -155,6 +187,7 @@ def _started(
     able: Sequence[System],
     group: Group,
     broken: set[tuple[str, Group]],
+    tls: Tls | None,
 ) -> list[Running]:
     """Starts all systems at once, and warms each when it responds. Returns those that work."""
     launched = []
@@ -166,14 +199,14 @@ def _started(
         own = folder / system.name
         own.mkdir()
         port = free_port()
-        command = system.command(Launch(port, backend.ports, group, own))
+        command = system.command(Launch(port, backend.ports, group, own, tls))
         process = Process(command, folder / f"{system.name}.log", PROXY_CORE, system.cwd)
-        launched.append(Running(system, port, stack.enter_context(process), backend))
+        launched.append(Running(system, port, stack.enter_context(process), backend, tls))
     ready = []
     for one in launched:
         try:
             if one.process is not None:
-                _await(one.port, one.process)
+                _await(one.port, one.process, one.tls)
                 _warm(one, folder)
             ready.append(one)
         except Broken as error:
@@ -183,15 +216,18 @@ def _started(
     return ready
 
 
-def _await(port: int, process: Process) -> None:
+def _await(port: int, process: Process, tls: Tls | None) -> None:
     """Waits until it has given many right responses in a row: routers discover their targets one by one."""
     deadline = time.monotonic() + _START_S
+    trust = None
+    if tls is not None and tls.clients:
+        trust = ssl.create_default_context(cafile=str(tls.certificate))
     in_a_row = 0
     while in_a_row < _IN_A_ROW:
         if process.ended or time.monotonic() > deadline:
             raise Broken(process.last_lines() or "it does not respond")
         try:
-            status, _ = ask(port, "POST", "/v1/chat/completions", _PROBE, _PROBE_HEADERS)
+            status, _ = ask(port, "POST", "/v1/chat/completions", _PROBE, _PROBE_HEADERS, trust)
         except (OSError, HTTPException):
             status = 0
         in_a_row = in_a_row + 1 if status == 200 else 0
@@ -237,6 +273,8 @@ def _load(cell: Cell, one: Running, folder: Path, warm_s: float, window_s: float
         str(one.port),
         *cell.load_arguments(folder, warm_s, window_s),
     ]
+    if one.tls is not None and one.tls.clients:
+        command.append("-t")
     if one.process is not None:
         command += ["-p", ",".join(map(str, one.process.pids()))]
     command += ["-b", ",".join(map(str, one.backend.process.pids()))]

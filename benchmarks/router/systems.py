@@ -39,6 +39,16 @@ class Group(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """Where TLS is, and the one certificate of the engines and of the proxy, for 127.0.0.1; it is its own authority."""
+
+    certificate: Path
+    key: Path
+    targets: bool
+    clients: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """The values that a command line depends on."""
 
@@ -46,10 +56,20 @@ class Launch:
     targets: Sequence[int]
     group: Group
     folder: Path
+    tls: Tls | None = None
 
     @property
     def urls(self) -> list[str]:
-        return [f"http://127.0.0.1:{port}" for port in self.targets]
+        scheme = "https" if self.tls_targets is not None else "http"
+        return [f"{scheme}://127.0.0.1:{port}" for port in self.targets]
+
+    @property
+    def tls_targets(self) -> Tls | None:
+        return self.tls if self.tls is not None and self.tls.targets else None
+
+    @property
+    def tls_clients(self) -> Tls | None:
+        return self.tls if self.tls is not None and self.tls.clients else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +85,7 @@ class System:
     cwd: Path = CHECKOUT
     cells: frozenset[str] | None = None
     nameless: bool = False
+    can_tls: bool = True
 
     def policy(self, group: Group) -> str:
         return self.policies[group is Group.PREFIX]
@@ -108,6 +129,11 @@ def ours(
             "--health-path",
             "/health",
         ]
+        if launch.tls_targets is not None:
+            base += ["--targets-cafile", str(launch.tls_targets.certificate)]
+        if launch.tls_clients is not None:
+            tls = launch.tls_clients
+            base += ["--tls-certfile", str(tls.certificate), "--tls-keyfile", str(tls.key)]
         return [*base, "--log-level", "warning", *targets, *arguments]
 
     version = _revision(checkout)
@@ -151,10 +177,11 @@ class _Peer:
     version: str
     program: tuple[str, ...]
     log_level: str
+    can_tls: bool = False
 
 
 _PEERS = (
-    _Peer("sglang-router", "0.3.2", ("sglang-router", "launch"), "warn"),
+    _Peer("sglang-router", "0.3.2", ("sglang-router", "launch"), "warn", can_tls=True),
     _Peer("smg", "1.13.0", ("smg", "launch"), "warn"),
     _Peer("vllm-router", "0.1.17", ("vllm-router",), "warning"),
 )
@@ -176,16 +203,24 @@ def rust_router(name: str, metrics: bool = True) -> System:
         policy = ["--policy", "round_robin" if launch.group is Group.PLAIN else "cache_aware"]
         # A port of its own: several of them are up at a time, and the default would collide.
         metrics_port = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+        tls: list[str] = []
+        if launch.tls_targets is not None:
+            tls += ["--ca-cert-paths", str(launch.tls_targets.certificate)]
+        if launch.tls_clients is not None:
+            tls += ["--tls-cert-path", str(launch.tls_clients.certificate)]
+            tls += ["--tls-key-path", str(launch.tls_clients.key)]
         return [
             *program,
             *("--host", "127.0.0.1", "--port", str(launch.port), "--worker-urls", *launch.urls),
             *policy,
             *("--log-level", peer.log_level),
             *(metrics_port if metrics else []),
+            *tls,
             *("--worker-startup-check-interval", "1"),  # of 30 s, only felt while it starts
         ]
 
-    return System(name, Family.RUST, version, command, ("round_robin", "cache_aware"))
+    policies = ("round_robin", "cache_aware")
+    return System(name, Family.RUST, version, command, policies, can_tls=peer.can_tls)
 
 
 def _installed(peer: _Peer) -> tuple[Path, str]:
@@ -233,9 +268,11 @@ http {{
     keepalive_requests 1000000000;
   }}
   server {{
-    listen 127.0.0.1:{port} backlog=4096;
+    listen 127.0.0.1:{port} backlog=4096{ssl};
+    {certificate}
     location / {{
-      proxy_pass http://engines;
+      proxy_pass {scheme}://engines;
+      {trust}
       proxy_http_version 1.1;
       proxy_set_header Connection "";
       proxy_set_header Host $host;
@@ -256,11 +293,23 @@ def nginx() -> System:
 
     def command(launch: Launch) -> list[str]:
         conf = launch.folder / "nginx.conf"
+        clients, targets = launch.tls_clients, launch.tls_targets
+        certificate = trust = ""
+        if clients is not None:
+            certificate = f"ssl_certificate {clients.certificate}; ssl_certificate_key {clients.key};"
+            certificate += " ssl_protocols TLSv1.2 TLSv1.3;"
+        if targets is not None:
+            trust = f"proxy_ssl_trusted_certificate {targets.certificate}; proxy_ssl_verify on;"
+            trust += " proxy_ssl_name 127.0.0.1; proxy_ssl_protocols TLSv1.2 TLSv1.3;"
         conf.write_text(
             _NGINX_CONF.format(
                 folder=launch.folder,
                 user="user root;" if os.geteuid() == 0 else "",
                 port=launch.port,
+                ssl="" if clients is None else " ssl",
+                certificate=certificate,
+                scheme="http" if targets is None else "https",
+                trust=trust,
                 servers="\n".join(f"    server 127.0.0.1:{port};" for port in launch.targets),
             )
         )

@@ -119,8 +119,10 @@ class Agent:
         self._fetcher = HttpGetter(Pools(options.targets_tls), clock)
         self._set_authority(table)
         loop, identity = asyncio.get_running_loop(), options.identity
-        self._fast_path = open_fast_path(loop) if options.fast_path else None
-        self.build = self.metrics.build = own_build(fast_path=self._fast_path is not None)
+        self._fast_path = fast_path = open_fast_path(loop) if options.fast_path else None
+        self.build = self.metrics.build = own_build(
+            fast_path=fast_path is not None, slow_tls=fast_path.without_tls if fast_path is not None else ""
+        )
         forwarding = None if identity is None else Forwarding(targets, table.regions or Regions("", ""), now)
         quota = None if identity is None else SharedQuota()
 

@@ -6,6 +6,7 @@ a file with the reason (`NOTE`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from lb.core import api_keys
 NOTE = Path(lb.__file__).with_name("_not_compiled.txt")
 
 
-def own_build(*, fast_path: bool) -> Build:
-    """Return the build of this process. `fast_path`: it has opened the helper in C."""
-    return build_of(api_keys.__file__, NOTE, fast_path=fast_path)
+def own_build(*, fast_path: bool, slow_tls: str = "") -> Build:
+    """Return the build of this process. `fast_path`: it has opened the helper in C; `slow_tls`: why not for TLS."""
+    return replace(build_of(api_keys.__file__, NOTE, fast_path=fast_path), slow_tls=slow_tls)
 
 
 def build_of(module_file: str, note: Path, *, fast_path: bool) -> Build:

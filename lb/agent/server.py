@@ -101,6 +101,8 @@ def _log_build(build: Build) -> None:
         )
     else:
         _log.info("build kind=%s fast_path=%s", build.kind.value, build.fast_path)
+    if build.slow_tls:
+        _log.warning("chunks of streams with TLS are moved by Python: why=%r", build.slow_tls)
 
 
 def _freeze_objects() -> None:

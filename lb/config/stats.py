@@ -22,17 +22,24 @@ class BuildKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How an agent runs. `fast_path`: with the helper in C. `not_compiled`: why the compilation failed, empty if it did not."""
+    """How an agent runs. `fast_path`: with the helper in C. `not_compiled`: why the compilation failed, empty if it did not.
+
+    `slow_tls` is why the helper leaves connections of TLS to Python, empty if it does not.
+    """
 
     kind: BuildKind
     fast_path: bool
     not_compiled: str = ""
+    slow_tls: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        # A controller that is older than this key reads a build without it.
+        extra = {"slow_tls": self.slow_tls} if self.slow_tls else {}
         return {
             "kind": self.kind.value,
             "fast_path": self.fast_path,
             "not_compiled": self.not_compiled,
+            **extra,
         }
 
     @classmethod
@@ -42,6 +49,7 @@ class Build:
             kind=fields.one_of("kind", BuildKind, BuildKind.INTERPRETED),
             fast_path=fields.flag("fast_path"),
             not_compiled=fields.text("not_compiled", ""),
+            slow_tls=fields.text("slow_tls", ""),
         )
         fields.done()
         return build

@@ -21,8 +21,10 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
+
+from lb.http.tls_transport import TlsTransport
 
 HANDSHAKE_S = 5.0
 MAX_HANDSHAKES = 1024  # at a time on one port
@@ -165,33 +167,37 @@ class TlsAcceptor:
         self._begin(arrived)
 
     def _begin(self, arrived: socket.socket) -> None:
-        task = self._loop.create_task(self._secure(arrived))
-        self._handshakes[task] = _Handshake(task, arrived, self._loop.time())
+        handshake = _Handshake(arrived, self._loop.time())
+        task = handshake.task = self._loop.create_task(self._secure(handshake))
+        self._handshakes[task] = handshake
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._handshakes[task]
 
-    async def _secure(self, arrived: socket.socket) -> None:
+    async def _secure(self, handshake: _Handshake) -> None:
+        arrived = handshake.socket
         try:
             arrived.setblocking(False)
             arrived.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(
-                self._protocol, arrived, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
-            )
-        except OSError as error:  # TimeoutError and ssl.SSLError among them
+            transport = TlsTransport(self._loop, arrived, self._tls, server_side=True)
+            handshake.socket = transport.get_extra_info("socket")
+            await transport.handshake(HANDSHAKE_S)
+        except OSError as error:  # ssl.SSLError among them
             arrived.close()
             self._refused(_reason(error))
         except asyncio.CancelledError:
             arrived.close()
             raise
+        else:
+            transport.begin(self._protocol())
 
 
 @dataclass(slots=True, eq=False)
 class _Handshake:
-    task: asyncio.Task[None]
     socket: socket.socket
     since: float
+    task: asyncio.Task[None] = field(init=False)
     _spoken: bool = False
 
     def has_spoken(self) -> bool:

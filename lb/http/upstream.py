@@ -12,10 +12,11 @@ import base64
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
 from lb.config.schema import Target
+from lb.http.tls_transport import tls_to
 
 POOL_KEEPALIVE_S: Final = 4.0
 WRITE_HIGH_WATER: Final = 256 * 1024
@@ -195,12 +196,12 @@ class Pool:
     async def connect(self, timeout_s: float) -> TargetConnection:
         """As `dial`, for callers that bound the time themselves; only a TLS handshake is bounded here."""
         loop = asyncio.get_running_loop()
-        tls: dict[str, Any] = {}
-        if self.tls is not None:
-            tls = {"ssl": self.tls, "server_hostname": self.tls_name, "ssl_handshake_timeout": timeout_s}
-        _, connection = await loop.create_connection(
-            lambda: TargetConnection(self), self.host, self.port, **tls
-        )
+        if self.tls is None:
+            _, connection = await loop.create_connection(lambda: TargetConnection(self), self.host, self.port)
+        else:
+            transport = await tls_to(self.host, self.port, self.tls, self.tls_name, timeout_s)
+            connection = TargetConnection(self)
+            transport.begin(connection)
         if connection.transport.is_closing():
             raise ConnectionResetError("closed as soon as it was open")
         return connection

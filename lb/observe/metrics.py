@@ -52,7 +52,9 @@ _TARGET = ("service", "region", "zone", "capacity_type", "policy")
 
 
 _KEY = ("service", "region", "key")
-_BUILD_HELP = "1. `kind` is native or interpreted; `fast_path` is true with the helper in C."
+_BUILD_HELP = (
+    "1. `kind` is native or interpreted; `fast_path` is true with the helper in C, plain if it cannot do TLS."
+)
 _MOST_MODELS = 20  # that have series of their own, of each key
 
 
@@ -235,7 +237,8 @@ class Metrics:
         lag.add_metric(agent, self.loop_lag.cumulative(), self.loop_lag.sum)
         yield lag
         if self.build is not None:
-            labels = (*agent, self.build.kind.value, str(self.build.fast_path).lower())
+            fast_path = "plain" if self.build.slow_tls else str(self.build.fast_path).lower()
+            labels = (*agent, self.build.kind.value, fast_path)
             yield _gauge("build_info", _BUILD_HELP, (*_AGENT[:2], "kind", "fast_path"), {labels: 1})
 
     def _target_gauges(self, table: TargetTable, now: float) -> Iterator[Metric]:

@@ -1,16 +1,19 @@
 /* Moves the chunks of running streams from targets to clients without waking Python for each of them.
  *
- * A forwarding is a pair of sockets and the bytes that went through. What passes here is only the regular case: a read that
+ * A forwarding is a pair of connections and the bytes that went through. A connection is a socket, or one of TLS, whose records
+ * OpenSSL reads and writes at the socket (lb/http/tls_transport.py). What passes here is only the regular case: a read that
  * is one or more whole HTTP chunks, each of whole server-sent events, in which the engine neither ends the stream nor gives
  * it up, and that the client takes at once. Fields that the client has not asked for are removed where they have the one
  * shape that engines write. Anything else stops the forwarding and goes back to Python as the bytes that were read, so that
  * every decision is made in one place (lb/proxy/forwarded_relay.py). lb/proxy/fast_path.py says what modes and reasons mean;
  * lb/stream/stream_merge.py removes the same fields, and lb/stream/token_usage.py counts the same tokens.
  *
- * Sockets are non-blocking and belong to the event loop; a forwarding must be stopped before either is closed. */
+ * Sockets are non-blocking and belong to the event loop; a forwarding must be stopped before either is closed. Python reads
+ * nothing of the source meanwhile, and writes nothing to the sink. */
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
 #include <Python.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -38,10 +41,14 @@
 /* Edges: with levels the kernel looks twice at a socket for each of its chunks, the second time to find it empty. A read that
  * has not filled its room has emptied the socket; after others, and where the end has come with the data, it is armed again. */
 #define SOURCE_EVENTS (EPOLLIN | EPOLLRDHUP | EPOLLET)
+/* Levels for TLS: what is left in OpenSSL is no whole record, so there is more as long as the socket has something. */
+#define TLS_SOURCE_EVENTS (EPOLLIN | EPOLLRDHUP)
+#define RECORD_BYTES (16 * 1024) /* the most that a record holds; as in lb/http/tls_transport.py */
 #define MAX_SIZE_DIGITS 7
 #define MAX_CUTS 64 /* of one chunk */
 
 enum { STOP_IRREGULAR = 0, STOP_UNSENT = 1, STOP_FULL = 2, STOP_ENDED = 3 };
+enum { MOVING = -1, NO_MEMORY = -2 }; /* in the place of a reason to stop */
 enum { MODE_CHUNKS = 0, MODE_EVENTS = 1, MODE_WITHOUT_IDS = 2, MODE_WITHOUT_USAGE = 3 };
 
 typedef struct {
@@ -58,11 +65,21 @@ typedef struct {
     int heard;
 } Counts;
 
+typedef struct ssl_st SSL;
+
+/* One side of a forwarding. */
+typedef struct {
+    int fd;
+    SSL *ssl;      /* NULL without TLS */
+    PyObject *tls; /* whose it is; NULL as well */
+} End;
+
 typedef struct {
     PyObject_HEAD
     FastPath *fast_path; /* NULL while stopped */
     PyObject *owner;     /* gets the reason why it has stopped */
-    int source, sink, mode;
+    End source, sink;
+    int mode;
     char *kept; /* what came, with its framing */
     size_t kept_bytes, kept_room, limit;
     unsigned long long sent_bytes;
@@ -70,6 +87,127 @@ typedef struct {
 } Forwarding;
 
 static PyTypeObject ForwardingType;
+
+/* --- TLS */
+
+/* Functions of the OpenSSL that Python's own module `_ssl` is linked with: no other one may touch its connections. Declared here,
+ * as its headers are not needed to install Python packages; they are the same in every OpenSSL since 1.1.1. */
+static struct {
+    PyTypeObject *type; /* of the connections, `_ssl._SSLSocket`; NULL: TLS is left to Python */
+    int (*read_ex)(SSL *, void *, size_t, size_t *);
+    int (*write_ex)(SSL *, const void *, size_t, size_t *);
+    int (*get_error)(const SSL *, int);
+    int (*has_pending)(const SSL *);
+    int (*get_fd)(const SSL *);
+    void (*set_read_ahead)(SSL *, int);
+    void (*clear_error)(void);
+} openssl;
+
+enum { OPENSSL_WANT_READ = 2 }; /* SSL_ERROR_WANT_READ */
+
+/* How a connection begins in CPython's Modules/_ssl.c. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *socket; /* a weak reference to the object of the module `ssl` */
+    SSL *ssl;
+} TlsObject;
+
+#if defined(Py_GIL_DISABLED) || PY_VERSION_HEX < 0x030a0000 || PY_VERSION_HEX >= 0x030f0000
+#define KNOWS_TLS_OBJECTS 0
+#else
+#define KNOWS_TLS_OBJECTS 1
+#endif
+
+/* Find OpenSSL's functions from `_ssl` itself and what it is linked with; why not, or NULL. */
+static const char *find_openssl(const char *module_file) {
+    void *module = dlopen(module_file, RTLD_NOW | RTLD_NOLOAD);
+    if (!module) return "the module _ssl is not loaded from its file";
+#define FIND_FUNCTION(member, name)                                              \
+    if (!(*(void **)&openssl.member = dlsym(module, name))) return "there is no " name
+    FIND_FUNCTION(read_ex, "SSL_read_ex");
+    FIND_FUNCTION(write_ex, "SSL_write_ex");
+    FIND_FUNCTION(get_error, "SSL_get_error");
+    FIND_FUNCTION(has_pending, "SSL_has_pending");
+    FIND_FUNCTION(get_fd, "SSL_get_fd");
+    FIND_FUNCTION(set_read_ahead, "SSL_set_read_ahead");
+    FIND_FUNCTION(clear_error, "ERR_clear_error");
+    return NULL; /* the handle stays open, as the module does */
+}
+
+static PyObject *learn_tls(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *module_file, *why = NULL;
+    PyObject *sample, *socket;
+    int fd;
+    if (!PyArg_ParseTuple(args, "sOOi", &module_file, &sample, &socket, &fd)) return NULL;
+    TlsObject *object = (TlsObject *)sample;
+    if (!KNOWS_TLS_OBJECTS) {
+        why = "this version of Python is not known";
+    } else if (Py_TYPE(sample)->tp_basicsize < (Py_ssize_t)sizeof(TlsObject) || !object->socket ||
+               !PyWeakref_CheckRef(object->socket) || !object->ssl) {
+        why = "connections of _ssl are not as expected";
+    } else {
+        PyObject *refers_to = PyObject_CallNoArgs(object->socket);
+        if (!refers_to) return NULL;
+        Py_DECREF(refers_to); /* the caller has it */
+        if (refers_to != socket) why = "connections of _ssl are not as expected";
+    }
+    if (!why) why = find_openssl(module_file);
+    if (!why && openssl.get_fd(object->ssl) != fd) why = "connections of _ssl have another descriptor";
+    openssl.type = why ? NULL : Py_TYPE(sample);
+    return PyUnicode_FromString(why ? why : "");
+}
+
+/* A side of a forwarding, of a descriptor or a connection of TLS; 0 on an exception. */
+static int open_end(PyObject *given, End *end) {
+    if (openssl.type && Py_TYPE(given) == openssl.type) {
+        SSL *ssl = ((TlsObject *)given)->ssl;
+        *end = (End){ssl ? openssl.get_fd(ssl) : -1, ssl, Py_NewRef(given)};
+        return 1;
+    }
+    long fd = PyLong_AsLong(given);
+    if (fd == -1 && PyErr_Occurred()) return 0;
+    *end = (End){(int)fd, NULL, NULL};
+    return 1;
+}
+
+/* Read all whole records that are there, READ_BYTES at most; `reason` is why no more can be read, MOVING: no more is there.
+ *
+ * OpenSSL reads ahead, so a record takes one call of the kernel instead of two. Past half of the room it no longer does, but
+ * uses up what it has, so that it holds no whole record in the end: of such, epoll would know nothing. */
+static size_t read_records(SSL *ssl, char *buffer, int *reason) {
+    size_t size = 0, got;
+    *reason = MOVING;
+    openssl.clear_error();
+    do {
+        if (size > READ_BYTES / 2) openssl.set_read_ahead(ssl, 0);
+        if (openssl.read_ex(ssl, buffer + size, READ_BYTES - size, &got)) {
+            size += got;
+            continue;
+        }
+        /* Whatever else it is, the event loop will meet it again. */
+        if (openssl.get_error(ssl, 0) != OPENSSL_WANT_READ) *reason = STOP_ENDED;
+        openssl.clear_error();
+        break;
+    } while (openssl.has_pending(ssl));
+    if (size > READ_BYTES / 2) openssl.set_read_ahead(ssl, 1);
+    return size;
+}
+
+/* How many bytes OpenSSL has taken. The rest must be given to it unchanged, by records of the same size: it may have encrypted the
+ * first one. */
+static size_t write_records(SSL *ssl, const char *data, size_t size) {
+    size_t sent = 0, taken;
+    openssl.clear_error();
+    while (sent < size) {
+        size_t record = size - sent < RECORD_BYTES ? size - sent : RECORD_BYTES;
+        if (!openssl.write_ex(ssl, data + sent, record, &taken)) {
+            openssl.clear_error();
+            break;
+        }
+        sent += taken;
+    }
+    return sent;
+}
 
 /* --- reading events */
 
@@ -258,7 +396,8 @@ static int keep(Forwarding *forwarding, const char *data, size_t size) {
 
 static void forwarding_halt(Forwarding *forwarding) {
     if (!forwarding->fast_path) return;
-    epoll_ctl(forwarding->fast_path->sources, EPOLL_CTL_DEL, forwarding->source, NULL);
+    epoll_ctl(forwarding->fast_path->sources, EPOLL_CTL_DEL, forwarding->source.fd, NULL);
+    if (forwarding->source.ssl) openssl.set_read_ahead(forwarding->source.ssl, 0);
     Py_CLEAR(forwarding->fast_path);
     Py_DECREF(forwarding); /* the reference that epoll had */
 }
@@ -297,6 +436,8 @@ static PyObject *forwarding_counts(Forwarding *forwarding, PyObject *Py_UNUSED(n
 static int forwarding_traverse(Forwarding *forwarding, visitproc visit, void *arg) {
     Py_VISIT(forwarding->fast_path);
     Py_VISIT(forwarding->owner);
+    Py_VISIT(forwarding->source.tls);
+    Py_VISIT(forwarding->sink.tls);
     return 0;
 }
 
@@ -309,6 +450,8 @@ static void forwarding_dealloc(Forwarding *forwarding) {
     PyObject_GC_UnTrack(forwarding);
     Py_CLEAR(forwarding->owner);
     Py_CLEAR(forwarding->fast_path);
+    Py_CLEAR(forwarding->source.tls);
+    Py_CLEAR(forwarding->sink.tls);
     free(forwarding->kept);
     Py_TYPE(forwarding)->tp_free((PyObject *)forwarding);
 }
@@ -368,26 +511,30 @@ static void fast_path_dealloc(FastPath *fast_path) {
 static PyObject *fast_path_fileno(FastPath *fast_path, PyObject *Py_UNUSED(none)) { return PyLong_FromLong(fast_path->epoll); }
 
 static PyObject *fast_path_forwarding(FastPath *fast_path, PyObject *args) {
-    int source, sink, mode;
+    int mode;
     Py_ssize_t limit;
-    PyObject *owner;
-    if (!PyArg_ParseTuple(args, "iinOi", &source, &sink, &limit, &owner, &mode)) return NULL;
+    PyObject *source, *sink, *owner;
+    if (!PyArg_ParseTuple(args, "OOnOi", &source, &sink, &limit, &owner, &mode)) return NULL;
     if (mode < MODE_CHUNKS || mode > MODE_WITHOUT_USAGE) return PyErr_Format(PyExc_ValueError, "no such mode: %d", mode);
     Forwarding *forwarding = PyObject_GC_New(Forwarding, &ForwardingType);
     if (!forwarding) return NULL;
     memset((char *)forwarding + sizeof(PyObject), 0, sizeof(Forwarding) - sizeof(PyObject));
-    forwarding->source = source;
-    forwarding->sink = sink;
     forwarding->mode = mode;
     forwarding->limit = (size_t)limit;
     forwarding->owner = Py_NewRef(owner);
     PyObject_GC_Track(forwarding);
-    struct epoll_event event = {.events = SOURCE_EVENTS, .data.ptr = forwarding};
-    if (epoll_ctl(fast_path->sources, EPOLL_CTL_ADD, source, &event) < 0) {
+    if (!open_end(source, &forwarding->source) || !open_end(sink, &forwarding->sink)) {
+        Py_DECREF(forwarding);
+        return NULL;
+    }
+    SSL *ssl = forwarding->source.ssl;
+    struct epoll_event event = {.events = ssl ? TLS_SOURCE_EVENTS : SOURCE_EVENTS, .data.ptr = forwarding};
+    if (epoll_ctl(fast_path->sources, EPOLL_CTL_ADD, forwarding->source.fd, &event) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
         Py_DECREF(forwarding);
         return NULL;
     }
+    if (ssl) openssl.set_read_ahead(ssl, 1);
     forwarding->fast_path = (FastPath *)Py_NewRef(fast_path);
     Py_INCREF(forwarding); /* epoll's; dropped by forwarding_halt */
     return (PyObject *)forwarding;
@@ -409,39 +556,54 @@ typedef struct {
     const char *data; /* to be sent; of a stop: to be returned */
     size_t size;
     int reason; /* MOVING, or why it stops */
+    int then;   /* the same, once all is sent */
     int more;   /* there may be more to read, without another edge */
 } Read;
-
-enum { MOVING = -1, NO_MEMORY = -2 };
 
 /* Read what there is; `used` and `written` say how much of the buffers is taken. */
 static Read read_one(FastPath *fast_path, Forwarding *forwarding, uint32_t events, size_t *used, size_t *written) {
     char *buffer = fast_path->buffer + *used, *out = fast_path->out + *written;
-    ssize_t got = recv(forwarding->source, buffer, READ_BYTES, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return (Read){forwarding, "", 0, MOVING, errno == EINTR};
-    if (got == 0) return (Read){forwarding, "", 0, STOP_ENDED, 0};
-    if (got < 0) return (Read){forwarding, "reset", 5, STOP_ENDED, 0};
-    size_t size = (size_t)got;
+    size_t got;
+    int then = MOVING, more = 0;
+    if (forwarding->source.ssl) {
+        got = read_records(forwarding->source.ssl, buffer, &then);
+        if (!got) return (Read){forwarding, "", 0, then, MOVING, 0};
+    } else {
+        ssize_t received = recv(forwarding->source.fd, buffer, READ_BYTES, MSG_DONTWAIT);
+        if (received < 0 && (errno == EAGAIN || errno == EINTR)) return (Read){forwarding, "", 0, MOVING, MOVING, errno == EINTR};
+        if (received == 0) return (Read){forwarding, "", 0, STOP_ENDED, MOVING, 0};
+        if (received < 0) return (Read){forwarding, "reset", 5, STOP_ENDED, MOVING, 0};
+        got = (size_t)received;
+        more = got == READ_BYTES || (events & ~EPOLLIN);
+    }
+    size_t size = got;
     *used += size;
     Counts counts = forwarding->counts;
     const char *data = passable(buffer, out, forwarding->mode, &size, &counts);
-    if (!data) return (Read){forwarding, buffer, (size_t)got, STOP_IRREGULAR, 0};
+    if (!data) return (Read){forwarding, buffer, got, STOP_IRREGULAR, MOVING, 0};
     if (data == out) *written += size;
-    if (!keep(forwarding, buffer, (size_t)got)) return (Read){forwarding, "", 0, NO_MEMORY, 0};
+    if (!keep(forwarding, buffer, got)) return (Read){forwarding, "", 0, NO_MEMORY, MOVING, 0};
     forwarding->counts = counts;
     forwarding->sent_bytes += size;
-    return (Read){forwarding, data, size, MOVING, got == READ_BYTES || (events & ~EPOLLIN)};
+    return (Read){forwarding, data, size, MOVING, then, more};
 }
 
 static void send_one(Read *read) {
     if (read->reason != MOVING || !read->size) return;
     Forwarding *forwarding = read->forwarding;
-    ssize_t sent = send(forwarding->sink, read->data, read->size, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent < 0) sent = 0; /* whatever the reason, the event loop will meet it as well */
+    size_t sent;
+    if (forwarding->sink.ssl) {
+        sent = write_records(forwarding->sink.ssl, read->data, read->size);
+    } else {
+        ssize_t taken = send(forwarding->sink.fd, read->data, read->size, MSG_DONTWAIT | MSG_NOSIGNAL);
+        sent = taken < 0 ? 0 : (size_t)taken; /* whatever the reason, the event loop will meet it as well */
+    }
     read->data += sent;
-    read->size -= (size_t)sent;
+    read->size -= sent;
     if (read->size) {
         read->reason = STOP_UNSENT;
+    } else if (read->then != MOVING) {
+        read->reason = read->then;
     } else if (forwarding->mode != MODE_CHUNKS && forwarding->kept_bytes > forwarding->limit) {
         read->reason = STOP_FULL;
     }
@@ -449,7 +611,7 @@ static void send_one(Read *read) {
 
 static void arm_again(FastPath *fast_path, Forwarding *forwarding) {
     struct epoll_event event = {.events = SOURCE_EVENTS, .data.ptr = forwarding};
-    epoll_ctl(fast_path->sources, EPOLL_CTL_MOD, forwarding->source, &event); /* it is there: nothing can go wrong */
+    epoll_ctl(fast_path->sources, EPOLL_CTL_MOD, forwarding->source.fd, &event); /* it is there: nothing can go wrong */
 }
 
 /* Send what was read, then add to the list what has stopped; 0 on an exception. First all reads of a batch, then all sends:
@@ -536,7 +698,7 @@ static PyObject *fast_path_run(FastPath *fast_path, PyObject *Py_UNUSED(none)) {
 static PyMethodDef fast_path_methods[] = {
     {"fileno", (PyCFunction)fast_path_fileno, METH_NOARGS, "Readable when a forwarding has something to move."},
     {"forwarding", (PyCFunction)fast_path_forwarding, METH_VARARGS,
-     "Open a forwarding: (source fd, sink fd, limit of kept bytes, owner, mode)."},
+     "Open a forwarding: (source, sink, limit of kept bytes, owner, mode). A side is a descriptor or a `_ssl._SSLSocket`."},
     {"run", (PyCFunction)fast_path_run, METH_NOARGS, 
      "Move what there is, for about a millisecond. Returns [(owner, reason, data)] of the forwardings that have stopped."},
     {NULL, NULL, 0, NULL},
@@ -551,7 +713,13 @@ static PyTypeObject FastPathType = {
     .tp_methods = fast_path_methods,
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "lb.proxy._fast_path", .m_size = -1};
+static PyMethodDef module_methods[] = {
+    {"learn_tls", (PyCFunction)learn_tls, METH_VARARGS,
+     "Find OpenSSL: (file of `_ssl`, a sample `_ssl._SSLSocket`, its `ssl.SSLSocket`, its fd). Returns why TLS is left to Python, or \"\"."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "lb.proxy._fast_path", .m_size = -1, .m_methods = module_methods};
 
 PyMODINIT_FUNC PyInit__fast_path(void) {
     if (PyType_Ready(&FastPathType) < 0 || PyType_Ready(&ForwardingType) < 0) return NULL;

@@ -1,8 +1,12 @@
+import ssl
+
 from lb.proxy.fast_path import Forwarding, ForwardingOwner
 
 class FastPath:
     def fileno(self) -> int: ...
     def forwarding(
-        self, source: int, sink: int, limit_bytes: int, owner: ForwardingOwner, mode: int, /
+        self, source: object, sink: object, limit_bytes: int, owner: ForwardingOwner, mode: int, /
     ) -> Forwarding: ...
     def run(self) -> list[tuple[ForwardingOwner, int, bytes]]: ...
+
+def learn_tls(module_file: str, connection: object, tls: ssl.SSLSocket, descriptor: int, /) -> str: ...

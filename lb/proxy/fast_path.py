@@ -4,14 +4,23 @@ Python decides, C moves: a stream whose chunks are regular goes through a forwar
 is out of the ordinary. Then the forwarding stops and returns what it has read, and the relay goes on with that as if it
 had read it itself. Where the helper was not built (no compiler at installation) everything works without it, at a few
 microseconds more per chunk.
+
+Chunks of TLS connections pass as well: the helper calls the OpenSSL of Python's module `ssl`, on its connections. It does
+so only with versions of Python whose connections it knows, and after it has recognised one (`learn_tls`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import closing
 from enum import IntEnum
 from typing import Protocol
+
+from lb.http.tls_transport import TlsTransport
 
 _log = logging.getLogger("lb.proxy.fast_path")
 
@@ -22,7 +31,7 @@ class StopReason(IntEnum):
     IRREGULAR = 0  # what only Python can handle
     UNSENT = 1  # the client does not take more; the bytes are as it must get them, and counted as passed
     FULL = 2  # enough is kept: take it, and open another forwarding
-    ENDED = 3  # the connection is closed
+    ENDED = 3  # the connection is closed, or TLS wants more than to be read
 
 
 class ForwardingMode(IntEnum):
@@ -60,19 +69,36 @@ class ForwardingOwner(Protocol):
 class _Native(Protocol):
     def fileno(self) -> int: ...
     def forwarding(
-        self, source: int, sink: int, limit_bytes: int, owner: ForwardingOwner, mode: int, /
+        self, source: object, sink: object, limit_bytes: int, owner: ForwardingOwner, mode: int, /
     ) -> Forwarding: ...
     def run(self) -> list[tuple[ForwardingOwner, int, bytes]]: ...
 
 
 class FastPath:
-    """The helper on an event loop. `forwarding` opens a forwarding between two sockets, given as file descriptors."""
+    """The helper on an event loop. `forwarding` opens a forwarding between two sides, given as `end_of` returns them."""
 
-    def __init__(self, native: _Native, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, native: _Native, loop: asyncio.AbstractEventLoop, *, without_tls: str = "not looked for"
+    ) -> None:
+        """`without_tls` is why connections of TLS are left to Python, empty if they are not."""
         self._native = native
         self._loop = loop
+        self.without_tls = without_tls
         self.forwarding = native.forwarding
         loop.add_reader(native.fileno(), self._run)
+
+    def end_of(self, transport: asyncio.Transport) -> object | None:
+        """Return the side of a forwarding that a connection is; None if it cannot be one now.
+
+        A descriptor, or with TLS what `ssl` calls its connection.
+        """
+        if isinstance(transport, TlsTransport):
+            tls = None if self.without_tls else transport.end()
+            return None if tls is None else _connection_of(tls)
+        if transport.get_extra_info("sslcontext") is not None:
+            return None  # the bytes at the socket are not those of the stream
+        plain = transport.get_extra_info("socket")
+        return None if plain is None else int(plain.fileno())
 
     def _run(self) -> None:
         stopped = self._native.run()
@@ -93,15 +119,26 @@ def open_fast_path(loop: asyncio.AbstractEventLoop) -> FastPath | None:
     """Return the fast path, or None if it was not built."""
     try:
         from lb.proxy._fast_path import FastPath as Native
+        from lb.proxy._fast_path import learn_tls
     except ImportError:
         _log.info("no fast path: chunks are moved by Python")
         return None
-    return FastPath(Native(), loop)
+    return FastPath(Native(), loop, without_tls=_learn_tls(learn_tls))
 
 
-def descriptor_of(transport: asyncio.Transport) -> int | None:
-    """Return the plain socket of a transport; None under TLS, where bytes on the wire are not those of the stream."""
-    if transport.get_extra_info("sslcontext") is not None:
-        return None
-    socket = transport.get_extra_info("socket")
-    return None if socket is None else int(socket.fileno())
+def _learn_tls(learn_tls: Callable[[str, object, ssl.SSLSocket, int], str]) -> str:
+    """Show the helper a connection of TLS; return why it cannot move the chunks of such, or ""."""
+    import _ssl
+
+    module_file = getattr(_ssl, "__file__", None)
+    if module_file is None:
+        return "OpenSSL is a part of this Python"
+    ours, peers = socket.socketpair()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with closing(peers), closing(context.wrap_socket(ours, do_handshake_on_connect=False)) as sample:
+        return learn_tls(module_file, _connection_of(sample), sample, sample.fileno())
+
+
+def _connection_of(tls: ssl.SSLSocket) -> object:
+    return tls._sslobj  # type: ignore[attr-defined]  # `ssl` has no name for it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from lb.proxy.fast_path import Forwarding, ForwardingMode, StopReason, descriptor_of
+from lb.proxy.fast_path import Forwarding, ForwardingMode, StopReason
 from lb.proxy.ports import RelayHost
 from lb.stream.token_usage import OutputCounter
 
@@ -84,7 +84,7 @@ class ForwardedRelay:
             return False
         if fast_path is None or connection is None:
             return False
-        source, sink = descriptor_of(connection.transport), descriptor_of(client)
+        source, sink = fast_path.end_of(connection.transport), fast_path.end_of(client)
         if source is None or sink is None or connection.transport.is_closing() or client.is_closing():
             return False
         if client.get_write_buffer_size():

@@ -189,7 +189,7 @@ ADMIN = (
     Operation("POST", "/-/undrain", "Undo a drain.", "{}", (_TARGET,)),
     Operation(
         "GET", "/-/stats", "Return demand and load.", "the numbers",
-        (("window_s", "seconds; default 60"), ("build", "with it, `build` is how the agent runs: kind, fast_path, not_compiled")),
+        (("window_s", "seconds; default 60"), ("build", "with it, `build` is how the agent runs: kind, fast_path, not_compiled, slow_tls")),
     ),
     Operation(
         "GET", "/-/demand", "Return requests, tokens and late requests of each minute that is over.",

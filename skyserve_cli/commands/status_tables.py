@@ -180,7 +180,9 @@ def _build(agent: View | None) -> str:
     build = None if agent is None else agent.get("build")
     if not build:
         return "-"
-    return str(build["kind"]) + ("" if build["fast_path"] else ", no C helper")
+    if not build["fast_path"]:
+        return f"{build['kind']}, no C helper"
+    return str(build["kind"]) + (", no C helper for TLS" if build.get("slow_tls") else "")
 
 
 def _not_compiled(services: Sequence[View]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import ipaddress
 import json
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -70,8 +71,9 @@ Behaviour = Callable[[Seen], Awaitable[None]]
 class ToyTarget:
     """An HTTP/1.1 server that handles each request with `behave`; the health path responds unless frozen."""
 
-    def __init__(self, name: str, behave: Behaviour | None = None) -> None:
+    def __init__(self, name: str, behave: Behaviour | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.name = name
+        self.tls = tls
         self.behave: Behaviour = behave or self.say_name
         self.list_models: Behaviour | None = None  # what it responds to the agent's poll of its models
         self.respond_to_poll: Behaviour | None = None  # to other polls
@@ -85,7 +87,7 @@ class ToyTarget:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
     @property
     def json(self) -> dict[str, Any]:
@@ -95,7 +97,7 @@ class ToyTarget:
         await seen.answer(self.name.encode())
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -211,8 +213,10 @@ class World:
         self._folder = folder
         self._agents = 0
 
-    async def target(self, name: str, behave: Behaviour | None = None) -> ToyTarget:
-        target = ToyTarget(name, behave)
+    async def target(
+        self, name: str, behave: Behaviour | None = None, tls: ssl.SSLContext | None = None
+    ) -> ToyTarget:
+        target = ToyTarget(name, behave, tls)
         await target.start()
         self._stack.push_async_callback(target.stop)
         return target

@@ -64,14 +64,19 @@ async def metrics(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "exact", "off"])
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS to clients"])
-async def test_a_long_stream_arrives_whole(w: World, tmp_path: Path, mode: str, tls: bool) -> None:
-    engine = await w.target("a", as_vllm)
-    engine.respond_to_poll = metrics
+@pytest.mark.parametrize("tls", ["", "clients", "targets", "clients and targets"])
+async def test_a_long_stream_arrives_whole(w: World, tmp_path: Path, mode: str, tls: str) -> None:
+    certfile, keyfile = self_signed(tmp_path)
     flags: list[str] = []
-    if tls:
-        certfile, keyfile = self_signed(tmp_path)
+    behind = None
+    if "targets" in tls:
+        behind = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        behind.load_cert_chain(certfile, keyfile)
+        flags += ["--targets-cafile", str(certfile)]
+    if "clients" in tls:
         flags += ["--tls-certfile", str(certfile), "--tls-keyfile", str(keyfile)]
+    engine = await w.target("a", as_vllm, behind)
+    engine.respond_to_poll = metrics
     agent = await w.agent(*flags)
     await agent.push(engine.json, continuation={"mode": mode})
 
@@ -79,8 +84,10 @@ async def test_a_long_stream_arrives_whole(w: World, tmp_path: Path, mode: str, 
         return "kind=vllm" in agent.log.read_text()
 
     await until(recognised)
-    trust: ssl.SSLContext | bool = ssl.create_default_context(cafile=str(certfile)) if tls else False
-    url = f"{'https' if tls else 'http'}://127.0.0.1:{agent.port}{CHAT}"
+    trust: ssl.SSLContext | bool = (
+        ssl.create_default_context(cafile=str(certfile)) if "clients" in tls else False
+    )
+    url = f"{'https' if 'clients' in tls else 'http'}://127.0.0.1:{agent.port}{CHAT}"
     asked = {
         "model": "m",
         "stream": True,

@@ -110,6 +110,8 @@ def test_wide_tables_show_how_load_balancers_run() -> None:
     assert "4610500197bd interpreted, no C helper 0.3000" in first
     assert "4610500197bd - 0.3000" in second
     assert shown(view | {"load_balancer": None}, wide=True)[1].split()[-1] == "-"
+    slow = {"build": a_build("native") | {"slow_tls": "OpenSSL is a part of this Python"}}
+    assert words(shown(view | {"load_balancer": slow}, wide=True)[1]).endswith("native, no C helper for TLS")
 
 
 def test_a_failed_compilation_is_shown_once_with_its_reason() -> None:

@@ -49,6 +49,14 @@ def test_any_reason_passes_the_wire(tmp_path: Path, content: bytes) -> None:
     assert Build.from_json(found.to_json()) == found
 
 
+def test_why_tls_is_slow_is_reported_only_if_it_is(tmp_path: Path) -> None:
+    quick = own_build(fast_path=True)
+    assert "slow_tls" not in quick.to_json()  # which earlier controllers read
+    slow = own_build(fast_path=True, slow_tls="OpenSSL is a part of this Python")
+    assert slow.to_json()["slow_tls"] == "OpenSSL is a part of this Python"
+    assert Build.from_json(slow.to_json()) == slow
+
+
 def test_this_process() -> None:
     is_native = not (api_keys.__file__ or "").endswith(".py")
     assert own_build(fast_path=True) == Build(

@@ -16,13 +16,6 @@ from tests.kit.lb_parts import StepLoop, Wire
 CHUNK = b"9\r\ndata: 1\n\n\r\n"
 
 
-class Socketed(Wire):
-    """A wire that has a socket, as far as its number goes."""
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return SimpleNamespace(fileno=lambda: 7) if name == "socket" else None
-
-
 class Forwarding:
     def __init__(self) -> None:
         self.passed: list[bytes] = []
@@ -48,11 +41,11 @@ class Host:
     def __init__(self) -> None:
         self.loop = StepLoop()
         self.opened: list[Forwarding] = []
-        self.wire, self.target = Socketed(), Socketed()
+        self.wire, self.target = Wire(), Wire()
         self.client = SimpleNamespace(transport=self.wire, closing=False)
         self.connection = SimpleNamespace(transport=self.target)
         self.head = SimpleNamespace(http_1_0=False)
-        self.fast_path = SimpleNamespace(forwarding=self._open)
+        self.fast_path = SimpleNamespace(forwarding=self._open, end_of=lambda transport: 7)
         self.status = 0
         self.is_early = False
         self.crashes: list[Exception] = []

@@ -293,6 +293,8 @@ def test_how_the_process_runs_is_an_info() -> None:
     it.build = Build(BuildKind.INTERPRETED, fast_path=True)
     of = {"service": "chat", "region": "eu-1", "kind": "interpreted", "fast_path": "true"}
     assert page(it).get("build_info", of) == 1
+    it.build = Build(BuildKind.INTERPRETED, fast_path=True, slow_tls="OpenSSL is a part of this Python")
+    assert page(it).get("build_info", of | {"fast_path": "plain"}) == 1
 
 
 def test_gauges_of_targets_that_left_are_gone_and_their_counters_stay() -> None:
