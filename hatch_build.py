@@ -58,6 +58,7 @@ INTERPRETED = {
 }
 NOTE = "lb/_not_compiled.txt"
 LONGEST_NOTE = 300
+ADVICE = "its compilation failed (install a C compiler and the headers of Python, and install again): "
 DEPENDENCIES = ["mypy>=2.4", "setuptools>=77"]
 
 
@@ -111,7 +112,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
                 raise RuntimeError(sentence)
             self.app.display_warning(sentence)
             note = folder / Path(NOTE).name  # not in the checkout, where it would outlast this build
-            note.write_text(f"{reason_of(done.stdout)}\n", encoding="utf-8")
+            note.write_text(f"{(ADVICE + reason_of(done.stdout))[:LONGEST_NOTE]}\n", encoding="utf-8")
             build_data["force_include"][str(note)] = NOTE
             return False
         for file in folder.rglob("*.so"):
