@@ -51,7 +51,7 @@ class Python(NamedTuple):
     def tag(self) -> str:
         """Return the tag of a wheel for it alone."""
         name = f"cp{self.version[0]}{self.version[1]}"
-        return f"{name}-{name}-linux_{self.machine}"
+        return f"{name}-cp{self.suffix.split('-')[1]}-linux_{self.machine}"
 
 
 @dataclass(frozen=True, eq=False)
