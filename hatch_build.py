@@ -17,6 +17,7 @@ reports (`lb/agent/build_kind.py`).
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import shutil
 import subprocess
@@ -161,6 +162,11 @@ def compile_into(folder: Path | None) -> None:
             extensions = mypyc.submit(_translated, scratch).result()
         if folder is not None:
             _build(extensions, folder.resolve(), Path(scratch))
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
+    print(
+        f"native modules: {cpu_s:.0f} s of CPU, {max(one.ru_maxrss for one in used) >> 10} MB in the largest process"
+    )
 
 
 def _translated(scratch: str) -> list[Any]:
