@@ -7,7 +7,7 @@ reports (`lb/agent/build_kind.py`).
 - `lb/proxy/_fast_path.c` forwards plain chunks between two sockets; a C compiler builds it in a second. Editable installs
   have it, too.
 - mypyc compiles the modules of NATIVE. They then take about 0.7 times the CPU per request (`benchmarks/router/README.md`). The
-  build needs some four minutes of CPU, which all cores share, so editable installs do without; SKYSERVE_NATIVE=0
+  build needs some two and a half minutes of CPU, which all cores share, so editable installs do without; SKYSERVE_NATIVE=0
   skips it for wheels as well, and SKYSERVE_NATIVE=1 makes a failure an error.
 
     python hatch_build.py FOLDER      compile NATIVE of this checkout into FOLDER, for benchmarks
@@ -17,6 +17,7 @@ reports (`lb/agent/build_kind.py`).
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ except ImportError:  # as a script
 ROOT = Path(__file__).resolve().parent
 SWITCH = "SKYSERVE_NATIVE"
 GROUP = "skyserve_lb"
+OPTIMIZATION = "1"  # -O2 takes half as much again to build
+MODULE_C = "__native_"  # begins the names of the C files of modules; others are mypyc's own library
+FILES = 16
 NATIVE = (
     "policies/routing",
     "lb/agent/limits_file.py",
@@ -60,6 +64,7 @@ INTERPRETED = {
 }
 NOTE = "lb/_not_compiled.txt"
 LONGEST_NOTE = 300
+ADVICE = "its compilation failed (install a C compiler and the headers of Python, and install again): "
 DEPENDENCIES = ["mypy>=2.4", "setuptools>=77"]
 
 
@@ -113,7 +118,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
                 raise RuntimeError(sentence)
             self.app.display_warning(sentence)
             note = folder / Path(NOTE).name  # not in the checkout, where it would outlast this build
-            note.write_text(f"{reason_of(done.stdout)}\n", encoding="utf-8")
+            note.write_text(f"{(ADVICE + reason_of(done.stdout))[:LONGEST_NOTE]}\n", encoding="utf-8")
             build_data["force_include"][str(note)] = NOTE
             return False
         for file in folder.rglob("*.so"):
@@ -153,6 +158,21 @@ def compile_into(folder: Path | None) -> None:
 
     Ends the process with a message if mypyc does not accept a module.
     """
+    with tempfile.TemporaryDirectory() as scratch:
+        # In a process of its own, whose 350 MB are free again before the C compilers run.
+        with ProcessPoolExecutor(1) as mypyc:
+            extensions = mypyc.submit(_translated, scratch).result()
+        if folder is not None:
+            _build(extensions, folder.resolve(), Path(scratch))
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
+    print(
+        f"native modules: {cpu_s:.0f} s of CPU, {max(one.ru_maxrss for one in used) >> 10} MB in the largest process"
+    )
+
+
+def _translated(scratch: str) -> list[Any]:
+    """Translate the modules into C files; return the extension modules to build of them."""
     from mypyc.build import mypycify
 
     os.chdir(ROOT)
@@ -161,27 +181,25 @@ def compile_into(folder: Path | None) -> None:
         "--ignore-missing-imports",
         "--follow-imports=silent",
         "--no-warn-unused-ignores",
+        f"--cache-dir={scratch}",
     ]
-    with tempfile.TemporaryDirectory() as scratch:
-        options.append(f"--cache-dir={scratch}")
-        extensions = mypycify(
-            [*options, *modules()],
-            opt_level="2",
-            debug_level="0",
-            target_dir=str(Path(scratch) / "c"),
-            group_name=GROUP,
-            multi_file=True,  # one C file for all takes one compiler a gigabyte, and several times as long
-        )
-        if folder is not None:
-            _build(extensions, folder.resolve(), Path(scratch) / "o")
+    return mypycify(
+        [*options, *modules()],
+        opt_level=OPTIMIZATION,
+        debug_level="0",
+        target_dir=str(Path(scratch) / "c"),
+        group_name=GROUP,
+        multi_file=True,  # one C file for all takes one compiler a gigabyte, and several times as long
+    )
 
 
-def _build(extensions: list[Any], folder: Path, objects: Path) -> None:
+def _build(extensions: list[Any], folder: Path, scratch: Path) -> None:
     """Run the C compiler on all files, one for each core at a time, and link the extension modules."""
     from setuptools import Distribution
 
     command = Distribution({"name": GROUP, "ext_modules": extensions}).get_command_obj("build_ext")
-    command.build_lib, command.build_temp = str(folder), str(objects)
+    command.build_lib, command.build_temp = str(folder), str(scratch / "o")
+    command.parallel = cores = len(os.sched_getaffinity(0))
     compile_and_link = command.build_extension
 
     def compile_first(extension: Any) -> None:
@@ -194,8 +212,8 @@ def _build(extensions: list[Any], folder: Path, objects: Path) -> None:
                 extra_postargs=[*extension.extra_compile_args, "-fvisibility=hidden"],
             )
 
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            files = pool.map(compiled, extension.sources)
+        with ThreadPoolExecutor(cores) as pool:
+            files = pool.map(compiled, _merged(extension.sources, scratch / "c"))
         extension.extra_objects = [file for each in files for file in each]
         extension.sources = []
         compile_and_link(extension)
@@ -203,6 +221,25 @@ def _build(extensions: list[Any], folder: Path, objects: Path) -> None:
     command.build_extension = compile_first
     command.ensure_finalized()
     command.run()
+
+
+def _merged(sources: list[str], folder: Path) -> list[str]:
+    """Return fewer files with the same content: each file includes the same long headers. The largest is the first."""
+    modules = sorted((one for one in sources if MODULE_C in one), key=_size)
+    count = min(FILES, len(modules))
+    groups: list[list[str]] = [[] for _ in range(count)]
+    for source in reversed(modules):
+        min(groups, key=lambda group: sum(map(_size, group))).append(source)
+    made = []
+    for number, group in enumerate(groups):
+        path = folder / f"merged_{number}.c"
+        path.write_text("".join(f'#include "{Path(source).resolve()}"\n' for source in group))
+        made.append(str(path))
+    return [*made, *(one for one in sources if MODULE_C not in one)]
+
+
+def _size(path: str) -> int:
+    return Path(path).stat().st_size
 
 
 if __name__ == "__main__":

@@ -4,7 +4,20 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-scripts/venv.sh
+# The product alone. Its Python modules start at once; the compiled load balancer is for busy endpoints (README.md, "Install").
+if ! [ -x .venv/bin/serve ]; then
+    python=${PYTHON:-python3}
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+        echo "Python 3.11 or newer is needed; name one with PYTHON=/path/to/python." >&2
+        exit 1
+    }
+    echo "installing into .venv with $("$python" --version) …" >&2
+    "$python" -m venv .venv || {
+        echo "$python cannot make virtual environments; on Debian and Ubuntu install python3-venv." >&2
+        exit 1
+    }
+    SKYSERVE_NATIVE=0 .venv/bin/python -m pip install --quiet --disable-pip-version-check .
+fi
 serve=.venv/bin/serve
 
 if url=$("$serve" status --endpoint hello 2>/dev/null); then

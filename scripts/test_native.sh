@@ -12,6 +12,7 @@ cp lb/proxy/_fast_path*.so "$copy/lb/proxy/" 2>/dev/null || true  # an editable 
 cd "$copy"
 export PYTHONPATH=$copy
 "$python" hatch_build.py "$copy" >build.log || { tail -n 20 build.log >&2; exit 1; }
+echo "$(tail -n 1 build.log), ready after $SECONDS s"
 "$python" -c 'import lb.http.request_head as compiled; assert compiled.__file__.endswith(".so"), compiled.__file__'
 if [ "${1:-}" = --streams ]; then
   set -- tests/unit/test_lb_{body_framing,fast_path,fast_path_strip,messages,relays,resume_request,sse,stream_merge,transcript}.py \

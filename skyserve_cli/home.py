@@ -176,6 +176,11 @@ class Home:
         return self.root / "uploads"
 
     @property
+    def native(self) -> Path:
+        """Wheels of this release with native modules for other machines than this one, put there by the user."""
+        return self.root / "native"
+
+    @property
     def contexts(self) -> Path:
         """JSON: controllers on other hosts, with their tokens, and which one the commands call."""
         return self.root / "contexts.json"

@@ -1,7 +1,7 @@
-"""How this process runs the load balancer: compiled or as Python modules, and why it is not compiled if that failed.
+"""How this process runs the load balancer: compiled or as Python modules, and why it is not compiled.
 
-`hatch_build.py` compiles the hot modules for wheels. Where the compilation fails, the wheel has the Python modules and, beside them,
-a file with the reason (`NOTE`).
+`hatch_build.py` compiles the hot modules for wheels. Where the compilation fails, or the compiled modules do not fit the machine to
+which they are copied (`lb.agent.native_files`), the Python modules run and a file beside them has the reason (`NOTE`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import lb
+from lb.agent import native_files
 from lb.config.decode import is_visible
 from lb.config.stats import MAX_REASON, Build, BuildKind
 from lb.core import api_keys
 
-NOTE = Path(lb.__file__).with_name("_not_compiled.txt")
+NOTE = Path(lb.__file__).parents[1] / native_files.NOTE
 
 
 def own_build(*, fast_path: bool, slow_tls: str = "") -> Build:
@@ -24,7 +25,7 @@ def own_build(*, fast_path: bool, slow_tls: str = "") -> Build:
 
 
 def build_of(module_file: str, note: Path, *, fast_path: bool) -> Build:
-    """Return the build of a process that has loaded a hot module from `module_file`. No file `note`: no compilation failed."""
+    """Return the build of a process that has loaded a hot module from `module_file`. No file `note`: nothing is known to be wrong."""
     if module_file.endswith(tuple(EXTENSION_SUFFIXES)):
         return Build(BuildKind.NATIVE, fast_path)
     try:

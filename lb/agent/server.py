@@ -94,7 +94,7 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
 def _log_build(build: Build) -> None:
     if build.not_compiled:
         _log.warning(
-            "build kind=%s fast_path=%s: the compilation failed, why=%r",
+            "build kind=%s fast_path=%s why=%r",
             build.kind.value,
             build.fast_path,
             build.not_compiled,

@@ -22,7 +22,7 @@ class BuildKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How an agent runs. `fast_path`: with the helper in C. `not_compiled`: why the compilation failed, empty if it did not.
+    """How an agent runs. `fast_path`: with the helper in C. `not_compiled`: why the modules are interpreted, empty: on purpose.
 
     `slow_tls` is why the helper leaves connections of TLS to Python, empty if it does not.
     """

@@ -11,10 +11,7 @@ from skyserve_cli.commands.options import View
 from skyserve_cli.output import place, plural, span
 
 ONLY_HERE = "only this machine can reach it; set service.load_balancer.host to 0.0.0.0 to open it"
-INTERPRETED = (
-    "the load balancer is interpreted, which takes more CPU, because its compilation failed: {reason}; "
-    "install a C compiler and the headers of Python and run `pip install` again, or install a compiled wheel"
-)
+INTERPRETED = "the load balancer is interpreted, which takes more CPU: {reason}"
 
 NO_SERVICE = "no service is up"
 CONTROLLER_DOWN = "the controller is not running"

@@ -186,7 +186,7 @@ def _build(agent: View | None) -> str:
 
 
 def _not_compiled(services: Sequence[View]) -> Iterator[str]:
-    """Yield why load balancers are interpreted whose compilation failed, each reason once."""
+    """Yield why load balancers are interpreted that should not be, each reason once."""
     names: dict[str, dict[str, None]] = {}  # by reason, in order
     for view in services:
         for agent in (view.get("load_balancer"), *view["load_balancers"]):

@@ -146,6 +146,7 @@ class Workers:
             clock,
             loop,
             wake,
+            native_wheels=home.native,
             attention=self.attention,
             served=served,
             traffic=self.traffic,

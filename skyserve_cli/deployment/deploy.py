@@ -16,6 +16,7 @@ from provisioners.ssh.pool import load_pools
 from skyserve_cli.config import Config
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, RefusedError
 from skyserve_cli.controller.api.remote import LOCAL, Contexts, Remote
+from skyserve_cli.controller.balancers.native_modules import choose, look, native_sets
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.deployment import host as there
 from skyserve_cli.deployment.host import HostFacts
@@ -93,9 +94,12 @@ def prepare(
     insist_on_context(home, target.remote, options.context)
     facts = there.look(shell, target.remote.home)
     if options.serve is None:
-        wheel = own_wheel()
+        choice = choose(native_sets(home.native), look(shell, [options.python]))
+        wheel = own_wheel(choice)
         extras = extras_of(config)
         report(f"installing {wheel.file_name} on {target.host}")
+        if choice is not None and choice.why:
+            report(f"the load balancers beside that controller will be interpreted: {choice.why}")
         serve = there.install(shell, facts, wheel, extras, options.python)
     else:
         serve = options.serve

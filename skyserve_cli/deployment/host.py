@@ -43,6 +43,7 @@ if [ ! -e versions/{digest}/complete ]; then
     {{ echo "a controller needs Python 3.11, and this host has $({python} --version 2>&1); name another with --python" >&2; exit 1; }}
   {python} -m venv versions/{digest}/venv >&2 || {{ echo "python3 -m venv failed; install python3-venv" >&2; exit 1; }}
   versions/{digest}/venv/bin/python -m pip install --quiet --disable-pip-version-check {requirement} >&2
+  versions/{digest}/venv/bin/python -m lb.agent.native_files versions/{digest}/venv/lib/python3.*/site-packages >&2
   touch versions/{digest}/complete
 fi
 touch versions/{digest}

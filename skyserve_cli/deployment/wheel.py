@@ -1,7 +1,7 @@
 """A wheel of the release that runs here, made without a network or a build: of the files that are installed.
 
-An editable installation has its files in a checkout; its wheel has the Python modules alone. Equal files make equal bytes,
-so that the name of an installation follows from them.
+An editable installation has its files in a checkout. Of native modules, the wheel has those that fit the interpreter that it is for, and
+without any it is a wheel for all. Equal files make equal bytes, so that the name of an installation follows from them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import io
 import zipfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import skyserve_cli
+from lb.agent.native_files import NOTE
+from skyserve_cli.controller.balancers.native_modules import Choice
 from skyserve_cli.output import CommandFailed
 
 NAME = "skyserve"
 PACKAGES = ("policies", "provisioners", "lb", "skyserve_cli", "skyserve")
-PURE = b"Wheel-Version: 1.0\nGenerator: skyserve\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+ANY = "py3-none-any"
 _LEFT_OUT = {"INSTALLER", "REQUESTED", "RECORD", "direct_url.json"}
 _EPOCH = (2020, 1, 1, 0, 0, 0)
 
@@ -36,18 +38,21 @@ class Wheel(NamedTuple):
         return hashlib.sha256(self.content).hexdigest()[:12]
 
 
-def own_wheel() -> Wheel:
-    """Return the wheel of this program. Raises CommandFailed where it is not installed as a distribution."""
+def own_wheel(choice: Choice | None) -> Wheel:
+    """Return the wheel of this program, with the native modules of the choice.
+
+    Raises CommandFailed where it is not installed as a distribution.
+    """
     try:
         found = distribution(NAME)
     except PackageNotFoundError:
         raise CommandFailed(
             "this program is not installed as a distribution, so no copy of it can be made; use --serve PATH"
         ) from None
-    return packed(found, Path(skyserve_cli.__file__).parents[1])
+    return packed(found, Path(skyserve_cli.__file__).parents[1], choice)
 
 
-def packed(found: Distribution, sources: Path) -> Wheel:
+def packed(found: Distribution, sources: Path, choice: Choice | None = None) -> Wheel:
     """Return the wheel of a distribution whose packages are in the folder `sources`."""
     about = {path.parts[0] for path in found.files or () if path.parts[0].endswith(".dist-info")}
     if len(about) != 1:
@@ -61,24 +66,33 @@ def packed(found: Distribution, sources: Path) -> Wheel:
     installed = {
         path.as_posix(): Path(str(found.locate_file(path)))
         for path in found.files or ()
-        if path.parts[0] in PACKAGES and "__pycache__" not in path.parts
+        if path.parts[0] in PACKAGES and _is_pure(path)
     }
-    if installed:
-        files = {name: path.read_bytes() for name, path in installed.items()}
-    else:
-        files = dict(_modules(sources))
-        metadata[f"{info}/WHEEL"] = PURE
-    tags = [line[5:] for line in metadata[f"{info}/WHEEL"].decode().splitlines() if line.startswith("Tag: ")]
-    name = f"{info.removesuffix('.dist-info')}-{tags[0]}.whl"
-    return Wheel(name, _zipped({**files, **metadata}, info))
+    files = {name: path.read_bytes() for name, path in (installed or dict(_modules(sources))).items()}
+    files.pop(NOTE, None)  # about the modules here
+    tag = ANY
+    if choice is not None and choice.native is not None:
+        files |= choice.native.files
+        tag = choice.python.tag
+    if choice is not None and choice.why:
+        files[NOTE] = f"{choice.why}\n".encode()
+    is_pure = str(tag == ANY).lower()
+    metadata[f"{info}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: skyserve\nRoot-Is-Purelib: {is_pure}\nTag: {tag}\n".encode()
+    )
+    return Wheel(f"{info.removesuffix('.dist-info')}-{tag}.whl", _zipped({**files, **metadata}, info))
 
 
-def _modules(sources: Path) -> Iterator[tuple[str, bytes]]:
+def _is_pure(path: PurePath) -> bool:
+    return "__pycache__" not in path.parts and path.suffix not in (".so", ".pyc")
+
+
+def _modules(sources: Path) -> Iterator[tuple[str, Path]]:
     """Yield the files of the packages by name, without what was compiled for this machine."""
     for package in PACKAGES:
         for path in sorted((sources / package).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".so", ".pyc"):
-                yield path.relative_to(sources).as_posix(), path.read_bytes()
+            if path.is_file() and _is_pure(path):
+                yield path.relative_to(sources).as_posix(), path
 
 
 def _zipped(files: Mapping[str, bytes], info: str) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from skyserve_cli.controller.balancers.native_modules import choose, look_script, native_sets, pythons_of
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import until
@@ -71,6 +72,11 @@ def test_it_is_installed_started_and_upgraded(serve: Serve, host: Vm, tmp_path: 
     first = serve.ok("controller", "deploy", *words).json()
     assert (first["started"], first["kept_by"], first["home"]) == (True, "systemd", "/home/me/.skyserve")
     assert first["serve"].startswith("/home/me/.local/share/skyserve/versions/")
+    # The helper in C that this checkout has got was built for the interpreter of the tests.
+    choice = choose(native_sets(None), pythons_of(host.run(look_script(["/usr/bin/python3"]))))
+    assert choice is not None
+    helpers = host.run(f"find {Path(first['serve']).parents[1]} -name '_fast_path*.so'").split()
+    assert len(helpers) == (choice.native is not None)
     serve.ok("context", "use", "prod")
     assert serve.ok("controller", "status", "-o", "json").json()["pid"] == first["pid"]
     assert "--user enable skyserve-controller" in host.run("cat /tmp/systemctl.log")

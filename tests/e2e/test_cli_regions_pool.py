@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,13 @@ import yaml
 
 from provisioners.remote.ssh_keys import Keys
 from skyserve_cli.controller.balancers.bundle import LIBRARIES
+from skyserve_cli.controller.balancers.native_modules import (
+    choose,
+    look_script,
+    native_sets,
+    own_sources,
+    pythons_of,
+)
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import until
@@ -72,6 +80,14 @@ def the_agent(serve: Serve) -> dict[str, Any]:
     return found[0] if len(found) == 1 and found[0]["alive"] and found[0]["synced"] else {}
 
 
+def broken_wheel(folder: Path, suffix: str) -> None:
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "broken.whl", "w") as wheel:
+        for path, content in own_sources().items():
+            wheel.writestr(path, content)
+        wheel.writestr(f"lb/core/api_keys{suffix}", b"not a library")
+
+
 def test_an_agent_shares_a_host_with_a_replica_and_is_found_again(
     serve: Serve, host: Vm, tmp_path: Path
 ) -> None:
@@ -83,6 +99,21 @@ def test_an_agent_shares_a_host_with_a_replica_and_is_found_again(
     assert len(running(host)) == 3
     assert "/venv/bin/python" in host.run("pgrep -fa '[-]m lb '")
     agent = the_agent(serve)
+    choice = choose(native_sets(None), pythons_of(host.run(look_script())))
+    assert choice is not None
+    has_helper = choice.native is not None
+    is_native = choice.native is not None and choice.native.has_modules
+    kind = "native" if is_native else "interpreted"
+    assert agent["build"] == {
+        "kind": kind,
+        "fast_path": has_helper,
+        "not_compiled": choice.why,
+    }  # as this checkout
+    assert f"{kind}{'' if has_helper else ', no C helper'}" in serve.ok("status", "web", "-o", "wide").out
+
+    # A wheel in the home fits, by its names and its code. Its modules do not load: the agent serves without, and says so.
+    if not is_native:
+        broken_wheel(serve.home / "native", choice.python.suffix)
 
     # Every connection of ours breaks: it is made again, and the agent with its machine stays.
     host.run("pkill -f '^sshd: me' || true")
@@ -90,6 +121,15 @@ def test_an_agent_shares_a_host_with_a_replica_and_is_found_again(
     os.kill(pid, signal.SIGKILL)
     serve.ok("controller", "start")
     serve.eventually(lambda: the_agent(serve).get("instance_id") == agent["instance_id"])
+    if not is_native:
+        serve.eventually(lambda: the_agent(serve)["newest"] and the_agent(serve)["build"]["not_compiled"])
+        assert (
+            "web: the load balancer is interpreted, which takes more CPU: " in serve.ok("status", "web").out
+        )
+        assert the_agent(serve)["build"]["not_compiled"].startswith(
+            "the native modules cannot be loaded there: "
+        )
+    assert Client.asks(endpoint) == b"I am h1\n"
     host.run("pkill -f '^sshd: me' || true")
 
     # A new table arrives there: a second version of the service with a policy of another name.

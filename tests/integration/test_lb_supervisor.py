@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,6 +33,7 @@ from provisioners.remote.certificates import Authority
 from skyserve_cli.controller.agent_files import package_folder, supervisor_file
 from skyserve_cli.controller.balancers.bundle import Bundle, agent_bundle, bundle_of
 from skyserve_cli.controller.balancers.deploy import Release, arguments_of, deploy
+from skyserve_cli.controller.balancers.native_modules import NativeSet, is_helper, own_set
 
 POLLS, POLL_S = 600, 0.05
 
@@ -272,6 +274,61 @@ class _Shell:
         made = subprocess.run(["bash", "-c", script], input=stdin, capture_output=True, timeout=timeout_s)
         assert made.returncode == 0 or not check, made.stderr
         return CommandOutput(made.returncode, made.stdout, made.stderr)
+
+
+def build_of(machine: Machine) -> Any:
+    """Return how the agent runs, by its admin port."""
+    port = machine.serving()["admin_port"]
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/-/stats?build=1", headers={"Authorization": "Bearer secret"}
+    )
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        return json.load(answer)["build"]
+
+
+NO_MODULES = "there are no native modules for CPython 3.10 on aarch64"
+
+
+@pytest.mark.parametrize(
+    ("helper", "why", "fast_path", "said"),
+    [
+        pytest.param(None, "", True, "", id="it loads"),
+        pytest.param(None, NO_MODULES, True, NO_MODULES, id="the modules do not fit"),
+        pytest.param(
+            b"not a library", "", False, "the C helper cannot be loaded there: ImportError", id="broken"
+        ),
+    ],
+)
+def test_native_files_run_where_they_load_and_else_the_agent_runs_without(
+    machine: Machine, helper: bytes | None, why: str, fast_path: bool, said: str
+) -> None:
+    own = own_set()
+    path = next((path for path in own.files if is_helper(path)), None) if own else None
+    if own is None or path is None or own.has_modules:
+        pytest.skip("this checkout has no helper in C, or more")
+    files = {path: own.files[path] if helper is None else helper}
+    bundle = replace(
+        agent_bundle(NativeSet(own.suffix, files, own.glibc), why), pythons=("no-such-python", sys.executable)
+    )
+    release = machine.release(bundle)
+    deploy(cast("HostConnection", _Shell()), str(machine.folder), release, {})
+    until(lambda: machine.serving().get("release") == release.name and machine.asks() == b"ok")
+    build = build_of(machine)
+    assert (build["kind"], build["fast_path"]) == ("interpreted", fast_path)
+    assert build["not_compiled"].startswith(said)
+    assert bool(said) == bool(build["not_compiled"])
+
+    # A controller that was killed comes again: what is complete stays as it is, and what is not is made from the beginning.
+    place = machine.folder / "bundles" / bundle.version
+    again = place / "interpreter"
+    before = again.stat().st_ino
+    deploy(cast("HostConnection", _Shell()), str(machine.folder), release, {})
+    assert again.stat().st_ino == before
+    again.unlink()
+    (place / "lb" / "half.py").write_text("")
+    deploy(cast("HostConnection", _Shell()), str(machine.folder), release, {})
+    assert again.read_text() == f"{sys.executable}\n"
+    assert not (place / "lb" / "half.py").exists()
 
 
 def test_an_agent_with_peers_opens_their_port_and_knows_them_by_their_authority(machine: Machine) -> None:

@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
+from lb.agent.native_files import NOTE
 from skyserve_cli.config import Config
+from skyserve_cli.controller.balancers.native_modules import (
+    Choice,
+    NativeSet,
+    Python,
+    look_script,
+    pythons_of,
+)
 from skyserve_cli.deployment.deploy import extras_of
 from skyserve_cli.deployment.host import HostFacts, unit_text
 from skyserve_cli.deployment.move_checks import files_of
@@ -24,6 +32,46 @@ ROOT = Path(__file__).parents[2]
 FACTS = HostFacts(
     1000, "me", "/home/me", "/home/me/.skyserve", True, True, False, False, False, False, False, False
 )
+
+
+def own_python() -> Python:
+    script = look_script([sys.executable])
+    printed = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    (found,) = pythons_of(printed.stdout)
+    return found
+
+
+PYTHON = own_python()
+NATIVE = NativeSet(
+    PYTHON.suffix, {f"lb/core/x{PYTHON.suffix}": b"x", f"skyserve_lb__mypyc{PYTHON.suffix}": b"y"}, 2
+)
+OTHER = Python("python3", (3, 12), ".cpython-312-aarch64-linux-gnu.so", "aarch64", 36)
+WHY = "there are no native modules for CPython 3.12 on aarch64"
+
+
+@pytest.mark.parametrize(
+    ("choice", "tag", "note"),
+    [
+        pytest.param(None, "py3-none-any", None, id="nothing is known of the host"),
+        pytest.param(Choice(PYTHON, NATIVE, ""), PYTHON.tag, None, id="native modules that fit"),
+        pytest.param(Choice(OTHER, None, WHY), "py3-none-any", f"{WHY}\n", id="none that fit"),
+        pytest.param(Choice(PYTHON, NATIVE, WHY), PYTHON.tag, f"{WHY}\n", id="the helper alone"),
+    ],
+)
+def test_a_wheel_is_for_the_python_of_its_native_modules(
+    choice: Choice | None, tag: str, note: str | None, tmp_path: Path
+) -> None:
+    wheel = packed(distribution("skyserve"), ROOT, choice)
+    assert wheel.file_name == f"skyserve-{distribution('skyserve').version}-{tag}.whl"
+    (tmp_path / wheel.file_name).write_bytes(wheel.content)
+    names = zipfile.ZipFile(tmp_path / wheel.file_name).namelist()
+    natives = {} if choice is None or choice.native is None else choice.native.files
+    assert {name for name in names if name.endswith(".so")} == set(natives)
+    target = tmp_path / "target"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target]
+    subprocess.run([*pip, "--no-compile", tmp_path / wheel.file_name], check=True)
+    assert {path: (target / path).read_bytes() for path in natives} == natives
+    assert ((target / NOTE).read_text() if (target / NOTE).exists() else None) == note
 
 
 @pytest.mark.long

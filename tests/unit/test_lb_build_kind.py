@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lb.agent.build_kind import NOTE, build_of, own_build
+from lb.agent.native_files import NOTE as NOTE_PATH
 from lb.config.schema import Build, BuildKind
 from lb.config.stats import MAX_REASON
 from lb.core import api_keys
@@ -62,7 +63,7 @@ def test_this_process() -> None:
     assert own_build(fast_path=True) == Build(
         BuildKind.NATIVE if is_native else BuildKind.INTERPRETED, fast_path=True
     )
-    assert f"lb/{NOTE.name}" == hatch_build.NOTE
+    assert NOTE_PATH == hatch_build.NOTE
     assert hatch_build.LONGEST_NOTE == MAX_REASON
     assert not NOTE.exists()
 
@@ -124,7 +125,7 @@ def built(version: str = "standard") -> dict[str, Any]:
 def test_a_wheel_that_is_not_compiled_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(hatch_build.SWITCH, raising=False)
     data = built()
-    assert data["force_include"] == {"lb/_not_compiled.txt": "lb/y.py:4: error: two\n"}
+    assert data["force_include"] == {NOTE_PATH: f"{hatch_build.ADVICE}lb/y.py:4: error: two\n"}
     assert "pure_python" not in data
     assert len(data["warnings"]) == 1
     assert not NOTE.exists()

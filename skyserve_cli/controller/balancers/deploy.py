@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lb.agent.native_files import NOTE
 from skyserve_cli.controller.balancers.bundle import Bundle
 from skyserve_cli.controller.reconcile.ports import RegionalOrder
 
@@ -27,21 +28,30 @@ TRAFFIC_FILE = "/var/lib/skyserve/traffic"  # of the dead-man switch, on machine
 _TLS = ("tls-cert.pem", "tls-key.pem")
 _PEERS = ("peers-ca.pem", "peers-own.pem")
 
-# The machine's own Python if it can import all that is needed; else one of our own, with the libraries that are pinned.
-# Debian's has no venv until a package of that name is there.
-_PREPARE = """cd bundles/{version} && [ -f interpreter ] && exit 0
-can() {{ PYTHONPATH="$PWD" "$1" -c 'import lb.__main__' >/dev/null 2>&1; }}
-python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-  {{ echo "a load balancer agent needs Python 3.10, and this machine has $(python3 --version)" >&2; exit 1; }}
-python=python3
-can python3 || {{
-  rm -rf venv; python3 -m venv venv 2>/dev/null || {{
-    sudo -n apt-get update -q && sudo -n apt-get install -qy python3-venv && rm -rf venv && python3 -m venv venv
-  }} >&2 || exit 1
-  venv/bin/python -m pip install --quiet --requirement requirements.txt >&2 || exit 1
-  python="$PWD/venv/bin/python"
-  PYTHONPATH="$PWD" "$python" -c 'import lb.__main__' || exit 1
+# A machine's own Python if it can import all that is needed; else one of our own, with the libraries that are pinned.
+# Debian's has no venv until a package of that name is there. A step that was cut off goes on there for a while: the lock
+# makes the next one wait for it. Native files are last, so that what does not load there is the only thing missing.
+_PREPARE = """mkdir -p bundles && cd bundles || exit 1
+exec 9>.lock; flock -w 600 9 || {{ echo "another installation is under way" >&2; exit 1; }}
+if [ -f {version}/interpreter ]; then cat >/dev/null; exit 0; fi
+rm -rf {version} && mkdir {version} && cd {version} && tar -xzf - || exit 1
+can() {{ PYTHONPATH="$PWD" "$1" -c 'import lb.__main__'; }}
+own() {{
+  rm -rf venv; "$1" -m venv venv 2>/dev/null || {{
+    [ "$1" = python3 ] && sudo -n apt-get update -q && sudo -n apt-get install -qy python3-venv && rm -rf venv && "$1" -m venv venv
+  }} >&2 || return 1
+  venv/bin/python -m pip install --quiet --requirement requirements.txt >&2 && can venv/bin/python
 }}
+python=
+for each in {pythons}; do
+  if can "$each" >/dev/null 2>&1; then python=$each; break; fi
+  if own "$each"; then python="$PWD/venv/bin/python"; break; fi
+done
+[ -n "$python" ] || exit 1
+if [ -d native ]; then
+  cp -R native/. . && rm -rf native && PYTHONPATH="$PWD" "$python" -m lb.agent.native_files . >&2 && can "$python" ||
+    {{ rm -f ./*.so $(find lb policies -name '*.so'); echo "the native modules could not be checked there" >{note}; }}
+fi
 echo "$python" >interpreter.new && mv interpreter.new interpreter
 """
 
@@ -132,13 +142,7 @@ def deploy(shell: HostConnection, folder: str, release: Release, table: Mapping[
     version = release.bundle.version
     there = set(_list(shell, folder, f"bundles/{version}/interpreter", "table.json"))
     if f"bundles/{version}/interpreter" not in there:
-        _in(
-            shell,
-            folder,
-            f"mkdir -p bundles/{version} && tar -xzf - -C bundles/{version}",
-            release.bundle.data,
-        )
-        _prepare(shell, folder, version)
+        _prepare(shell, folder, release)
     if "table.json" not in there:
         shell.put(f"{folder}/table.json", json.dumps(table).encode())
     for name, content in zip(_TLS, release.tls or (), strict=False):
@@ -148,11 +152,14 @@ def deploy(shell: HostConnection, folder: str, release: Release, table: Mapping[
     shell.put(f"{folder}/wanted.json", release.wanted)
 
 
-def _prepare(shell: HostConnection, folder: str, version: str) -> None:
+def _prepare(shell: HostConnection, folder: str, release: Release) -> None:
     from provisioners.port.commands import CommandError, DiskFullError
 
+    script = _PREPARE.format(
+        version=release.bundle.version, pythons=shlex.join(release.bundle.pythons), note=NOTE
+    )
     try:
-        _in(shell, folder, _PREPARE.format(version=version), timeout_s=PREPARE_TIMEOUT_S)
+        _in(shell, folder, script, release.bundle.data, timeout_s=PREPARE_TIMEOUT_S)
     except DiskFullError:
         raise
     except CommandError as error:

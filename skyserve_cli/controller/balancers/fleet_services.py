@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from provisioners.port.agents import AgentSource
 from provisioners.port.base import LoginSource
+from provisioners.port.commands import HostConnection
 from skyserve_cli.controller.balancers.bundle import Bundle
 from skyserve_cli.controller.balancers.peer_links import PeerFiles
 from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas
@@ -30,7 +31,9 @@ class FleetServices(Protocol):
         """Raise ValueError for a cloud that does not run agents itself."""
         ...
 
-    def bundle(self) -> Bundle: ...
+    def bundle_for(self, shell: HostConnection) -> Bundle:
+        """Return the code for a machine; blocks. Raises ShellError."""
+        ...
 
     def admin_token(self, token: str) -> str: ...
 

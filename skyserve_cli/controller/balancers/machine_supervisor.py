@@ -19,6 +19,7 @@ from provisioners.port.errors import ProvisionError
 from provisioners.remote.ssh_tunnel import PortForward
 from skyserve_cli.controller.balancers.agent_reader import AdminPort
 from skyserve_cli.controller.balancers.agent_supervisor import AgentSupervisor, trouble_of
+from skyserve_cli.controller.balancers.bundle import Bundle
 from skyserve_cli.controller.balancers.deploy import (
     Release,
     Serving,
@@ -56,6 +57,7 @@ class MachineAgentSupervisor(AgentSupervisor):
         super().__init__(fleet, session, order, now)
         self._forward = PortForward()
         self._shell: HostConnection | None = None
+        self._bundle: Bundle | None = None  # for the machine that is connected
         self._release: Release | None = None
         self._deployed: str | None = None  # the name of the release
         self._serving: Serving | None = None
@@ -136,9 +138,11 @@ class MachineAgentSupervisor(AgentSupervisor):
         if self._shell is None or not self._shell.is_open:
             self._forward.nowhere()
             self._shell = await on_thread(partial(source.log_in, order.instance))
-            self._serving = None
+            self._serving = self._bundle = None
         shell, folder = self._shell, source.work_folder(order.instance)
-        release = self._release = release_of(order, self._fleet.bundle(), self._fleet.peer_files.of)
+        if self._bundle is None:
+            self._bundle = await on_thread(partial(self._fleet.bundle_for, shell))
+        release = self._release = release_of(order, self._bundle, self._fleet.peer_files.of)
         if self._deployed != release.name:
             self._installs += 1
             await on_thread(partial(deploy, shell, folder, release, self._table.to_json()))

@@ -13,6 +13,7 @@ import hmac
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
@@ -23,8 +24,9 @@ from policies.model import Event
 from policies.regions.ownership import Distances
 from provisioners.port.agents import AgentSource
 from provisioners.port.base import LoginSource, Provisioner
+from provisioners.port.commands import HostConnection
 from skyserve_cli.controller.balancers.agent_reader import AdminPort
-from skyserve_cli.controller.balancers.bundle import Bundle, agent_bundle
+from skyserve_cli.controller.balancers.bundle import Bundle, bundle_for
 from skyserve_cli.controller.balancers.cluster_supervisor import ClusterAgentSupervisor
 from skyserve_cli.controller.balancers.machine_supervisor import MachineAgentSupervisor
 from skyserve_cli.controller.balancers.peer_links import PeerFiles, measured
@@ -50,7 +52,7 @@ def admin_token(secret: bytes, token: str) -> str:
 
 
 class RegionalFleet:
-    """The daemon's. `secret` is the home's, from which admin tokens follow."""
+    """The daemon's. `secret` is the home's, from which admin tokens follow; `native_wheels` is the folder in it."""
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class RegionalFleet:
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         wake: Callable[[], None],
-        bundle: Callable[[], Bundle] = agent_bundle,
+        native_wheels: Path | None = None,
         attention: Attention | None = None,
         served: ServedReplicas | None = None,
         traffic: TrafficBuffer | None = None,
@@ -72,7 +74,7 @@ class RegionalFleet:
         self._clock = clock
         self._loop = loop
         self._wake = wake
-        self._bundle = bundle
+        self._native_wheels = native_wheels
         self.peer_files = PeerFiles(secret, clock.now)
         self._supervisors: dict[Key, MachineAgentSupervisor | ClusterAgentSupervisor] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
@@ -171,8 +173,8 @@ class RegionalFleet:
         except Exception:  # noqa: BLE001 - a cloud without its SDK, say; the other kind of supervisor says why
             return False
 
-    def bundle(self) -> Bundle:
-        return self._bundle()
+    def bundle_for(self, shell: HostConnection) -> Bundle:
+        return bundle_for(shell, self._native_wheels)
 
     def admin_token(self, token: str) -> str:
         return admin_token(self._secret, token)
