@@ -74,7 +74,7 @@ class LimitStore(Protocol):
     def lock(self, now: float) -> int:
         """No other process changes numbers until `unlock`. Takes microseconds; does not nest.
 
-        Returns a stamp: as long as it stays the same, nobody but the one user of a row has changed the row.
+        Returns a stamp: as long as it stays the same, only the one user of a row has changed the row.
         """
         ...
 

@@ -192,7 +192,7 @@ class Quota:
         return self._terms.counts_tokens
 
     def load(self, stamp: int) -> None:
-        """Read the numbers, unless the store's stamp is that of the last time: then nobody else has changed them."""
+        """Read the numbers, unless the store's stamp is that of the last time: then no other user has changed them."""
         if stamp == self._stamp:
             return
         self._stamp = stamp

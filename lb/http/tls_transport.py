@@ -94,7 +94,7 @@ class TlsTransport(asyncio.Transport):
         self._unsent_bytes = 0
         self._high_water = _HIGH_WATER
         self._low_water = _HIGH_WATER // 4
-        self._is_full = False  # the protocol was told to pause
+        self._is_full = False  # `pause_writing` of the protocol has been called
         self._paused = False
         self._drain_due = False  # is `_drain` about to be called?
         self._watches_reads = self._watches_writes = False
@@ -378,7 +378,7 @@ class TlsTransport(asyncio.Transport):
         return self._closing
 
     def _lose(self, error: Exception | None) -> None:
-        """Stop. The protocol is told in the next turn of the loop, and the descriptor is its own until then."""
+        """Stop. `connection_lost` of the protocol is called in the next turn of the loop, and the descriptor is its own until then."""
         if self._lost:
             return
         self._lost = self._closing = True
