@@ -52,4 +52,6 @@ That came from one of three replicas in three regions. What to try next:
     serve events hello                      read what happened and why
     serve update hello examples/01-hello-engine/service.yaml --set replicas=4
     serve down hello                        end it: nothing is left behind
+
+The load balancer runs as Python modules here. For a busy endpoint compile it (README.md, "Install"): pip install --force-reinstall --no-deps .
 END
