@@ -79,6 +79,9 @@ class TlsTransport(asyncio.Transport):
         """Take over a connected socket that does not block. Raises OSError, ssl.SSLError among them."""
         super().__init__()
         self._loop = loop
+        context.options &= (
+            ~ssl.OP_IGNORE_UNEXPECTED_EOF
+        )  # which Python 3.11.2 sets: half of a response would look whole
         self._context = context
         self._protocol: asyncio.Protocol
         self._socket = context.wrap_socket(
@@ -131,9 +134,9 @@ class TlsTransport(asyncio.Transport):
             self._watch_reads(True)
         except ssl.SSLWantWriteError:
             self._watch_writes(True)
-        except ssl.SSLEOFError:
-            done.set_exception(ConnectionResetError("the peer closed the connection during the handshake"))
         except (OSError, ValueError) as error:
+            if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)) or _is_unexpected_end(error):
+                error = ConnectionResetError("the peer closed the connection during the handshake")
             done.set_exception(error)
         else:
             done.set_result(None)
@@ -235,10 +238,10 @@ class TlsTransport(asyncio.Transport):
         An end without close_notify is one, as it is without TLS: where it matters the framing of HTTP shows it. Some versions of
         `ssl` report a reset as such an end, without a reason; then the kernel knows.
         """
+        if _is_unexpected_end(error):
+            return None
         if not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return error
-        if error.reason == "UNEXPECTED_EOF_WHILE_READING":
-            return None
         try:
             is_reset = self._socket.getsockopt(IPPROTO_TCP, TCP_INFO, 1)[0] == _TCP_CLOSE
         except OSError:  # no TCP
@@ -443,6 +446,11 @@ class TlsTransport(asyncio.Transport):
                 self._loop.add_writer(self._descriptor, self._writable)
             else:
                 self._loop.remove_writer(self._descriptor)
+
+
+def _is_unexpected_end(error: Exception) -> bool:
+    """Return whether the connection has ended without close_notify; not every version of `ssl` has SSLEOFError for it."""
+    return isinstance(error, ssl.SSLError) and error.reason == "UNEXPECTED_EOF_WHILE_READING"
 
 
 async def tls_to(

@@ -64,6 +64,7 @@ class Wires:
 
     def __init__(self, folder: Path, version: ssl.TLSVersion, buffer_bytes: int = 0) -> None:
         server, client = contexts(folder, version)
+        client.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF  # as the transport has it
         source, engine = connected(buffer_bytes)
         sink, reader = connected(buffer_bytes)
         self.engine = Peer(engine, server, server_side=True)
