@@ -5,7 +5,11 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 # The product alone. Its Python modules start at once; the compiled load balancer is for busy endpoints (README.md, "Install").
-if ! [ -x .venv/bin/serve ]; then
+# An environment for development (.venv/stamp) has this folder itself; another one is installed again once a file has changed.
+changed() {
+    find pyproject.toml lb policies provisioners skyserve skyserve_cli -type f -not -name '*.pyc' -newer .venv/bin/serve -print -quit
+}
+if ! [ -x .venv/bin/serve ] || { ! [ -e .venv/stamp ] && [ -n "$(changed)" ]; }; then
     python=${PYTHON:-python3}
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
         echo "Python 3.11 or newer is needed; name one with PYTHON=/path/to/python." >&2

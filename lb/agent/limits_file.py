@@ -93,11 +93,11 @@ class LimitsFile:
         ] = {}  # slots of the dead, and how many processes had come when they were cleared
         self._alone = -1.0  # how many processes had come when no other one ran
         self._holds = False
-        self._stamp = (
-            0  # counts up whenever numbers may have been changed by anything but the only user of their row
+        self._stamp = 0  # of `lock`
+        self._rows: set[int] = set()  # that have been given out
+        self._is_shared = (
+            False  # one of them may have two users here, such as a key that was removed and is back
         )
-        self._rows: set[int] = set()  # that are in use here
-        self._is_shared = False  # a row has been given out twice
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             self._map = mmap.mmap(self._file, _SIZE)
@@ -123,6 +123,7 @@ class LimitsFile:
                 self.unlock()
         if at is None:
             _log.warning("no free row in limits_file=%s: a key is limited per process", self._path)
+            self._is_shared = True
             return self._beyond.row(name)
         self._is_shared = self._is_shared or at in self._rows
         self._rows.add(at)

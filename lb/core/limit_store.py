@@ -16,16 +16,19 @@ FULL: Final = math.inf  # the level of a bucket that has never been used, of any
 # Where a row has the instant for which its levels hold, and the levels of its buckets, less reservations; below zero is a debt.
 FILLED_AT: Final = 0
 REQUESTS, TOKENS, INPUT, OUTPUT = 1, 2, 3, 4
-# A day, and what has been used on it; a month, and what has been used in it. Reservations are not in these.
-DAY, DAY_REQUESTS, DAY_INPUT, DAY_OUTPUT = 5, 6, 7, 8
-MONTH, MONTH_INPUT, MONTH_OUTPUT, MONTH_USD = 9, 10, 11, 12
-LEVELS_SIZE, CALENDAR_SIZE = OUTPUT + 1, MONTH_USD + 1 - DAY
-CALENDAR: Final = slice(DAY, MONTH_USD + 1)
+LEVELS_SIZE: Final = 5
+# A day, and its requests, input and output tokens; a month, and its input and output tokens and US dollars. Reservations are not in these.
+DAY: Final = 5
+CALENDAR_SIZE: Final = 8
+CALENDAR: Final = slice(DAY, DAY + CALENDAR_SIZE)
 ROW_SIZE: Final = 14
 NUMBER_BYTES: Final = 8
 
 # Of each process: its requests under way, and the tokens that it has taken from the levels for those that are not settled, with what they cost.
-IN_FLIGHT, RESERVED_IN, RESERVED_OUT, RESERVED_USD = 0, 1, 2, 3
+IN_FLIGHT: Final = 0
+RESERVED_IN: Final = 1
+RESERVED_OUT: Final = 2
+RESERVED_USD: Final = 3
 CELL_SIZE: Final = 4
 
 

@@ -17,19 +17,11 @@ from lb.http.tls_transport import RECORD_BYTES
 from lb.proxy import fast_path as module
 from lb.proxy.fast_path import ForwardingMode, StopReason
 from tests.integration.tls_peer import VERSIONS, Peer, contexts
+from tests.kit.forwardings import EVENT, LIMIT, chunk
 
 native = pytest.importorskip(
     "lb.proxy._fast_path", reason="the helper is not built: no C compiler at installation"
 )
-
-LIMIT = 1 << 20
-
-
-def chunk(payload: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(payload), payload)
-
-
-EVENT = chunk(b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}]}\n\n')
 
 
 class Loop:

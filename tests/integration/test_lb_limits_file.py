@@ -279,6 +279,29 @@ def test_without_room_on_the_disk_keys_are_limited_per_process(
     assert verdicts == [True, True, False]
 
 
+@pytest.mark.parametrize("rows", [10, 0], ids=["in the file", "beyond it"])
+def test_a_key_that_was_removed_and_is_back_has_one_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(limits_file, "ROWS", rows)
+    keys = here(tmp_path / "limits", tokens_per_minute=1000)
+    used = Access((api_key("alice", "sk-alice", tokens_per_minute=1000),))
+
+    def begin() -> Admission:
+        admission = keys.admit_head(BEARER, 0.0)
+        assert isinstance(admission, Admission)
+        assert keys.reserve(admission, "m", 100, 100, 0.0) is None
+        return admission
+
+    before = begin()
+    keys.apply(Access((api_key("bob", "sk-bob"),)), 0.0)
+    keys.apply(used, 0.0)
+    after = begin()
+    keys.settle(before, 100, 50, 0.0)
+    keys.settle(after, 0, 0, 0.0)
+    assert account(keys).tokens_left == 850
+
+
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "limits").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError):

@@ -10,19 +10,11 @@ from typing import Any
 import pytest
 
 from lb.proxy.fast_path import ForwardingMode, StopReason
+from tests.kit.forwardings import EVENT, LIMIT, chunk
 
 native = pytest.importorskip(
     "lb.proxy._fast_path", reason="the helper is not built: no C compiler at installation"
 )
-
-LIMIT = 1 << 20
-
-
-def chunk(payload: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(payload), payload)
-
-
-EVENT = chunk(b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}]}\n\n')
 
 
 class Wires:
