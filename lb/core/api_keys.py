@@ -314,7 +314,7 @@ class ApiKeyStore:
         admission.prompt_tokens, admission.most_out = prompt_tokens, max_tokens
         if account is None or not account.reads_bodies:
             return None
-        generated = account.past.expected * choices
+        generated = account.expected * choices
         if max_tokens is not None and max_tokens >= 0:
             generated = min(generated, max_tokens)
         usd = 0.0
@@ -379,7 +379,7 @@ class ApiKeyStore:
         whole.leave()
         admission.charged = tokens_in + tokens_out
         if generated is not None:
-            account.past.add(generated)
+            account.learn(generated)
         account.used += tokens_in + tokens_out
         wanted, quotas = admission._wanted, admission._quotas
         if of_model is not None:

@@ -47,7 +47,7 @@ class PastResponses:
 class Tenant:
     """`whole` has the limits of the key, `models` those of its models, by the names of `ApiKey.models`."""
 
-    __slots__ = ("admitted", "key", "limited", "models", "past", "reads_bodies", "used", "whole", "zones")
+    __slots__ = ("_past", "admitted", "key", "limited", "models", "reads_bodies", "used", "whole", "zones")
 
     def __init__(self, key: ApiKey, store: LimitStore) -> None:
         """`use` and `change` must follow."""
@@ -59,7 +59,19 @@ class Tenant:
         self.admitted = 0
         self.limited = 0
         self.used = 0
-        self.past = PastResponses()
+        self._past: PastResponses | None = None  # of one whose limits ask for it: 2 MiB of 10,000 keys
+
+    @property
+    def expected(self) -> int:
+        """How many tokens a choice of its next response is expected to have, at most."""
+        return LEAST_EXPECTED if self._past is None else self._past.expected
+
+    def learn(self, tokens: int) -> None:
+        """A choice of a response had this many."""
+        if self.reads_bodies:
+            if self._past is None:
+                self._past = PastResponses()
+            self._past.add(tokens)
 
     def use(self, key: ApiKey, store: LimitStore) -> None:
         """Have the quotas of a key. `change` must follow, under the lock."""
