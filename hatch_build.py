@@ -91,7 +91,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         source = Path(self.root) / "lb" / "proxy" / "_fast_path.c"
         helper = source.with_name(f"_fast_path{sysconfig.get_config_var('EXT_SUFFIX')}")
         compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
-        flags = ["-O2", "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}"]
+        flags = ["-O2", "-shared", "-fPIC", "-pthread", f"-I{sysconfig.get_path('include')}"]
         try:
             subprocess.run(
                 [*compiler, *flags, str(source), "-o", str(helper)], check=True, capture_output=True

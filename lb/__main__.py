@@ -18,6 +18,7 @@ from pathlib import Path
 import uvloop
 
 from lb.agent.agent import FROM_ARGUMENTS
+from lb.agent.cores import AUTO, MOST_WORKERS
 from lb.agent.limits_file import shared_path
 from lb.agent.server import serve
 from lb.agent.server_options import ServerOptions
@@ -148,6 +149,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="take the ports of the agent that offers them here, and offer them to the next",
     )
+    add(
+        "--workers",
+        type=_workers,
+        default=AUTO,
+        metavar="N|auto",
+        help="cores that move the chunks of streams: auto (default) is one per core, up to 16; requests are decided on one",
+    )
     add("--no-pump", action="store_true", help="move chunks by Python even where the helper in C is there")
     add("--access-log", action="store_true", help="one line of JSON per request on standard error")
     add("--tls-certfile", type=Path, help="serve https with this certificate chain")
@@ -199,6 +207,7 @@ def _options(given: argparse.Namespace) -> ServerOptions:
         reuse_port=given.reuse_port,
         access_log=given.access_log,
         fast_path=not given.no_pump,
+        workers=given.workers,
         handover_socket=given.handover_socket,
         limits_file=_shared_file(given, "limits", given.limits_file),
         usage_file=_shared_file(given, "usage", given.usage_file),
@@ -305,6 +314,13 @@ def _port(text: str) -> int:
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return port
+
+
+def _workers(text: str) -> int:
+    workers = int(text) if text.isascii() and text.isdigit() else 0
+    if text != "auto" and not 1 <= workers <= MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a number from 1 to {MOST_WORKERS}")
+    return workers or AUTO
 
 
 def _attempts(text: str) -> int:

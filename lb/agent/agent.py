@@ -80,6 +80,7 @@ class AgentOptions:
     id_prefix: str
     targets_tls: ssl.SSLContext | None = None
     fast_path: bool = True
+    mover_threads: int = 0  # that move chunks; 0: the event loop does
     max_clients: int | None = None  # None: no limit
     max_handshakes: int = MAX_HANDSHAKES  # at a time on each port with TLS
     traffic_file: Path | None = None
@@ -119,7 +120,9 @@ class Agent:
         self._fetcher = HttpGetter(Pools(options.targets_tls), clock)
         self._set_authority(table)
         loop, identity = asyncio.get_running_loop(), options.identity
-        self._fast_path = fast_path = open_fast_path(loop) if options.fast_path else None
+        self._fast_path = fast_path = (
+            open_fast_path(loop, options.mover_threads) if options.fast_path else None
+        )
         self.build = self.metrics.build = own_build(
             fast_path=fast_path is not None, slow_tls=fast_path.without_tls if fast_path is not None else ""
         )

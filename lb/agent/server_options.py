@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lb.agent.agent import Agent, AgentOptions
+from lb.agent.cores import AUTO, available_cores, mover_threads
 from lb.agent.descriptors import raise_limit, shares
 from lb.agent.limits_file import LimitsFile
 from lb.config.schema import Table
@@ -49,6 +50,7 @@ class ServerOptions:
     access_log: bool = False
     targets_cafile: Path | None = None
     fast_path: bool = True
+    workers: int = AUTO
     handover_socket: Path | None = None
     limits_file: Path | None = None
     traffic_file: Path | None = None
@@ -74,6 +76,7 @@ def build_agent(options: ServerOptions, tracer: Tracing | None) -> Agent:
             id_prefix=secrets.token_hex(6),
             targets_tls=_targets_tls(options),
             fast_path=options.fast_path,
+            mover_threads=mover_threads(options.workers, available_cores()),
             max_clients=share.clients,
             max_handshakes=share.handshakes,
             traffic_file=options.traffic_file,

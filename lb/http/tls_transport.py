@@ -19,7 +19,7 @@ import errno
 import os
 import ssl
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from socket import IPPROTO_TCP, SO_ERROR, SOCK_STREAM, SOL_SOCKET, TCP_INFO, TCP_NODELAY, socket
 from typing import Any, cast
@@ -59,6 +59,7 @@ class TlsTransport(asyncio.Transport):
         "_protocol",
         "_shut_down",
         "_socket",
+        "_take_back",
         "_timer",
         "_unsent",
         "_unsent_bytes",
@@ -99,6 +100,7 @@ class TlsTransport(asyncio.Transport):
         self._low_water = _HIGH_WATER // 4
         self._is_full = False  # `pause_writing` of the protocol has been called
         self._paused = False
+        self._take_back: Callable[[], object] | None = None  # while it is lent
         self._drain_due = False  # is `_drain` about to be called?
         self._watches_reads = self._watches_writes = False
         self._write_wants_read = False
@@ -172,6 +174,10 @@ class TlsTransport(asyncio.Transport):
         if self._closing or not self._paused:
             return
         self._paused = False
+        if self._take_back is None:
+            self._read_on()
+
+    def _read_on(self) -> None:
         self._watch_reads(True)
         if not self._drain_due:
             self._drain_due = True
@@ -274,6 +280,8 @@ class TlsTransport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._closing or not data:
             return
+        if self._take_back is not None:
+            self._have_back()
         if not isinstance(data, bytes):
             data = bytes(data)
         if len(data) <= RECORD_BYTES:
@@ -349,6 +357,7 @@ class TlsTransport(asyncio.Transport):
         """Close when what was written is sent, and the peer has closed its side: bytes that are unread would reset the connection."""
         if self._closing:
             return
+        self._have_back()
         self._closing = True
         self._timer = self._loop.call_later(SHUTDOWN_S, self._lose, TimeoutError("TLS shutdown timed out"))
         self._watch_reads(True)
@@ -384,6 +393,7 @@ class TlsTransport(asyncio.Transport):
         """Stop. `connection_lost` of the protocol is called in the next turn of the loop, and the descriptor is its own until then."""
         if self._lost:
             return
+        self._have_back()
         self._lost = self._closing = True
         self._watch_reads(False)
         self._watch_writes(False)
@@ -427,9 +437,29 @@ class TlsTransport(asyncio.Transport):
             pass
         return default
 
+    # --- while another thread reads and writes the connection
+
     def end(self) -> ssl.SSLSocket | None:
-        """Return the connection for a forwarding; None if what OpenSSL holds has to be read first."""
-        return None if self._drain_due or self._closing or self._unsent else self._socket
+        """Return the connection, to be lent; None if what OpenSSL holds has to be read or written first."""
+        is_busy = (
+            self._drain_due or self._closing or self._unsent or self._watches_writes or self._write_wants_read
+        )
+        return None if is_busy else self._socket
+
+    def lend(self, take_back: Callable[[], object]) -> None:
+        """Leave the connection to somebody else until `returned`. Should the transport need it itself it calls `take_back` before."""
+        self._take_back = take_back
+        self._watch_reads(False)
+
+    def returned(self) -> None:
+        self._take_back = None
+        if not self._closing and not self._paused:
+            self._read_on()
+
+    def _have_back(self) -> None:
+        take_back, self._take_back = self._take_back, None
+        if take_back is not None:
+            take_back()
 
     def _watch_reads(self, watch: bool) -> None:
         if watch != self._watches_reads:

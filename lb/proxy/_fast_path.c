@@ -9,17 +9,27 @@
  * lb/stream/stream_merge.py removes the same fields, and lb/stream/token_usage.py counts the same tokens.
  *
  * Sockets are non-blocking and belong to the event loop; a forwarding must be stopped before either is closed. Python reads
- * nothing of the source meanwhile, and writes nothing to the sink. */
+ * nothing of the source meanwhile, and writes nothing to the sink; of TLS, it neither reads nor writes either side, as a connection of
+ * OpenSSL is one thread's at a time.
+ *
+ * Chunks are moved by movers: one on the event loop (`run`), or several, each a thread that needs nothing of Python. A forwarding
+ * belongs to one mover. The mover's lock is held while it moves a batch, so whoever has the lock finds all that was read sent, or
+ * its forwarding stopped. What has stopped waits in a list for `run`, or until Python itself stops the forwarding. */
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
 #include <Python.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <time.h>
@@ -46,23 +56,47 @@
 #define RECORD_BYTES (16 * 1024) /* the most that a record holds; as in lb/http/tls_transport.py */
 #define MAX_SIZE_DIGITS 7
 #define MAX_CUTS 64 /* of one chunk */
+#define MOST_MOVERS 64
 
-enum { STOP_IRREGULAR = 0, STOP_UNSENT = 1, STOP_FULL = 2, STOP_ENDED = 3 };
-enum { MOVING = -1, NO_MEMORY = -2 }; /* in the place of a reason to stop */
+enum { STOP_IRREGULAR = 0, STOP_UNSENT = 1, STOP_FULL = 2, STOP_ENDED = 3, STOP_CLIENT = 4 };
+enum { MOVING = -1 }; /* in the place of a reason to stop */
 enum { MODE_CHUNKS = 0, MODE_EVENTS = 1, MODE_WITHOUT_IDS = 2, MODE_WITHOUT_USAGE = 3 };
 
+typedef struct Forwarding Forwarding;
+typedef struct FastPath FastPath;
+
 typedef struct {
-    PyObject_HEAD
-    int epoll;   /* what the event loop watches: `sources` while chunks are rare, `timer` while they are paced */
-    int sources; /* an epoll of its own, of what forwardings read from */
-    int timer, paced;
+    Forwarding *first, *last;
+} List;
+
+typedef struct {
+    FastPath *fast_path;
+    int sources; /* an epoll, of what forwardings read from, and of the clients that have TLS */
     long long ran_ns;
+    int paced;
     char *buffer, *out;
-} FastPath;
+    int forwardings;      /* how many it has; atomic */
+    pthread_mutex_t lock; /* held while a batch is moved */
+    int awaited;          /* whether Python waits for the lock; atomic */
+    List stopped;         /* in the batch */
+    pthread_t thread;
+} Mover;
+
+struct FastPath {
+    PyObject_HEAD
+    int epoll;   /* what the event loop watches: of the only mover, `sources` while chunks are rare, `timer` while they are paced */
+    int timer;
+    int reports; /* with threads it is this, an eventfd: something has stopped */
+    int quit;    /* an eventfd that ends the threads */
+    Mover *movers;
+    int count, threads; /* movers; those of them that run in a thread */
+    pthread_mutex_t lock; /* of the list, and taken after that of a mover */
+    List stopped;
+};
 
 typedef struct {
     unsigned long long chunks, events, ids;
-    int heard;
+    int heard; /* atomic */
 } Counts;
 
 typedef struct ssl_st SSL;
@@ -74,17 +108,22 @@ typedef struct {
     PyObject *tls; /* whose it is; NULL as well */
 } End;
 
-typedef struct {
+struct Forwarding {
     PyObject_HEAD
-    FastPath *fast_path; /* NULL while stopped */
+    FastPath *fast_path; /* NULL once Python knows that it has stopped */
     PyObject *owner;     /* gets the reason why it has stopped */
+    Mover *mover;
     End source, sink;
     int mode;
     char *kept; /* what came, with its framing */
     size_t kept_bytes, kept_room, limit;
     unsigned long long sent_bytes;
     Counts counts;
-} Forwarding;
+    int reason; /* why the mover has stopped it, or MOVING; and what was read or not sent */
+    char *rest;
+    size_t rest_bytes;
+    Forwarding *next; /* in a list of those that have stopped */
+};
 
 static PyTypeObject ForwardingType;
 
@@ -392,162 +431,60 @@ static int keep(Forwarding *forwarding, const char *data, size_t size) {
     return 1;
 }
 
-/* --- forwardings */
+/* --- movers */
 
-static void forwarding_halt(Forwarding *forwarding) {
-    if (!forwarding->fast_path) return;
-    epoll_ctl(forwarding->fast_path->sources, EPOLL_CTL_DEL, forwarding->source.fd, NULL);
+/* For Python: a batch takes less than a millisecond. */
+static void lock_mover(Mover *mover) {
+    if (!pthread_mutex_trylock(&mover->lock)) return;
+    __atomic_add_fetch(&mover->awaited, 1, __ATOMIC_RELAXED);
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&mover->lock);
+    Py_END_ALLOW_THREADS
+    __atomic_sub_fetch(&mover->awaited, 1, __ATOMIC_RELAXED);
+}
+
+static void unlock_mover(Mover *mover) { pthread_mutex_unlock(&mover->lock); }
+
+/* Under the lock of the mover. */
+static void leave_mover(Forwarding *forwarding) {
+    Mover *mover = forwarding->mover;
+    epoll_ctl(mover->sources, EPOLL_CTL_DEL, forwarding->source.fd, NULL);
+    if (forwarding->sink.ssl) epoll_ctl(mover->sources, EPOLL_CTL_DEL, forwarding->sink.fd, NULL);
     if (forwarding->source.ssl) openssl.set_read_ahead(forwarding->source.ssl, 0);
-    Py_CLEAR(forwarding->fast_path);
-    Py_DECREF(forwarding); /* the reference that epoll had */
+    __atomic_sub_fetch(&mover->forwardings, 1, __ATOMIC_RELAXED);
 }
 
-static PyObject *forwarding_stop(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
-    Py_INCREF(forwarding);
-    forwarding_halt(forwarding);
-    Py_DECREF(forwarding);
-    Py_RETURN_NONE;
+static void append(List *list, Forwarding *first, Forwarding *last) {
+    if (list->last) list->last->next = first;
+    else list->first = first;
+    list->last = last;
 }
 
-static PyObject *forwarding_take(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
-    PyObject *kept = PyBytes_FromStringAndSize(forwarding->kept, (Py_ssize_t)forwarding->kept_bytes);
-    if (kept) {
-        forwarding->kept_bytes = 0;
-        free(forwarding->kept);
-        forwarding->kept = NULL;
-        forwarding->kept_room = 0;
+/* The mover gives a forwarding up; the list has epoll's reference from now on. */
+static void stop(Forwarding *forwarding, int reason, const char *data, size_t size) {
+    Mover *mover = forwarding->mover;
+    leave_mover(forwarding);
+    if (size) {
+        forwarding->rest = malloc(size);
+        if (!forwarding->rest) abort(); /* a client would miss these bytes and not know it */
+        memcpy(forwarding->rest, data, size);
+        forwarding->rest_bytes = size;
     }
-    return kept;
+    forwarding->reason = reason;
+    append(&mover->stopped, forwarding, forwarding);
 }
 
-static PyObject *forwarding_pulse(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
-    int heard = forwarding->counts.heard;
-    forwarding->counts.heard = 0;
-    return PyBool_FromLong(heard);
-}
-
-static PyObject *forwarding_counts(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
-    Counts *counts = &forwarding->counts;
-    PyObject *values = Py_BuildValue("(KKKK)", counts->chunks, forwarding->sent_bytes, counts->events, counts->ids);
-    counts->chunks = counts->events = counts->ids = forwarding->sent_bytes = 0;
-    return values;
-}
-
-static int forwarding_traverse(Forwarding *forwarding, visitproc visit, void *arg) {
-    Py_VISIT(forwarding->fast_path);
-    Py_VISIT(forwarding->owner);
-    Py_VISIT(forwarding->source.tls);
-    Py_VISIT(forwarding->sink.tls);
-    return 0;
-}
-
-static int forwarding_clear(Forwarding *forwarding) {
-    Py_CLEAR(forwarding->owner);
-    return 0;
-}
-
-static void forwarding_dealloc(Forwarding *forwarding) {
-    PyObject_GC_UnTrack(forwarding);
-    Py_CLEAR(forwarding->owner);
-    Py_CLEAR(forwarding->fast_path);
-    Py_CLEAR(forwarding->source.tls);
-    Py_CLEAR(forwarding->sink.tls);
-    free(forwarding->kept);
-    Py_TYPE(forwarding)->tp_free((PyObject *)forwarding);
-}
-
-static PyMethodDef forwarding_methods[] = {
-    {"stop", (PyCFunction)forwarding_stop, METH_NOARGS, "Let nothing more pass."},
-    {"take", (PyCFunction)forwarding_take, METH_NOARGS, "What has come since the last call, as it came, with its framing."},
-    {"pulse", (PyCFunction)forwarding_pulse, METH_NOARGS, "Whether a data event has passed since the last call."},
-    {"counts", (PyCFunction)forwarding_counts, METH_NOARGS, "Since the last call: chunks, bytes sent, events that carry text, token ids."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyTypeObject ForwardingType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "lb.proxy._fast_path.Forwarding",
-    .tp_basicsize = sizeof(Forwarding),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_dealloc = (destructor)forwarding_dealloc,
-    .tp_traverse = (traverseproc)forwarding_traverse,
-    .tp_clear = (inquiry)forwarding_clear,
-    .tp_methods = forwarding_methods,
-};
-
-/* --- the fast path */
-
-static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    if (PyTuple_GET_SIZE(args) || (kwargs && PyDict_GET_SIZE(kwargs))) {
-        PyErr_SetString(PyExc_TypeError, "FastPath takes no arguments");
-        return NULL;
-    }
-    FastPath *fast_path = (FastPath *)type->tp_alloc(type, 0);
-    if (!fast_path) return NULL;
-    fast_path->epoll = epoll_create1(EPOLL_CLOEXEC);
-    fast_path->sources = epoll_create1(EPOLL_CLOEXEC);
-    fast_path->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    fast_path->buffer = malloc(BUFFER_BYTES);
-    fast_path->out = malloc(OUT_BYTES);
-    struct epoll_event event = {.events = EPOLLIN};
-    if (fast_path->epoll < 0 || fast_path->sources < 0 || fast_path->timer < 0 || !fast_path->buffer || !fast_path->out ||
-        epoll_ctl(fast_path->epoll, EPOLL_CTL_ADD, fast_path->sources, &event) < 0 ||
-        epoll_ctl(fast_path->epoll, EPOLL_CTL_ADD, fast_path->timer, &event) < 0) {
-        PyErr_SetFromErrno(PyExc_OSError);
-        Py_DECREF(fast_path);
-        return NULL;
-    }
-    return (PyObject *)fast_path;
-}
-
-static void fast_path_dealloc(FastPath *fast_path) {
-    if (fast_path->epoll >= 0) close(fast_path->epoll);
-    if (fast_path->sources >= 0) close(fast_path->sources);
-    if (fast_path->timer >= 0) close(fast_path->timer);
-    free(fast_path->buffer);
-    free(fast_path->out);
-    Py_TYPE(fast_path)->tp_free((PyObject *)fast_path);
-}
-
-static PyObject *fast_path_fileno(FastPath *fast_path, PyObject *Py_UNUSED(none)) { return PyLong_FromLong(fast_path->epoll); }
-
-static PyObject *fast_path_forwarding(FastPath *fast_path, PyObject *args) {
-    int mode;
-    Py_ssize_t limit;
-    PyObject *source, *sink, *owner;
-    if (!PyArg_ParseTuple(args, "OOnOi", &source, &sink, &limit, &owner, &mode)) return NULL;
-    if (mode < MODE_CHUNKS || mode > MODE_WITHOUT_USAGE) return PyErr_Format(PyExc_ValueError, "no such mode: %d", mode);
-    Forwarding *forwarding = PyObject_GC_New(Forwarding, &ForwardingType);
-    if (!forwarding) return NULL;
-    memset((char *)forwarding + sizeof(PyObject), 0, sizeof(Forwarding) - sizeof(PyObject));
-    forwarding->mode = mode;
-    forwarding->limit = (size_t)limit;
-    forwarding->owner = Py_NewRef(owner);
-    PyObject_GC_Track(forwarding);
-    if (!open_end(source, &forwarding->source) || !open_end(sink, &forwarding->sink)) {
-        Py_DECREF(forwarding);
-        return NULL;
-    }
-    SSL *ssl = forwarding->source.ssl;
-    struct epoll_event event = {.events = ssl ? TLS_SOURCE_EVENTS : SOURCE_EVENTS, .data.ptr = forwarding};
-    if (epoll_ctl(fast_path->sources, EPOLL_CTL_ADD, forwarding->source.fd, &event) < 0) {
-        PyErr_SetFromErrno(PyExc_OSError);
-        Py_DECREF(forwarding);
-        return NULL;
-    }
-    if (ssl) openssl.set_read_ahead(ssl, 1);
-    forwarding->fast_path = (FastPath *)Py_NewRef(fast_path);
-    Py_INCREF(forwarding); /* epoll's; dropped by forwarding_halt */
-    return (PyObject *)forwarding;
-}
-
-/* Stop a forwarding and add to the list why; 0 on an exception. */
-static int stop(PyObject *stopped, Forwarding *forwarding, int reason, const char *data, size_t size) {
-    PyObject *item = Py_BuildValue("(Oiy#)", forwarding->owner, reason, data, (Py_ssize_t)size);
-    forwarding_halt(forwarding);
-    if (!item) return 0;
-    int failed = PyList_Append(stopped, item);
-    Py_DECREF(item);
-    return !failed;
+/* Tell Python what has stopped. Until then all forwardings of the batch exist: it may let go of them at once. */
+static void report(Mover *mover) {
+    FastPath *fast_path = mover->fast_path;
+    if (!mover->stopped.first) return;
+    pthread_mutex_lock(&fast_path->lock);
+    uint64_t one = 1;
+    /* It cannot hold as much as it would take to fail. */
+    if (!fast_path->stopped.first && fast_path->reports >= 0 && write(fast_path->reports, &one, sizeof(one)) < 0) abort();
+    append(&fast_path->stopped, mover->stopped.first, mover->stopped.last);
+    pthread_mutex_unlock(&fast_path->lock);
+    mover->stopped = (List){NULL, NULL};
 }
 
 /* One read, and what becomes of it. */
@@ -561,8 +498,8 @@ typedef struct {
 } Read;
 
 /* Read what there is; `used` and `written` say how much of the buffers is taken. */
-static Read read_one(FastPath *fast_path, Forwarding *forwarding, uint32_t events, size_t *used, size_t *written) {
-    char *buffer = fast_path->buffer + *used, *out = fast_path->out + *written;
+static Read read_one(Mover *mover, Forwarding *forwarding, uint32_t events, size_t *used, size_t *written) {
+    char *buffer = mover->buffer + *used, *out = mover->out + *written;
     size_t got;
     int then = MOVING, more = 0;
     if (forwarding->source.ssl) {
@@ -579,11 +516,16 @@ static Read read_one(FastPath *fast_path, Forwarding *forwarding, uint32_t event
     size_t size = got;
     *used += size;
     Counts counts = forwarding->counts;
+    counts.heard = 0;
     const char *data = passable(buffer, out, forwarding->mode, &size, &counts);
     if (!data) return (Read){forwarding, buffer, got, STOP_IRREGULAR, MOVING, 0};
     if (data == out) *written += size;
-    if (!keep(forwarding, buffer, got)) return (Read){forwarding, "", 0, NO_MEMORY, MOVING, 0};
-    forwarding->counts = counts;
+    /* Without memory the stream breaks here, and may go on from elsewhere. */
+    if (!keep(forwarding, buffer, got)) return (Read){forwarding, "", 0, STOP_ENDED, MOVING, 0};
+    if (counts.heard) __atomic_store_n(&forwarding->counts.heard, 1, __ATOMIC_RELAXED);
+    forwarding->counts.chunks = counts.chunks;
+    forwarding->counts.events = counts.events;
+    forwarding->counts.ids = counts.ids;
     forwarding->sent_bytes += size;
     return (Read){forwarding, data, size, MOVING, then, more};
 }
@@ -609,56 +551,52 @@ static void send_one(Read *read) {
     }
 }
 
-static void arm_again(FastPath *fast_path, Forwarding *forwarding) {
+static void arm_again(Forwarding *forwarding) {
     struct epoll_event event = {.events = SOURCE_EVENTS, .data.ptr = forwarding};
-    epoll_ctl(fast_path->sources, EPOLL_CTL_MOD, forwarding->source.fd, &event); /* it is there: nothing can go wrong */
+    epoll_ctl(forwarding->mover->sources, EPOLL_CTL_MOD, forwarding->source.fd, &event); /* it is there: nothing can go wrong */
 }
 
-/* Send what was read, then add to the list what has stopped; 0 on an exception. First all reads of a batch, then all sends:
- * the caches hold one path through the kernel at a time, and a client's process is woken once for several chunks. Nothing of
- * Python runs between a read and its send, so no forwarding is stopped, and no socket closed, in between. */
-static int send_all(FastPath *fast_path, Read *reads, int count, PyObject *stopped) {
+/* Send what was read, then see what has stopped. First all reads of a batch, then all sends: the caches hold one path through
+ * the kernel at a time, and a client's process is woken once for several chunks. */
+static void send_all(Read *reads, int count) {
     for (int i = 0; i < count; i++) send_one(&reads[i]);
     for (int i = 0; i < count; i++) {
-        if (reads[i].reason == MOVING && reads[i].more) arm_again(fast_path, reads[i].forwarding);
-    }
-    for (int i = 0; i < count; i++) {
         Read *read = &reads[i];
-        if (read->reason == MOVING || !read->forwarding->fast_path) continue;
-        if (read->reason == NO_MEMORY) {
-            PyErr_NoMemory();
-            return 0;
+        if (read->reason != MOVING) {
+            stop(read->forwarding, read->reason, read->data, read->size);
+        } else if (read->more) {
+            arm_again(read->forwarding);
         }
-        if (!stop(stopped, read->forwarding, read->reason, read->data, read->size)) return 0;
     }
-    return 1;
 }
 
-/* One read of each of the next forwardings that have something; how many, or -1 on an exception. */
-static int move_batch(FastPath *fast_path, PyObject *stopped) {
+/* Which side of a forwarding an event is of. */
+#define IS_SINK(pointer) ((uintptr_t)(pointer) & 1)
+#define SINK_OF(forwarding) ((void *)((uintptr_t)(forwarding) | 1))
+#define FORWARDING_OF(pointer) ((Forwarding *)((uintptr_t)(pointer) & ~(uintptr_t)1))
+
+/* One read of each of the next forwardings that have something; how many. Under the lock. */
+static int move_batch(Mover *mover) {
     struct epoll_event events[BATCH];
     Read reads[BATCH];
-    int count = epoll_wait(fast_path->sources, events, BATCH, 0);
-    if (count < 0) {
-        if (errno == EINTR) return 0;
-        PyErr_SetFromErrno(PyExc_OSError);
-        return -1;
-    }
-    /* Adding to the list runs Python's memory management, and what that runs may stop forwardings: each stays ours until the
-     * end. */
-    for (int i = 0; i < count; i++) Py_INCREF((PyObject *)events[i].data.ptr);
-    int sound = 1, pending = 0;
+    int count = epoll_wait(mover->sources, events, BATCH, 0), pending = 0;
     size_t used = 0, written = 0;
-    for (int i = 0; i < count && sound; i++) {
-        Forwarding *forwarding = events[i].data.ptr;
-        if (forwarding->fast_path) reads[pending++] = read_one(fast_path, forwarding, events[i].events, &used, &written);
-        if (i + 1 < count && used <= BUFFER_BYTES - READ_BYTES) continue;
-        sound = send_all(fast_path, reads, pending, stopped);
+    for (int i = 0; i < count; i++) {
+        void *of = events[i].data.ptr;
+        if (!of || IS_SINK(of)) continue;
+        reads[pending++] = read_one(mover, of, events[i].events, &used, &written);
+        if (used <= BUFFER_BYTES - READ_BYTES) continue;
+        send_all(reads, pending);
         pending = 0;
         used = written = 0;
     }
-    for (int i = 0; i < count; i++) Py_DECREF((PyObject *)events[i].data.ptr);
-    return sound ? count : -1;
+    send_all(reads, pending);
+    for (int i = 0; i < count; i++) {
+        void *of = events[i].data.ptr;
+        if (IS_SINK(of) && FORWARDING_OF(of)->reason == MOVING) stop(FORWARDING_OF(of), STOP_CLIENT, "", 0);
+    }
+    report(mover);
+    return count;
 }
 
 static long long now_ns(void) {
@@ -667,40 +605,342 @@ static long long now_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
+/* Whether the next chunks had better be moved together, after a turn that began at that time and has moved so many. */
+static int should_pace(Mover *mover, long long began_ns, int moved, int count) {
+    int close_together = mover->paced ? moved >= PACE_CHUNKS : began_ns - mover->ran_ns < CLOSE_NS;
+    mover->ran_ns = began_ns;
+    return close_together && count < BATCH; /* what a budget has left out does not wait */
+}
+
+static int is_quitting(Mover *mover) { return __atomic_load_n(&mover->fast_path->threads, __ATOMIC_ACQUIRE) == 0; }
+
+static void *mover_thread(void *given) {
+    Mover *mover = given;
+    struct pollfd sources = {.fd = mover->sources, .events = POLLIN};
+    while (poll(&sources, 1, -1) >= 0 || errno == EINTR) {
+        long long began = now_ns();
+        int count, moved = 0;
+        do {
+            if (is_quitting(mover)) return NULL;
+            while (__atomic_load_n(&mover->awaited, __ATOMIC_RELAXED)) sched_yield(); /* locks are not fair */
+            pthread_mutex_lock(&mover->lock);
+            moved += (count = move_batch(mover)) > 0 ? count : 0;
+            pthread_mutex_unlock(&mover->lock);
+        } while (count == BATCH);
+        mover->paced = should_pace(mover, began, moved, count);
+        if (!mover->paced) continue;
+        long long next = began + PACE_NS;
+        struct timespec at = {.tv_sec = next / 1000000000, .tv_nsec = next % 1000000000};
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
+    }
+    return NULL;
+}
+
+/* --- forwardings */
+
+/* Python knows that it has stopped. */
+static void forget(Forwarding *forwarding) {
+    Py_CLEAR(forwarding->fast_path);
+    forwarding->reason = STOP_ENDED;
+}
+
+static PyObject *forwarding_stop(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
+    if (!forwarding->fast_path) Py_RETURN_NONE;
+    lock_mover(forwarding->mover);
+    int reason = forwarding->reason;
+    if (reason == MOVING) leave_mover(forwarding);
+    unlock_mover(forwarding->mover);
+    forget(forwarding);
+    if (reason == MOVING) {
+        Py_DECREF(forwarding); /* the reference that epoll had; the caller has another one */
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("(iy#)", reason, forwarding->rest ? forwarding->rest : "", (Py_ssize_t)forwarding->rest_bytes);
+}
+
+static PyObject *forwarding_take(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
+    int runs = forwarding->fast_path != NULL;
+    if (runs) lock_mover(forwarding->mover);
+    char *kept = forwarding->kept;
+    size_t size = forwarding->kept_bytes;
+    forwarding->kept = NULL;
+    forwarding->kept_bytes = forwarding->kept_room = 0;
+    if (runs) unlock_mover(forwarding->mover);
+    PyObject *taken = PyBytes_FromStringAndSize(kept, (Py_ssize_t)size);
+    free(kept);
+    return taken;
+}
+
+static PyObject *forwarding_pulse(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
+    return PyBool_FromLong(__atomic_exchange_n(&forwarding->counts.heard, 0, __ATOMIC_RELAXED));
+}
+
+static PyObject *forwarding_counts(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
+    int runs = forwarding->fast_path != NULL;
+    if (runs) lock_mover(forwarding->mover);
+    Counts *counts = &forwarding->counts, found = *counts;
+    unsigned long long sent_bytes = forwarding->sent_bytes;
+    counts->chunks = counts->events = counts->ids = forwarding->sent_bytes = 0;
+    if (runs) unlock_mover(forwarding->mover);
+    return Py_BuildValue("(KKKK)", found.chunks, sent_bytes, found.events, found.ids);
+}
+
+static int forwarding_traverse(Forwarding *forwarding, visitproc visit, void *arg) {
+    Py_VISIT(forwarding->fast_path);
+    Py_VISIT(forwarding->owner);
+    Py_VISIT(forwarding->source.tls);
+    Py_VISIT(forwarding->sink.tls);
+    return 0;
+}
+
+static int forwarding_clear(Forwarding *forwarding) {
+    Py_CLEAR(forwarding->owner);
+    return 0;
+}
+
+static void forwarding_dealloc(Forwarding *forwarding) {
+    PyObject_GC_UnTrack(forwarding);
+    Py_CLEAR(forwarding->owner);
+    Py_CLEAR(forwarding->fast_path);
+    Py_CLEAR(forwarding->source.tls);
+    Py_CLEAR(forwarding->sink.tls);
+    free(forwarding->kept);
+    free(forwarding->rest);
+    Py_TYPE(forwarding)->tp_free((PyObject *)forwarding);
+}
+
+static PyMethodDef forwarding_methods[] = {
+    {"stop", (PyCFunction)forwarding_stop, METH_NOARGS, "Let nothing more pass. Returns (reason, data) of one that had stopped by itself, and was not reported."},
+    {"take", (PyCFunction)forwarding_take, METH_NOARGS, "What has come since the last call, as it came, with its framing."},
+    {"pulse", (PyCFunction)forwarding_pulse, METH_NOARGS, "Whether a data event has passed since the last call."},
+    {"counts", (PyCFunction)forwarding_counts, METH_NOARGS, "Since the last call: chunks, bytes sent, events that carry text, token ids."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject ForwardingType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "lb.proxy._fast_path.Forwarding",
+    .tp_basicsize = sizeof(Forwarding),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_dealloc = (destructor)forwarding_dealloc,
+    .tp_traverse = (traverseproc)forwarding_traverse,
+    .tp_clear = (inquiry)forwarding_clear,
+    .tp_methods = forwarding_methods,
+};
+
+/* --- the fast path */
+
+static int open_mover(FastPath *fast_path, Mover *mover) {
+    mover->fast_path = fast_path;
+    mover->sources = epoll_create1(EPOLL_CLOEXEC);
+    mover->buffer = malloc(BUFFER_BYTES);
+    mover->out = malloc(OUT_BYTES);
+    return !pthread_mutex_init(&mover->lock, NULL) && mover->sources >= 0 && mover->buffer && mover->out;
+}
+
+static int watch(int epoll, int fd) {
+    struct epoll_event event = {.events = EPOLLIN};
+    return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) >= 0;
+}
+
+static void end_threads(FastPath *fast_path) {
+    int threads = fast_path->threads;
+    uint64_t one = 1;
+    if (!threads) return;
+    __atomic_store_n(&fast_path->threads, 0, __ATOMIC_RELEASE);
+    while (write(fast_path->quit, &one, sizeof(one)) < 0 && errno == EINTR) {}
+    Py_BEGIN_ALLOW_THREADS
+    for (int i = 0; i < threads; i++) pthread_join(fast_path->movers[i].thread, NULL);
+    Py_END_ALLOW_THREADS
+}
+
+/* Signals are for the thread of Python. */
+static int start_threads(FastPath *fast_path) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = 0, wanted = fast_path->count;
+    fast_path->threads = wanted;
+    for (int i = 0; i < wanted && !failed; i++) {
+        failed = pthread_create(&fast_path->movers[i].thread, NULL, mover_thread, &fast_path->movers[i]);
+        if (failed) fast_path->threads = i;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = failed;
+    return !failed;
+}
+
+static int open_all(FastPath *fast_path, int threads) {
+    fast_path->epoll = fast_path->timer = fast_path->reports = fast_path->quit = -1;
+    fast_path->count = threads ? threads : 1;
+    fast_path->movers = calloc((size_t)fast_path->count, sizeof(Mover));
+    if (!fast_path->movers) return 0;
+    for (int i = 0; i < fast_path->count; i++) fast_path->movers[i].sources = -1;
+    for (int i = 0; i < fast_path->count; i++) {
+        if (!open_mover(fast_path, &fast_path->movers[i])) return 0;
+    }
+    if (pthread_mutex_init(&fast_path->lock, NULL)) return 0;
+    if (!threads) {
+        fast_path->epoll = epoll_create1(EPOLL_CLOEXEC);
+        fast_path->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+        return fast_path->epoll >= 0 && fast_path->timer >= 0 && watch(fast_path->epoll, fast_path->movers->sources) &&
+               watch(fast_path->epoll, fast_path->timer);
+    }
+    fast_path->reports = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    fast_path->quit = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (fast_path->reports < 0 || fast_path->quit < 0) return 0;
+    for (int i = 0; i < threads; i++) {
+        if (!watch(fast_path->movers[i].sources, fast_path->quit)) return 0;
+    }
+    return start_threads(fast_path);
+}
+
+static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    int threads = 0;
+    if (!PyArg_ParseTuple(args, "|i", &threads) || (kwargs && PyDict_GET_SIZE(kwargs))) return NULL;
+    if (threads < 0 || threads > MOST_MOVERS) return PyErr_Format(PyExc_ValueError, "not 0 to %d threads: %d", MOST_MOVERS, threads);
+    FastPath *fast_path = (FastPath *)type->tp_alloc(type, 0);
+    if (!fast_path) return NULL;
+    if (!open_all(fast_path, threads)) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        Py_DECREF(fast_path);
+        return NULL;
+    }
+    return (PyObject *)fast_path;
+}
+
+static void fast_path_dealloc(FastPath *fast_path) {
+    end_threads(fast_path);
+    const int descriptors[] = {fast_path->epoll, fast_path->timer, fast_path->reports, fast_path->quit};
+    for (size_t i = 0; i < sizeof(descriptors) / sizeof(*descriptors); i++) {
+        if (descriptors[i] >= 0) close(descriptors[i]);
+    }
+    for (int i = 0; fast_path->movers && i < fast_path->count; i++) {
+        if (fast_path->movers[i].sources >= 0) close(fast_path->movers[i].sources);
+        free(fast_path->movers[i].buffer);
+        free(fast_path->movers[i].out);
+    }
+    free(fast_path->movers);
+    Py_TYPE(fast_path)->tp_free((PyObject *)fast_path);
+}
+
+static PyObject *fast_path_close(FastPath *fast_path, PyObject *Py_UNUSED(none)) {
+    end_threads(fast_path);
+    Py_RETURN_NONE;
+}
+
+static PyObject *fast_path_fileno(FastPath *fast_path, PyObject *Py_UNUSED(none)) {
+    return PyLong_FromLong(fast_path->reports >= 0 ? fast_path->reports : fast_path->epoll);
+}
+
+static Mover *idlest(FastPath *fast_path) {
+    Mover *found = fast_path->movers;
+    for (Mover *mover = found; mover < fast_path->movers + fast_path->count; mover++) {
+        if (__atomic_load_n(&mover->forwardings, __ATOMIC_RELAXED) < __atomic_load_n(&found->forwardings, __ATOMIC_RELAXED)) found = mover;
+    }
+    return found;
+}
+
+static PyObject *fast_path_forwarding(FastPath *fast_path, PyObject *args) {
+    int mode;
+    Py_ssize_t limit;
+    PyObject *source, *sink, *owner;
+    if (!PyArg_ParseTuple(args, "OOnOi", &source, &sink, &limit, &owner, &mode)) return NULL;
+    if (mode < MODE_CHUNKS || mode > MODE_WITHOUT_USAGE) return PyErr_Format(PyExc_ValueError, "no such mode: %d", mode);
+    Forwarding *forwarding = PyObject_GC_New(Forwarding, &ForwardingType);
+    if (!forwarding) return NULL;
+    memset((char *)forwarding + sizeof(PyObject), 0, sizeof(Forwarding) - sizeof(PyObject));
+    forwarding->mode = mode;
+    forwarding->limit = (size_t)limit;
+    forwarding->owner = Py_NewRef(owner);
+    forwarding->reason = MOVING;
+    PyObject_GC_Track(forwarding);
+    if (!open_end(source, &forwarding->source) || !open_end(sink, &forwarding->sink)) {
+        Py_DECREF(forwarding);
+        return NULL;
+    }
+    Mover *mover = forwarding->mover = idlest(fast_path);
+    SSL *ssl = forwarding->source.ssl;
+    struct epoll_event source_event = {.events = ssl ? TLS_SOURCE_EVENTS : SOURCE_EVENTS, .data.ptr = forwarding};
+    struct epoll_event sink_event = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = SINK_OF(forwarding)};
+    lock_mover(mover); /* it must not have half of a forwarding */
+    int failed = forwarding->sink.ssl && epoll_ctl(mover->sources, EPOLL_CTL_ADD, forwarding->sink.fd, &sink_event) < 0;
+    if (!failed && epoll_ctl(mover->sources, EPOLL_CTL_ADD, forwarding->source.fd, &source_event) < 0) {
+        failed = 1;
+        if (forwarding->sink.ssl) epoll_ctl(mover->sources, EPOLL_CTL_DEL, forwarding->sink.fd, NULL);
+    }
+    if (!failed) {
+        if (ssl) openssl.set_read_ahead(ssl, 1);
+        __atomic_add_fetch(&mover->forwardings, 1, __ATOMIC_RELAXED);
+        forwarding->fast_path = (FastPath *)Py_NewRef(fast_path);
+        Py_INCREF(forwarding); /* epoll's, and then that of the list of those that have stopped */
+    }
+    unlock_mover(mover);
+    if (failed) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        Py_DECREF(forwarding);
+        return NULL;
+    }
+    return (PyObject *)forwarding;
+}
+
 /* Watch the timer instead of the sources, or the sources again. A failure leaves both as they are, which is slower at worst. */
 static void set_pace(FastPath *fast_path, int paced) {
-    if (fast_path->paced == paced) return;
+    Mover *mover = fast_path->movers;
+    if (mover->paced == paced) return;
     struct itimerspec period = {0};
     period.it_value.tv_nsec = period.it_interval.tv_nsec = paced ? PACE_NS : 0;
     struct epoll_event event = {.events = paced ? 0 : EPOLLIN};
     if (timerfd_settime(fast_path->timer, 0, &period, NULL) < 0) return;
-    if (epoll_ctl(fast_path->epoll, EPOLL_CTL_MOD, fast_path->sources, &event) < 0) return;
-    fast_path->paced = paced;
+    if (epoll_ctl(fast_path->epoll, EPOLL_CTL_MOD, mover->sources, &event) < 0) return;
+    mover->paced = paced;
 }
 
 /* epoll returns what is ready in turn, so whom the budget leaves out is first next time. */
-static PyObject *fast_path_run(FastPath *fast_path, PyObject *Py_UNUSED(none)) {
-    PyObject *stopped = PyList_New(0);
-    if (!stopped) return NULL;
+static void move_here(FastPath *fast_path) {
+    Mover *mover = fast_path->movers;
     unsigned long long ticks;
-    if (fast_path->paced && read(fast_path->timer, &ticks, sizeof(ticks)) < 0 && errno != EAGAIN) set_pace(fast_path, 0);
+    if (mover->paced && read(fast_path->timer, &ticks, sizeof(ticks)) < 0 && errno != EAGAIN) set_pace(fast_path, 0);
     long long began = now_ns();
     int count, moved = 0;
-    do moved += (count = move_batch(fast_path, stopped)) > 0 ? count : 0;
+    do moved += (count = move_batch(mover)) > 0 ? count : 0;
     while (count == BATCH && now_ns() < began + BUDGET_NS);
-    int close_together = fast_path->paced ? moved >= PACE_CHUNKS : began - fast_path->ran_ns < CLOSE_NS;
-    set_pace(fast_path, close_together && count < BATCH); /* what the budget left out does not wait for the timer */
-    fast_path->ran_ns = began;
-    if (count < 0) Py_CLEAR(stopped);
+    set_pace(fast_path, should_pace(mover, began, moved, count));
+}
+
+static PyObject *fast_path_run(FastPath *fast_path, PyObject *Py_UNUSED(none)) {
+    unsigned long long reports;
+    if (fast_path->reports < 0) move_here(fast_path);
+    else if (read(fast_path->reports, &reports, sizeof(reports)) < 0) errno = 0; /* another call has seen to them */
+    PyObject *stopped = PyList_New(0);
+    if (!stopped) return NULL;
+    pthread_mutex_lock(&fast_path->lock);
+    Forwarding *next = fast_path->stopped.first;
+    fast_path->stopped = (List){NULL, NULL};
+    pthread_mutex_unlock(&fast_path->lock);
+    int failed = 0;
+    while (next) {
+        Forwarding *forwarding = next;
+        next = forwarding->next;
+        if (forwarding->fast_path) { /* else Python has stopped it, and has its report */
+            PyObject *report = Py_BuildValue("(Oiy#)", forwarding->owner, forwarding->reason, forwarding->rest ? forwarding->rest : "",
+                                             (Py_ssize_t)forwarding->rest_bytes);
+            forget(forwarding);
+            failed |= !report || PyList_Append(stopped, report) < 0;
+            Py_XDECREF(report);
+        }
+        Py_DECREF(forwarding);
+    }
+    if (failed) Py_CLEAR(stopped);
     return stopped;
 }
 
 static PyMethodDef fast_path_methods[] = {
-    {"fileno", (PyCFunction)fast_path_fileno, METH_NOARGS, "Readable when a forwarding has something to move."},
+    {"close", (PyCFunction)fast_path_close, METH_NOARGS, "End the threads: nothing moves any more."},
+    {"fileno", (PyCFunction)fast_path_fileno, METH_NOARGS, "Readable when `run` has something to do."},
     {"forwarding", (PyCFunction)fast_path_forwarding, METH_VARARGS,
      "Open a forwarding: (source, sink, limit of kept bytes, owner, mode). A side is a descriptor or a `_ssl._SSLSocket`."},
-    {"run", (PyCFunction)fast_path_run, METH_NOARGS, 
-     "Move what there is, for about a millisecond. Returns [(owner, reason, data)] of the forwardings that have stopped."},
+    {"run", (PyCFunction)fast_path_run, METH_NOARGS,
+     "Without threads, move what there is, for about a millisecond. Returns [(owner, reason, data)] of the forwardings that have stopped."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -32,6 +32,7 @@ class StopReason(IntEnum):
     UNSENT = 1  # the client does not take more; the bytes are as it must get them, and counted as passed
     FULL = 2  # enough is kept: take it, and open another forwarding
     ENDED = 3  # the connection is closed, or TLS wants more than to be read
+    CLIENT = 4  # the client has sent something, or has left; of TLS only
 
 
 class ForwardingMode(IntEnum):
@@ -46,7 +47,10 @@ class ForwardingMode(IntEnum):
 class Forwarding(Protocol):
     """One stream in the fast path's hands."""
 
-    def stop(self) -> None: ...
+    def stop(self) -> tuple[int, bytes] | None:
+        """Let nothing more pass. Returns why, and with which bytes, it had stopped by itself before, where no owner was called yet."""
+        ...
+
     def take(self) -> bytes:
         """Return what has come since the last call, as it came, with its framing."""
         ...
@@ -67,6 +71,7 @@ class ForwardingOwner(Protocol):
 
 
 class _Native(Protocol):
+    def close(self) -> None: ...
     def fileno(self) -> int: ...
     def forwarding(
         self, source: object, sink: object, limit_bytes: int, owner: ForwardingOwner, mode: int, /
@@ -113,17 +118,18 @@ class FastPath:
 
     def close(self) -> None:
         self._loop.remove_reader(self._native.fileno())
+        self._native.close()
 
 
-def open_fast_path(loop: asyncio.AbstractEventLoop) -> FastPath | None:
-    """Return the fast path, or None if it was not built."""
+def open_fast_path(loop: asyncio.AbstractEventLoop, threads: int) -> FastPath | None:
+    """Return the fast path, or None if it was not built. Chunks are moved by this many threads, 0: by the event loop."""
     try:
         from lb.proxy._fast_path import FastPath as Native
         from lb.proxy._fast_path import learn_tls
     except ImportError:
         _log.info("no fast path: chunks are moved by Python")
         return None
-    return FastPath(Native(), loop, without_tls=_learn_tls(learn_tls))
+    return FastPath(Native(threads), loop, without_tls=_learn_tls(learn_tls))
 
 
 def _learn_tls(learn_tls: Callable[[str, object, ssl.SSLSocket, int], str]) -> str:

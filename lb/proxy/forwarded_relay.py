@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from lb.http.tls_transport import TlsTransport
 from lb.proxy.fast_path import Forwarding, ForwardingMode, StopReason
 from lb.proxy.ports import RelayHost
 from lb.stream.token_usage import OutputCounter
@@ -24,6 +25,7 @@ class ForwardedRelay:
         "_forwarding",
         "_fruitless",
         "_has_received",
+        "_lent",
         "_limit_bytes",
         "_mode",
         "_request",
@@ -40,6 +42,7 @@ class ForwardedRelay:
         self._mode = mode
         self._limit_bytes = limit_bytes
         self._forwarding: Forwarding | None = None
+        self._lent: tuple[TlsTransport, ...] = ()  # connections that the forwarding uses
         self._due = False  # is a forwarding about to be opened?
         self._fruitless = 0
         self._has_received = True
@@ -87,10 +90,13 @@ class ForwardedRelay:
         source, sink = fast_path.end_of(connection.transport), fast_path.end_of(client)
         if source is None or sink is None or connection.transport.is_closing() or client.is_closing():
             return False
-        if client.get_write_buffer_size():
+        if client.get_write_buffer_size() or request.client.body_left:
             return False  # what it holds must go first; the next chunk tries again
         connection.transport.pause_reading()
         self._forwarding = fast_path.forwarding(source, sink, self._limit_bytes, self, self._mode)
+        self._lent = tuple(one for one in (connection.transport, client) if isinstance(one, TlsTransport))
+        for one in self._lent:
+            one.lend(self._take_over)
         return True
 
     def forwarding_stopped(self, reason: StopReason, data: bytes) -> None:
@@ -100,15 +106,15 @@ class ForwardedRelay:
         except Exception as error:  # noqa: BLE001 (an entrance into the proxy)
             self._request.crashed("forwarding_stopped", error)
 
-    def _take_back(self, reason: StopReason, data: bytes) -> None:
+    def _take_back(self, reason: StopReason, data: bytes, may_open: bool = True) -> None:
         if self._forwarding is None:  # halted in the meantime; what was read counts as never received
             return
         self._fruitless = 0 if self._absorb() else self._fruitless + 1
-        self._forwarding = None
+        self._close_forwarding()
         connection = self._request.connection
         if connection is None:
             return
-        if reason is StopReason.FULL and self._open_forwarding():
+        if reason is StopReason.FULL and may_open and self._open_forwarding():
             return
         connection.transport.resume_reading()
         if reason is StopReason.UNSENT:
@@ -132,21 +138,42 @@ class ForwardedRelay:
         self._has_received = forwarding.pulse() or self._has_received
         return chunks
 
-    def _take_over(self) -> None:
-        """Have the event loop read the target's connection again, if a forwarding does."""
-        if self._forwarding is None:
-            return
-        self.halt()
+    def _take_over(self) -> bool:
+        """Have the event loop read the target's connection again, if a forwarding does. Returns whether that had just stopped by itself."""
+        forwarding = self._forwarding
+        if forwarding is None:
+            return False
+        stopped = forwarding.stop()
+        if stopped is not None:
+            self._take_back(StopReason(stopped[0]), stopped[1], may_open=False)
+            return True
+        self._absorb()
+        self._close_forwarding()
         connection = self._request.connection
         if connection is not None and not self.blocked:
             connection.transport.resume_reading()
+        return False
 
     def halt(self) -> None:
         """The target's connection is about to be closed, or taken away."""
-        if self._forwarding is not None:
-            self._forwarding.stop()
-            self._absorb()
-            self._forwarding = None
+        forwarding = self._forwarding
+        if forwarding is None:
+            return
+        stopped = forwarding.stop()
+        self._absorb()
+        self._close_forwarding()
+        if (
+            stopped is not None
+            and stopped[0] == StopReason.UNSENT
+            and not self._request.client.transport.is_closing()
+        ):
+            self._write(stopped[1])
+
+    def _close_forwarding(self) -> None:
+        self._forwarding = None
+        lent, self._lent = self._lent, ()
+        for one in lent:
+            one.returned()
 
     def pulse(self) -> bool:
         """Return whether something has come since the last call."""

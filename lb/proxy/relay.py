@@ -93,7 +93,8 @@ class PlainRelay(ForwardedRelay):
 
     def keep_alive(self) -> None:
         decoder = self._decoder
-        self._take_over()
+        if self._take_over():
+            return  # it is not silent
         if isinstance(decoder, ChunkedDecoder):
             between = decoder.between and self._tail.endswith(_EVENT_ENDS_IN_CHUNKS)
         else:

@@ -194,7 +194,8 @@ class ResumableRelay(ForwardedRelay):
             self._write(events if self._unchunked else chunk(events))
 
     def keep_alive(self) -> None:
-        self._take_over()
+        if self._take_over():
+            return  # it is not silent
         if not self._gate.torn:  # else what the client has may end within an event
             self._write(KEEP_ALIVE if self._unchunked else chunk(KEEP_ALIVE))
 

@@ -32,7 +32,7 @@ class Loop:
 
 @pytest.fixture(scope="module", autouse=True)
 def _with_tls() -> None:
-    opened = module.open_fast_path(cast(Any, Loop()))
+    opened = module.open_fast_path(cast(Any, Loop()), 0)
     assert opened is not None
     if opened.without_tls:
         pytest.skip(opened.without_tls)
@@ -54,7 +54,9 @@ def connected(buffer_bytes: int) -> tuple[socket.socket, socket.socket]:
 class Wires:
     """Engine -> (fast path) -> client, with TLS on both sides."""
 
-    def __init__(self, folder: Path, version: ssl.TLSVersion, buffer_bytes: int = 0) -> None:
+    def __init__(
+        self, folder: Path, version: ssl.TLSVersion, buffer_bytes: int = 0, threads: int = 0
+    ) -> None:
         server, client = contexts(folder, version)
         client.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF  # as the transport has it
         source, engine = connected(buffer_bytes)
@@ -70,7 +72,7 @@ class Wires:
         with pytest.raises(ssl.SSLWantReadError):
             self.source.read()  # takes the tickets of a session
         self.client.got()
-        self.fast_path = native.FastPath()
+        self.fast_path = native.FastPath(threads)
 
     def forwarding(self, limit: int = LIMIT, mode: ForwardingMode = ForwardingMode.EVENTS) -> Any:
         source, sink = (module._connection_of(one) for one in (self.source, self.sink))
@@ -226,11 +228,12 @@ def passed_on(wires: Wires, data: bytes, *, read: bool, got: list[bytes]) -> Non
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("version", VERSIONS, ids=["TLS 1.2", "TLS 1.3"])
+@pytest.mark.parametrize("threads", [0, 2])
 def test_any_sizes_cuts_and_readers_change_no_byte(
-    tmp_path: Path, version: ssl.TLSVersion, seed: int
+    tmp_path: Path, version: ssl.TLSVersion, seed: int, threads: int
 ) -> None:
     rng = random.Random(seed)
-    wires = Wires(tmp_path, version, buffer_bytes=rng.choice([30_000, 60_000, 0]))
+    wires = Wires(tmp_path, version, buffer_bytes=rng.choice([30_000, 60_000, 0]), threads=threads)
     sizes = [rng.choice([1, 50, 200, 200, 1000, 5000, 20000, 60000]) for _ in range(400)]
     chunks = [chunk(rng.randbytes(rng.randint(1, size))) for size in sizes]
     whole = b"".join(chunks)
@@ -249,6 +252,9 @@ def test_any_sizes_cuts_and_readers_change_no_byte(
             wires.engine.push()
         for _, reason, rest in wires.fast_path.run():
             stops.add(StopReason(reason))
+            if reason == StopReason.CLIENT:
+                with pytest.raises(ssl.SSLWantReadError):
+                    wires.sink.read()
             passed_on(wires, rest, read=reason == StopReason.IRREGULAR, got=got)
             wires.forwarding(mode=ForwardingMode.CHUNKS)
         if rng.random() < 0.3 or not chunks:
@@ -256,11 +262,22 @@ def test_any_sizes_cuts_and_readers_change_no_byte(
         if version is ssl.TLSVersion.TLSv1_3 and rng.random() < 0.02:
             wires.client.update_keys(both=False)
             wires.client.push()
-            with pytest.raises(ssl.SSLWantReadError):
-                wires.sink.read()  # as the event loop reads a client meanwhile
+    wires.fast_path.close()
     wires.close()
     assert b"".join(got) == whole
-    assert stops <= {StopReason.IRREGULAR, StopReason.UNSENT}
+    assert stops <= {StopReason.IRREGULAR, StopReason.UNSENT, StopReason.CLIENT}
+
+
+def test_a_client_that_sends_something_is_left_to_python(wires: Wires) -> None:
+    forwarding = wires.forwarding()
+    wires.engine.send(EVENT)
+    wires.client.send(b"GET")
+    stopped = wires.run()
+    while not stopped:
+        stopped = wires.run()
+    assert stopped == [(wires, StopReason.CLIENT, b"")]
+    assert forwarding.take() in (b"", EVENT)  # the target's may have come later
+    assert wires.sink.read() == b"GET"
 
 
 def test_python_without_a_known_form_of_connections_is_left_alone() -> None:

@@ -401,7 +401,7 @@ class ForwardingHost(Host):
         super().__init__(EngineKind.VLLM)
         self.fast_path: Any = fast_path
         self.sink, self.source = Wire(4), Wire(5)
-        self.client = SimpleNamespace(transport=self.sink, closing=False)
+        self.client = SimpleNamespace(transport=self.sink, closing=False, body_left=False)
         self.connection = connected(self.source)
         self.relay = resumable(self)
         self.relay.data(chunk(event("Hello", ids=[5], prompt_token_ids=[1])))

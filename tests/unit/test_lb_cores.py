@@ -1,0 +1,38 @@
+"""How many threads move chunks."""
+
+from __future__ import annotations
+
+import pytest
+
+from lb.agent.cores import AUTO, MOST_WORKERS, available_cores, mover_threads, quota_of
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "threads"),
+    [
+        pytest.param(AUTO, 1, 0, id="one core: the event loop"),
+        pytest.param(AUTO, 2, 2, id="one per core"),
+        pytest.param(AUTO, 64, MOST_WORKERS, id="not more than the most"),
+        pytest.param(1, 8, 0, id="one is the event loop"),
+        pytest.param(3, 1, 3, id="as wanted"),
+    ],
+)
+def test_threads_follow_from_workers_and_cores(workers: int, cores: int, threads: int) -> None:
+    assert mover_threads(workers, cores) == threads
+
+
+@pytest.mark.parametrize(
+    ("line", "cores"), [("200000 100000\n", 2), ("150000 100000", 2), ("50000 100000", 1)]
+)
+def test_a_quota_is_rounded_up(line: str, cores: int) -> None:
+    assert quota_of(line) == cores
+
+
+@pytest.mark.parametrize("line", ["max 100000", "", "what"])
+def test_no_quota(line: str) -> None:
+    with pytest.raises(ValueError, match=r"unpack|literal"):
+        quota_of(line)
+
+
+def test_a_process_has_a_core() -> None:
+    assert available_cores() >= 1
