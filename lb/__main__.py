@@ -18,7 +18,6 @@ from pathlib import Path
 import uvloop
 
 from lb.agent.agent import FROM_ARGUMENTS
-from lb.agent.cores import AUTO, MOST_WORKERS
 from lb.agent.limits_file import shared_path
 from lb.agent.server import serve
 from lb.agent.server_options import ServerOptions
@@ -27,6 +26,7 @@ from lb.config.cors import Cors
 from lb.config.decode import network_problem
 from lb.config.options import Access, Continuation, Continue, Pushing, PushMode, Retries
 from lb.config.schema import Limits, Table, Target, WireError, url_problem
+from lb.config.workers import AUTO, MOST_WORKERS
 from policies.routing.registry import DEFAULT_POLICY, POLICIES
 
 TOKEN_VARIABLE = "SKYSERVE_LB_TOKEN"  # noqa: S105 (a name, not a token)

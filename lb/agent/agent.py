@@ -124,7 +124,9 @@ class Agent:
             open_fast_path(loop, options.mover_threads) if options.fast_path else None
         )
         self.build = self.metrics.build = own_build(
-            fast_path=fast_path is not None, slow_tls=fast_path.without_tls if fast_path is not None else ""
+            fast_path=fast_path is not None,
+            slow_tls=fast_path.without_tls if fast_path is not None else "",
+            workers=max(1, options.mover_threads) if fast_path is not None else 1,
         )
         forwarding = None if identity is None else Forwarding(targets, table.regions or Regions("", ""), now)
         quota = None if identity is None else SharedQuota()

@@ -19,9 +19,9 @@ from lb.core import api_keys
 NOTE = Path(lb.__file__).parents[1] / native_files.NOTE
 
 
-def own_build(*, fast_path: bool, slow_tls: str = "") -> Build:
+def own_build(*, fast_path: bool, slow_tls: str = "", workers: int = 1) -> Build:
     """Return the build of this process. `fast_path`: it has opened the helper in C; `slow_tls`: why not for TLS."""
-    return replace(build_of(api_keys.__file__, NOTE, fast_path=fast_path), slow_tls=slow_tls)
+    return replace(build_of(api_keys.__file__, NOTE, fast_path=fast_path), slow_tls=slow_tls, workers=workers)
 
 
 def build_of(module_file: str, note: Path, *, fast_path: bool) -> Build:

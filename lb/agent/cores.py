@@ -1,4 +1,4 @@
-"""How many threads move the chunks of streams."""
+"""How many cores an agent has."""
 
 from __future__ import annotations
 
@@ -7,18 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-AUTO = 0  # workers: one per core
-MOST_WORKERS = 16
 _CGROUP = Path("/sys/fs/cgroup/cpu.max")  # of a container: that of its own group
-
-
-def mover_threads(workers: int, cores: int) -> int:
-    """Return how many threads move chunks beside the event loop; 0: it moves them itself, which costs least where nothing runs beside it.
-
-    `workers` is what the user wants, AUTO or 1 to MOST_WORKERS.
-    """
-    wanted = workers or min(cores, MOST_WORKERS)
-    return 0 if wanted == 1 else wanted
 
 
 def available_cores() -> int:

@@ -100,7 +100,7 @@ def _log_build(build: Build) -> None:
             build.not_compiled,
         )
     else:
-        _log.info("build kind=%s fast_path=%s", build.kind.value, build.fast_path)
+        _log.info("build kind=%s fast_path=%s workers=%d", build.kind.value, build.fast_path, build.workers)
     if build.slow_tls:
         _log.warning("chunks of streams with TLS are moved by Python: why=%r", build.slow_tls)
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lb.agent.agent import Agent, AgentOptions
-from lb.agent.cores import AUTO, available_cores, mover_threads
+from lb.agent.cores import available_cores
 from lb.agent.descriptors import raise_limit, shares
 from lb.agent.limits_file import LimitsFile
 from lb.config.schema import Table
+from lb.config.workers import AUTO, mover_threads
 from lb.core.limit_store import LimitStore
 from lb.observe.access_log import AccessLog, RequestRecord
 from lb.observe.tracing import Tracing

@@ -24,17 +24,20 @@ class BuildKind(Enum):
 class Build:
     """How an agent runs. `fast_path`: with the helper in C. `not_compiled`: why the modules are interpreted, empty: on purpose.
 
-    `slow_tls` is why the helper leaves connections of TLS to Python, empty if it does not.
+    `slow_tls` is why the helper leaves connections of TLS to Python, empty if it does not. `workers` is how many cores move
+    chunks.
     """
 
     kind: BuildKind
     fast_path: bool
     not_compiled: str = ""
     slow_tls: str = ""
+    workers: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        # A controller that is older than this key reads a build without it.
-        extra = {"slow_tls": self.slow_tls} if self.slow_tls else {}
+        # A controller that is older than these keys reads a build without them.
+        extra: dict[str, Any] = {"slow_tls": self.slow_tls} if self.slow_tls else {}
+        extra |= {"workers": self.workers} if self.workers != 1 else {}
         return {
             "kind": self.kind.value,
             "fast_path": self.fast_path,
@@ -50,6 +53,7 @@ class Build:
             fast_path=fields.flag("fast_path"),
             not_compiled=fields.text("not_compiled", ""),
             slow_tls=fields.text("slow_tls", ""),
+            workers=fields.integer("workers", 1, 1000, 1),
         )
         fields.done()
         return build

@@ -182,7 +182,10 @@ def _build(agent: View | None) -> str:
         return "-"
     if not build["fast_path"]:
         return f"{build['kind']}, no C helper"
-    return str(build["kind"]) + (", no C helper for TLS" if build.get("slow_tls") else "")
+    workers = int(build.get("workers", 1))
+    parts = [str(build["kind"]), f"{workers} workers" if workers > 1 else ""]
+    parts.append("no C helper for TLS" if build.get("slow_tls") else "")
+    return ", ".join(filter(None, parts))
 
 
 def _not_compiled(services: Sequence[View]) -> Iterator[str]:

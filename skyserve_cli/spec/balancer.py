@@ -28,6 +28,7 @@ from lb.config.options import (
     Warming,
 )
 from lb.config.schema import WireError
+from lb.config.workers import AUTO, MOST_WORKERS
 from skyserve_cli.spec.fields import Port, SomeSeconds, Text, not_bool, one_of, refuse
 from skyserve_cli.spec.front_door import CorsSection, Network, SessionSection, cors
 from skyserve_cli.spec.model import LoadBalancerSpec
@@ -61,6 +62,10 @@ def _continuation(value: object) -> str:
 def _no_warming(value: object) -> object:
     """``off`` without quotes is YAML's word for false."""
     return {"seconds": 0} if value is False or value == "off" else value
+
+
+def _one_per_core(value: object) -> object:
+    return None if value == "auto" else value
 
 
 def _variable(value: object) -> str:
@@ -298,6 +303,12 @@ class LoadBalancerSection(Section):
     """How the cache of a new replica is filled; or off."""
     metrics: MetricsSection = MetricsSection()
     """The labels that the load balancer's metrics have."""
+    workers: Annotated[
+        Annotated[int, _NUMBER, Field(ge=1, le=MOST_WORKERS)] | None,
+        Shorthand({"enum": ["auto"]}),
+        BeforeValidator(_one_per_core),
+    ] = None
+    """Cores that move the chunks of streams, beside the one that decides which replica gets a request. Default: auto, one per core, up to 16."""
     host: Text | None = None
     """Address the load balancer listens on."""
     port: Port | None = None
@@ -351,4 +362,5 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
         session=Session(CookieMode(section.session.cookie), section.session.fields),
         metrics=MetricsOptions(section.metrics.target_label),
         warming=Warming(section.warming.seconds),
+        workers=section.workers or AUTO,
     )

@@ -22,6 +22,7 @@ from lb.config.options import (
     Session,
     Warming,
 )
+from lb.config.workers import AUTO
 from policies.goals import PlacementGoal, ScalingGoal
 from policies.regions.registry import DEFAULT_REGION_POLICY
 from policies.regions.residency import ResidencyZone
@@ -118,6 +119,7 @@ class LoadBalancerSpec:
     session: Session = field(default_factory=Session)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     warming: Warming = field(default_factory=Warming)
+    workers: int = AUTO  # cores that move chunks (see `lb.agent.cores`)
 
 
 class AgentPlace(NamedTuple):

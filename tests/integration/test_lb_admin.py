@@ -123,7 +123,10 @@ async def test_stats_count_demand_and_name_targets(w: World) -> None:
     build = Stats.from_json(await agent.request("GET", "/-/stats?build=1")).build
     assert build is not None
     assert build.not_compiled == ""
-    assert f"build kind={build.kind.value} fast_path={build.fast_path}\n" in agent.log.read_text()
+    assert (
+        f"build kind={build.kind.value} fast_path={build.fast_path} workers={build.workers}\n"
+        in agent.log.read_text()
+    )
     info = f'build_info{{fast_path="{str(build.fast_path).lower()}",kind="{build.kind.value}",region="eu-1",service="default"}} 1.0'
     assert f"skyserve_lb_{info}" in await agent.request("GET", "/-/metrics")
     for window in ("0", "601", "x", "nan"):

@@ -112,6 +112,8 @@ def test_wide_tables_show_how_load_balancers_run() -> None:
     assert shown(view | {"load_balancer": None}, wide=True)[1].split()[-1] == "-"
     slow = {"build": a_build("native") | {"slow_tls": "OpenSSL is a part of this Python"}}
     assert words(shown(view | {"load_balancer": slow}, wide=True)[1]).endswith("native, no C helper for TLS")
+    many = {"build": a_build("native") | {"workers": 8}}
+    assert words(shown(view | {"load_balancer": many}, wide=True)[1]).endswith("native, 8 workers")
 
 
 def test_why_a_load_balancer_is_interpreted_is_shown_once() -> None:

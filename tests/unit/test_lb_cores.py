@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lb.agent.cores import AUTO, MOST_WORKERS, available_cores, mover_threads, quota_of
+from lb.agent.cores import available_cores, quota_of
+from lb.config.workers import AUTO, MOST_WORKERS, mover_threads, workers_argument
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,11 @@ def test_a_quota_is_rounded_up(line: str, cores: int) -> None:
 def test_no_quota(line: str) -> None:
     with pytest.raises(ValueError, match=r"unpack|literal"):
         quota_of(line)
+
+
+@pytest.mark.parametrize(("workers", "argument"), [(AUTO, []), (1, ["--workers", "1"])])
+def test_agents_are_told_what_is_not_the_default(workers: int, argument: list[str]) -> None:
+    assert workers_argument(workers) == argument
 
 
 def test_a_process_has_a_core() -> None:

@@ -144,6 +144,8 @@ SAID = {
         LoadBalancerSpec(session=Session(fields=("user", "metadata.session_id"))),
     ),
     "a session by cookie": ("session: {cookie: auto}", LoadBalancerSpec(session=Session(CookieMode.AUTO))),
+    "cores by number": ("workers: 4", LoadBalancerSpec(workers=4)),
+    "a core each": ("workers: auto", LoadBalancerSpec()),
     "slow uploads": (
         "min_upload_bytes_per_second: 0",
         LoadBalancerSpec(Limits(min_upload_bytes_per_s=0)),
@@ -233,6 +235,9 @@ WRONG = {
         "session.fields",
         "8",
     ),
+    "no core": ("workers: 0", "workers", "at least 1"),
+    "more cores than it uses": ("workers: 17", "workers", "at most 16"),
+    "all cores": ("workers: all", "workers", "a whole number"),
     "comments that never end": ("keepalive_seconds: -1", "keepalive_seconds", "at least 0"),
     "a cookie of one's own": ("session: {cookie: mine}", "session.cookie", "must be one of auto, off"),
     "a warming of an hour": ("warming: {seconds: 3600}", "warming.seconds", "at most 600"),

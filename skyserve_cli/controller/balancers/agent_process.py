@@ -23,6 +23,7 @@ from pathlib import Path
 
 from lb.config.options import Listen
 from lb.config.schema import Table
+from lb.config.workers import workers_argument
 from skyserve_cli.controller.reconcile.ports import AgentOrder
 from skyserve_cli.home import is_held
 
@@ -191,6 +192,7 @@ def agent_command(order: AgentOrder, token_file: Path, table_file: Path) -> list
     command += ["--port", str(order.port), "--admin-host", "127.0.0.1", "--admin-port", "0"]
     command += ["--admin-token-file", str(token_file), "--table-file", str(table_file)]
     command += ["--policy", order.table.policy]
+    command += workers_argument(order.workers)
     if order.tls is not None:
         command += ["--tls-certfile", order.tls[0], "--tls-keyfile", order.tls[1]]
     return command
@@ -208,7 +210,7 @@ def agent_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def shape_of(order: AgentOrder) -> Shape:
     """Return what can only be changed by starting the agent again."""
-    return order.tls or ()
+    return (*(order.tls or ()), *workers_argument(order.workers))
 
 
 def table_for(order: AgentOrder) -> Table:

@@ -17,6 +17,7 @@ from pathlib import Path
 import aiohttp
 
 from lb.config.schema import Build, Readiness, Table, WireError
+from lb.config.workers import workers_argument
 from policies.backoff import delay_s
 from policies.history import Load
 from provisioners.port.agents import AgentProcess, AgentRelease
@@ -50,6 +51,7 @@ def release_of(order: RegionalOrder, version: str, peers: tuple[bytes, bytes] | 
     ports = (order.port,) if order.peers_port is None else (order.port, order.peers_port)
     arguments = ["--service", order.service, "--region", order.instance.zone.region]
     arguments += ["--host", "0.0.0.0", "--port", str(_container_port(order.port))]  # noqa: S104
+    arguments += workers_argument(order.workers)
     if order.tls is not None:
         files |= {name: Path(path).read_bytes() for name, path in zip(_TLS, order.tls, strict=True)}
         arguments += ["--tls-certfile", _TLS[0], "--tls-keyfile", _TLS[1]]

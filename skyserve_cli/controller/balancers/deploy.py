@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lb.agent.native_files import NOTE
+from lb.config.workers import AUTO, workers_argument
 from skyserve_cli.controller.balancers.bundle import Bundle
 from skyserve_cli.controller.reconcile.ports import RegionalOrder
 
@@ -102,12 +103,17 @@ class Serving:
 
 
 def arguments_of(
-    service: str, region: str, port: int, has_tls: bool, peers_port: int | None = None
+    service: str,
+    region: str,
+    port: int,
+    has_tls: bool,
+    peers_port: int | None = None,
+    workers: int = AUTO,
 ) -> tuple[str, ...]:
     """Return how the agent is started; nothing in it is a secret. Of the loopback it takes any port for its admin."""
     arguments: tuple[str, ...] = ("--service", service, "--region", region)
     arguments += ("--host", "0.0.0.0", "--port", str(port), "--admin-host", "127.0.0.1", "--admin-port", "0")  # noqa: S104
-    arguments += ("--traffic-file", TRAFFIC_FILE)
+    arguments += ("--traffic-file", TRAFFIC_FILE, *workers_argument(workers))
     if peers_port is not None:
         arguments += (
             "--peers-port",
@@ -130,7 +136,7 @@ def release_of(
     files = order.tls
     tls = None if files is None else (Path(files[0]).read_bytes(), Path(files[1]).read_bytes())
     region, port = order.instance.zone.region, order.peers_port
-    arguments = arguments_of(order.service, region, order.port, tls is not None, port)
+    arguments = arguments_of(order.service, region, order.port, tls is not None, port, order.workers)
     return Release(bundle, arguments, tls, None if port is None else peer_files(order))
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from lb.config.demand import Demand
 from lb.config.schema import Table, Target
+from lb.config.workers import AUTO
 from policies.history import Load
 from policies.model import Event, Offer, Replica
 from policies.regions.ownership import NO_DISTANCES, Distances
@@ -148,6 +149,7 @@ class AgentOrder:
     tls: tuple[str, str] | None = None  # certificate file, key file
     window_s: float = 60.0
     counts_demand: bool = False
+    workers: int = AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ class RegionalOrder:
     counts_demand: bool = False
     peers_port: int | None = None
     elsewhere: Mapping[str, tuple[Target, ...]] = field(default_factory=dict)
+    workers: int = AUTO
 
     @property
     def key(self) -> tuple[str, int]:

@@ -96,7 +96,7 @@ class OrderMaker:
         if (live or not goal.down) and has_local_agent(row, spec):
             host = spec.load_balancer.host or self._lb_host
             local_orders[row.name] = AgentOrder(
-                row.name, host, row.lb_port, table, tls, window_s, counts_demand
+                row.name, host, row.lb_port, table, tls, window_s, counts_demand, spec.load_balancer.workers
             )
         calls, probes = self._calls_and_probes(row, (*live, *agents), listings)
         if is_linked(spec):
@@ -109,7 +109,9 @@ class OrderMaker:
             agents=local_orders,
             regional=tuple(
                 replace(
-                    self._regional_order_of(decided, agent, remote, tls, now), counts_demand=counts_demand
+                    self._regional_order_of(decided, agent, remote, tls, now),
+                    counts_demand=counts_demand,
+                    workers=spec.load_balancer.workers,
                 )
                 for agent in agents
                 if agent.state in _CONNECTED and agent.endpoint is not None
