@@ -74,6 +74,14 @@ void client_fire(Conn *c, const Requests *from, uint64_t due_ns) {
     memcpy(c->request, request->text, request->bytes);
     snprintf(c->nonce, sizeof c->nonce, "%016lx", (unsigned long)next_nonce++);
     memcpy(c->request + request->nonce_at, c->nonce, NONCE_DIGITS);
+    put_digits(c->request + request->key_at, (unsigned)(seen.sent % given.keys), KEY_DIGITS);
+    if (request->trace_at) { /* 32 digits of the trace, a hyphen, 16 of the span */
+        char digits[NONCE_DIGITS + 1];
+        snprintf(digits, sizeof digits, "%016lx", (unsigned long)dice);
+        memcpy(c->request + request->trace_at, digits, NONCE_DIGITS);
+        memcpy(c->request + request->trace_at + NONCE_DIGITS, c->nonce, NONCE_DIGITS);
+        memcpy(c->request + request->trace_at + 2 * NONCE_DIGITS + 1, c->nonce, NONCE_DIGITS);
+    }
     c->request_bytes = request->bytes;
     c->group = (unsigned)(line % given.groups);
     c->busy = true;

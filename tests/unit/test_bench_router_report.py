@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.router.cells import CELLS, Measure
-from benchmarks.router.report import Row, best_rust, headlines, interval, ratio, render
+from benchmarks.router.report import headlines, render
+from benchmarks.router.rows import Row, best_rust, interval, ratio
 from benchmarks.router.systems import Family
 
 
