@@ -109,7 +109,7 @@ def _tls_clients(tls: Tls) -> Json:
 
 def _tls_targets(tls: Tls) -> Json:
     name = {"san_type": "IP_ADDRESS", "matcher": {"exact": "127.0.0.1"}}
-    trust = {"trusted_ca": {"filename": str(tls.certificate)}, "match_typed_subject_alt_names": [name]}
+    trust = {"trusted_ca": {"filename": str(tls.authority)}, "match_typed_subject_alt_names": [name]}
     return _typed(
         "envoy.transport_sockets.tls",
         f"{_TLS}UpstreamTlsContext",

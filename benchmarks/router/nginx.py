@@ -71,7 +71,7 @@ def nginx_conf(launch: Launch, least_requests: bool = False) -> str:
         certificate = f"ssl_certificate {clients.certificate}; ssl_certificate_key {clients.key};"
         certificate += " ssl_protocols TLSv1.2 TLSv1.3;"
     if targets is not None:
-        trust = f"proxy_ssl_trusted_certificate {targets.certificate}; proxy_ssl_verify on;"
+        trust = f"proxy_ssl_trusted_certificate {targets.authority}; proxy_ssl_verify on;"
         trust += " proxy_ssl_name 127.0.0.1; proxy_ssl_protocols TLSv1.2 TLSv1.3;"
     return _CONF.format(
         workers=launch.workers,

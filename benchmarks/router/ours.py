@@ -40,7 +40,7 @@ def ours(
         if launch.keys(keys).count:  # beside it the agent keeps what is left of limits, as under a controller
             base += ["--table-file", str(launch.folder / "table.json")]
         if launch.tls_targets is not None:
-            base += ["--targets-cafile", str(launch.tls_targets.certificate)]
+            base += ["--targets-cafile", str(launch.tls_targets.authority)]
         if launch.tls_clients is not None:
             tls = launch.tls_clients
             base += ["--tls-certfile", str(tls.certificate), "--tls-keyfile", str(tls.key)]

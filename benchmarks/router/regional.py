@@ -104,7 +104,7 @@ def table_of(launch: Launch, policy: str, keys: Keys, continuation: str = "auto"
         "listen": {"host": "127.0.0.1", "port": launch.port},
     }
     if launch.tls_targets is not None:
-        authority = ssl.PEM_cert_to_DER_cert(launch.tls_targets.certificate.read_text())
+        authority = ssl.PEM_cert_to_DER_cert(launch.tls_targets.authority.read_text())
         table["targets_ca"] = base64.b64encode(authority).decode()
     if launch.has_extras:
         table["cors"] = {"origins": [ORIGIN]}

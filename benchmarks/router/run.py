@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.router.cells import BY_NAME, TARGETS, Cell
+from benchmarks.router.certificates import certified
 from benchmarks.router.keys import NO_KEYS, Keys, client_key
 from benchmarks.router.machine import (
-    Missing,
     Process,
     ask,
     compiled,
@@ -162,29 +162,6 @@ def measure(plan: Plan) -> list[Row]:
     return rows
 
 
-def certified(folder: Path, where: frozenset[str]) -> Tls:
-    """Writes a certificate for 127.0.0.1 and its key into the folder."""
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ]
-    command += ["-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    try:
-        subprocess.run(
-            [*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
-        )
-    except FileNotFoundError as error:
-        raise Missing("there is no openssl (Debian, Ubuntu: apt-get install openssl)") from error
-    return Tls(certificate, key, "targets" in where, "clients" in where)
-
-
 def _paced(
     number: int, cell: Cell, running: Sequence[Running], rows: Sequence[Row], folder: Path, plan: Plan
 ) -> Cell:
@@ -275,7 +252,7 @@ def _await(port: int, process: Process, tls: Tls | None) -> None:
     deadline = time.monotonic() + _START_S
     trust = None
     if tls is not None and tls.clients:
-        trust = ssl.create_default_context(cafile=str(tls.certificate))
+        trust = ssl.create_default_context(cafile=str(tls.authority))
     in_a_row = 0
     while in_a_row < _IN_A_ROW:
         if process.ended or time.monotonic() > deadline:

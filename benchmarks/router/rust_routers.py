@@ -43,7 +43,7 @@ def rust_router(name: str, metrics: bool = True) -> System:
         metrics_port = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
         tls: list[str] = []
         if launch.tls_targets is not None:
-            tls += ["--ca-cert-paths", str(launch.tls_targets.certificate)]
+            tls += ["--ca-cert-paths", str(launch.tls_targets.authority)]
         if launch.tls_clients is not None:
             tls += ["--tls-cert-path", str(launch.tls_clients.certificate)]
             tls += ["--tls-key-path", str(launch.tls_clients.key)]

@@ -44,8 +44,9 @@ class Group(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Where TLS is, and the one certificate of the engines and of the proxy, for 127.0.0.1; it is its own authority."""
+    """Where TLS is, and the one certificate of the engines and of the proxy, for 127.0.0.1, with its authority's."""
 
+    authority: Path
     certificate: Path
     key: Path
     targets: bool
