@@ -32,8 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"this needs cores {LOAD_CORE} and {PROXY_CORE}", file=sys.stderr)
         return 2
     allow_many_files()
+    try:
+        systems = chosen(given)
+    except Missing as error:
+        print(error, file=sys.stderr)
+        return 2
     plan = Plan(
-        systems=chosen(given),
+        systems=systems,
         cells=[cell for cell in CELLS if (cell.name in given.only if given.only else cell.name not in EXTRA)],
         rounds=1 if given.quick else given.rounds,
         warm_s=0.5 if given.quick else 1.0,

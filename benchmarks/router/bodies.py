@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 
 _NONCE = "nonce-0000000000000000"  # load.c puts another one into every request
+_WORDS = 20_000
 
 
 def plain_body(seed: str, size: int, tokens: int, stream: bool, pace_ms: int) -> str:
@@ -32,13 +34,15 @@ def prefix_bodies(seed: str, size: int, tokens: int, groups: int, questions: int
     return bodies
 
 
+@cache
+def _vocabulary() -> list[str]:
+    rng = random.Random("vocabulary")
+    return ["".join(rng.choices("etaoinshrdlucmfw", k=rng.randint(2, 9))) for _ in range(_WORDS)]
+
+
 def pad(rng: random.Random, size: int) -> str:
-    """Text of that many bytes: made-up words, so that prompts share no more than they are meant to."""
-    words: list[str] = []
-    length = 0
-    while length < size:
-        words.append("".join(rng.choices("etaoinshrdlucmfw", k=rng.randint(2, 9))))
-        length += len(words[-1]) + 1
+    """Text of that many bytes: made-up words, of so many that prompts share no more than they are meant to."""
+    words = rng.choices(_vocabulary(), k=size // 3 + 1)  # a word and its space have three bytes or more
     return " ".join(words)[:size]
 
 

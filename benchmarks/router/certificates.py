@@ -1,4 +1,4 @@
-"""The certificate of the engines and of the proxy, and its authority, made anew by `openssl` for each group of cells."""
+"""The certificate of the engines and of the proxy, and its authority, which `openssl` makes for each group of cells."""
 
 from __future__ import annotations
 

@@ -24,9 +24,11 @@ Makers = Mapping[str, Callable[[], System]]
 
 
 def chosen(given: argparse.Namespace) -> list[System]:
-    """The chosen systems that this machine can run; missing ones are reported."""
-    systems = []
-    for name, make in makers(given).items():
+    """The chosen systems that this machine can run; missing ones are reported. Raises Missing for a name that there is not."""
+    systems, found = [], makers(given)
+    if unknown := set(given.systems) - found.keys():
+        raise Missing(f"no system {', '.join(sorted(unknown))}; there are {', '.join(found)}")
+    for name, make in found.items():
         if given.systems and name not in given.systems:
             continue
         try:

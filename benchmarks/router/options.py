@@ -22,7 +22,10 @@ _MOST_WORKERS = 256
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return what is wanted. TLS that is not given depends on the agent: regions have it to their targets."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.agent == "regional" and (given.also or given.variant):
+        parser.error("--also and --variant are of local agents: use --agent local or both")
     if given.tls is None:
         given.tls = "targets" if given.agent == "regional" else "none"
     return given
