@@ -46,7 +46,9 @@ from typing import NamedTuple, NoReturn
 import uvloop
 
 from benchmarks.router.machine import Missing, Process, ask, cpu_model, free_port, is_free
-from benchmarks.router.systems import CHECKOUT, Group, Launch, ours, rust_router
+from benchmarks.router.ours import ours
+from benchmarks.router.rust_routers import rust_router
+from benchmarks.router.systems import CHECKOUT, Group, Launch
 from benchmarks.routing_client import Until, play
 from benchmarks.routing_client import ask as complete
 from benchmarks.routing_live_report import CLAIMANT, REFERENCE, Row, render, worse

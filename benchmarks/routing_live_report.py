@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from benchmarks.router.report import interval
+from benchmarks.router.rows import interval
 from benchmarks.traffic.measure import Metrics
 from policies.routing.registry import SERVICE_POLICY
 

@@ -421,6 +421,8 @@ static void listen_on_loopback(Port *port) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof address;
+    int on = 1; /* connections that wait for their end do not keep the port */
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (fd < 0 || bind(fd, (struct sockaddr *)&address, length) || listen(fd, 4096)) die("listen");
     getsockname(fd, (struct sockaddr *)&address, &length);
     port->port = ntohs(address.sin_port);

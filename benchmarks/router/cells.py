@@ -1,19 +1,15 @@
-"""The cells: each is one kind of traffic at one load, with its goal. The bodies are made here, from a seed."""
+"""The cells: each is one kind of traffic at one load, with its goal."""
 
 from __future__ import annotations
 
-import json
-import random
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from benchmarks.router.systems import Group
+from benchmarks.router.bodies import plain_body, prefix_bodies
+from benchmarks.router.systems import ORIGIN, Group
 
 TARGETS = 4
-PREFIX_GROUPS = 50
-_QUESTIONS_PER_GROUP = 20
-_NONCE = "nonce-0000000000000000"
 _CHUNK_MS = 20
 _SILENCE_MS = 600_000
 _LATE_TOKENS = 10
@@ -30,10 +26,13 @@ class Measure(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`connections` at a time, or that many streams of `chunks_s` each. `rate_s` requests per second by a schedule;
-    `late_s` streams per second that are opened beside the running ones. Bodies of `body_bytes`.
+    """`connections` at a time, or that many streams of `chunks_s` each. `rate_s` requests per second by a schedule, or that
+    `share_of_maximum` of what our agent reaches in the cell `beside`. `late_s` streams per second are opened beside the
+    running ones. Bodies of `body_bytes`; in the group PREFIX `questions` for each of `groups`. `traced`: each request has
+    a traceparent of its own.
 
-    `goal` is the highest ratio to the best Rust router that is accepted, `limit` the highest value.
+    `goal` is the highest ratio to the best Rust router that is accepted, `limit` the highest value. `beside` is the cell
+    with which the same system is compared.
     """
 
     name: str
@@ -44,30 +43,44 @@ class Cell:
     measure: Measure = Measure.CPU
     connections: int = 32
     rate_s: float = 0.0
+    share_of_maximum: float = 0.0
     late_s: float = 0.0
     chunks_s: float = 1000 / _CHUNK_MS
     body_bytes: int = 1024
+    groups: int = 50
+    questions: int = 20
+    traced: bool = False
     goal: float | None = None
     limit: float | None = None
+    beside: str = ""
 
     @property
     def has_goal(self) -> bool:
         return self.goal is not None or self.limit is not None
 
+    @property
+    def is_paced(self) -> bool:
+        """Whether requests come by a schedule, so that their latency says something of the proxy."""
+        return bool(self.rate_s or self.late_s or self.share_of_maximum)
+
     def load_arguments(self, folder: Path, warm_s: float, window_s: float) -> list[str]:
         """The arguments of the load generator. Writes the bodies into `folder`."""
         ramp_s = 0.0 if self.mode == "unary" else max(0.5, self.connections * _RAMP_S_PER_STREAM)
-        bodies = self._written(folder / f"{self.name}.bodies", self._tokens(ramp_s + warm_s + window_s))
+        bodies = self._written(folder, self.name, self._tokens(ramp_s + warm_s + window_s))
         given = ["-f", str(bodies), "-c", str(self.connections), "-w", str(warm_s), "-d", str(window_s)]
         if self.mode != "unary":
             given += ["-R", str(ramp_s)]
         if self.rate_s:
             given += ["-r", str(self.rate_s)]
         if self.late_s:
-            late = self._written(folder / f"{self.name}-late.bodies", _LATE_TOKENS)
+            late = self._written(folder, f"{self.name}-late", _LATE_TOKENS)
             given += ["-F", str(late), "-l", str(self.late_s)]
         if self.group is Group.PREFIX:
-            given += ["-g", str(PREFIX_GROUPS)]
+            given += ["-g", str(self.groups)]
+        if self.group is Group.EXTRAS:
+            given += ["-H", f"Origin: {ORIGIN}"]
+        if self.traced:
+            given += ["-T"]
         return given
 
     def _tokens(self, span_s: float) -> int:
@@ -75,52 +88,18 @@ class Cell:
         compared."""
         return {"unary": 160, "streams": int((span_s + 0.3) * self.chunks_s), "idle": 1000}[self.mode]
 
-    def _written(self, file: Path, tokens: int) -> Path:
-        file.write_text("".join(line + "\n" for line in self._bodies(tokens)))
+    def _written(self, folder: Path, name: str, tokens: int) -> Path:
+        """Long bodies take seconds to make, so each file is made once for all systems."""
+        file = folder / f"{name}-{tokens}.bodies"
+        if not file.exists():
+            file.write_text("".join(line + "\n" for line in self._bodies(tokens)))
         return file
 
     def _bodies(self, tokens: int) -> list[str]:
-        rng = random.Random(self.name)
-        if self.group is not Group.PREFIX:
-            messages = [{"role": "user", "content": _pad(rng, 40) + f" {self._pace()} {_NONCE}"}]
-            spare = self.body_bytes - len(_body(messages, tokens, self.mode))
-            messages[0]["content"] = _pad(rng, max(0, spare)) + messages[0]["content"]
-            return [_body(messages, tokens, self.mode)]
-        # Line i belongs to group i modulo PREFIX_GROUPS: three quarters of the prompt are the group's.
-        systems = [_pad(rng, self.body_bytes * 3 // 4) for _ in range(PREFIX_GROUPS)]
-        bodies = []
-        for index in range(PREFIX_GROUPS * _QUESTIONS_PER_GROUP):
-            system = {"role": "system", "content": systems[index % PREFIX_GROUPS]}
-            question = _pad(rng, self.body_bytes // 4 - 180)
-            bodies.append(
-                _body([system, {"role": "user", "content": f"{question} {_NONCE}"}], tokens, self.mode)
-            )
-        return bodies
-
-    def _pace(self) -> str:
-        return f"every-{_SILENCE_MS if self.mode == 'idle' else round(1000 / self.chunks_s)}ms"
-
-
-def _body(messages: list[dict[str, str]], tokens: int, mode: str) -> str:
-    wanted: dict[str, object] = {
-        "messages": messages,
-        "model": "mock",
-        "temperature": 0.7,
-        "max_tokens": tokens,
-    }
-    if mode != "unary":
-        wanted |= {"stream": True, "stream_options": {"include_usage": True}}
-    return json.dumps(wanted, separators=(",", ":"))
-
-
-def _pad(rng: random.Random, size: int) -> str:
-    """Text of that many bytes: made-up words, so that prompts share no more than they are meant to."""
-    words: list[str] = []
-    length = 0
-    while length < size:
-        words.append("".join(rng.choices("etaoinshrdlucmfw", k=rng.randint(2, 9))))
-        length += len(words[-1]) + 1
-    return " ".join(words)[:size]
+        if self.group is Group.PREFIX:
+            return prefix_bodies(self.name, self.body_bytes, tokens, self.groups, self.questions)
+        pace_ms = _SILENCE_MS if self.mode == "idle" else round(1000 / self.chunks_s)
+        return [plain_body(self.name, self.body_bytes, tokens, self.mode != "unary", pace_ms)]
 
 
 def _streams(name: str, count: int, goal: float | None) -> Cell:
@@ -143,6 +122,23 @@ def _latecomers(name: str, chunks_s: float) -> Cell:
     )
 
 
+def _prefix(
+    name: str, size: str, body_bytes: int, groups: int, questions: int, connections: int, goal: float | None
+) -> Cell:
+    title = f"prefix-aware, {size}, {groups} groups, {TARGETS} targets"
+    return Cell(
+        name,
+        title,
+        "request",
+        group=Group.PREFIX,
+        connections=connections,
+        body_bytes=body_bytes,
+        groups=groups,
+        questions=questions,
+        goal=goal,
+    )
+
+
 CELLS = (
     Cell(
         "idle",
@@ -155,23 +151,39 @@ CELLS = (
     ),
     Cell("unary", "unary, 1 KB, saturated", "request", goal=0.6),
     Cell("unary16", "unary, 16 KB, saturated", "request", body_bytes=16 * 1024),
+    Cell("body1m", "unary, 1 MiB, saturated", "request", body_bytes=1 << 20, connections=8),
+    Cell("traced", "unary, 1 KB, saturated, a traceparent for each", "request", traced=True, beside="unary"),
     Cell("light", "unary, 1 KB, 500 requests/s", "request", rate_s=500, connections=64, goal=1.0),
+    Cell(
+        "half",
+        "unary, 1 KB, at half of our own maximum",
+        "request",
+        share_of_maximum=0.5,
+        connections=256,
+        beside="unary",
+    ),
     _streams("streams100", 100, None),
     _streams("streams250", 250, 0.75),
     _streams("streams500", 500, 0.75),
     _latecomers("latecomers", 20),
     _latecomers("latecomers50", 50),
+    _prefix("prefix", "4 KB", 4096, groups=50, questions=20, connections=32, goal=0.5),
+    _prefix("prefix64", "64 KB", 64 * 1024, groups=50, questions=5, connections=16, goal=None),
+    _prefix("prefix400", "400 KB", 400_000, groups=10, questions=8, connections=8, goal=None),
     Cell(
-        "prefix",
-        f"prefix-aware, 4 KB, {PREFIX_GROUPS} groups, {TARGETS} targets",
+        "extras",
+        "unary, 1 KB, saturated, with traceparent, access log, CORS, and API keys where ours",
         "request",
-        group=Group.PREFIX,
-        body_bytes=4096,
-        goal=0.5,
+        group=Group.EXTRAS,
+        traced=True,
+        beside="unary",
     ),
 )
-EXTRA = ("unary16", "streams100", "latecomers50")  # measured when asked for
+BY_NAME = {cell.name: cell for cell in CELLS}
+# Measured when asked for.
+EXTRA = ("unary16", "body1m", "traced", "streams100", "latecomers50", "prefix64", "prefix400")
 # The cells of the cost per chunk.
 STREAM_CELLS = frozenset(
     cell.name for cell in CELLS if cell.mode == "streams" and cell.measure is Measure.CPU
 )
+PREFIX_CELLS = frozenset(cell.name for cell in CELLS if cell.group is Group.PREFIX)

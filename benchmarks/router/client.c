@@ -40,6 +40,9 @@ static void dial(Conn *c) {
     if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&address, sizeof address)) die("connect");
     int on = 1;
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    /* Idle streams end with a reset: after another end, nginx with TLS was seen to keep those of the engine to its timeout. */
+    struct linger reset = {.l_onoff = !strcmp(given.mode, "idle")};
+    setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
     link_connect(c->fd);
     watch(c, EPOLL_CTL_ADD, EPOLLIN);
 }
@@ -74,6 +77,14 @@ void client_fire(Conn *c, const Requests *from, uint64_t due_ns) {
     memcpy(c->request, request->text, request->bytes);
     snprintf(c->nonce, sizeof c->nonce, "%016lx", (unsigned long)next_nonce++);
     memcpy(c->request + request->nonce_at, c->nonce, NONCE_DIGITS);
+    put_digits(c->request + request->key_at, (unsigned)(seen.sent % given.keys), KEY_DIGITS);
+    if (request->trace_at) { /* 32 digits of the trace, a hyphen, 16 of the span */
+        char digits[NONCE_DIGITS + 1];
+        snprintf(digits, sizeof digits, "%016lx", (unsigned long)dice);
+        memcpy(c->request + request->trace_at, digits, NONCE_DIGITS);
+        memcpy(c->request + request->trace_at + NONCE_DIGITS, c->nonce, NONCE_DIGITS);
+        memcpy(c->request + request->trace_at + 2 * NONCE_DIGITS + 1, c->nonce, NONCE_DIGITS);
+    }
     c->request_bytes = request->bytes;
     c->group = (unsigned)(line % given.groups);
     c->busy = true;

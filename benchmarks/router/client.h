@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-enum { MAX_GROUPS = 1024, MAX_TARGETS = 64, HEAD_BYTES = 8192, BODY_BYTES = 4096 };
+enum { MAX_GROUPS = 1024, MAX_TARGETS = 64, HEAD_BYTES = 8192, BODY_BYTES = 4096, KEY_DIGITS = 6, MAX_KEYS = 1000000 };
 
 /* How far an answer has been read. */
 typedef enum { HEAD, FIXED, CHUNK_SIZE, CHUNK_DATA, CHUNK_CRLF, TRAILER, WHOLE } Framing;
@@ -30,10 +30,11 @@ typedef struct {
     char head[HEAD_BYTES], body[BODY_BYTES];
 } Conn;
 
-/* A whole request, where its nonce goes, and how many tokens and whether a usage it asks for. */
+/* A whole request, where its nonce, its API key and its trace go (0: it has none), and how many tokens and whether a usage
+ * it asks for. */
 typedef struct {
     char *text;
-    size_t bytes, nonce_at;
+    size_t bytes, nonce_at, key_at, trace_at;
     unsigned tokens;
     bool usage;
 } Request;
@@ -45,11 +46,11 @@ typedef struct {
 
 /* What the command line says. */
 extern struct Given {
-    const char *mode, *bodies, *late_bodies, *proxy_pids, *backend_pids;
+    const char *mode, *bodies, *late_bodies, *proxy_pids, *backend_pids, *line;
     int port, connections;
-    unsigned groups;
+    unsigned groups, keys;
     double rate, late_rate, ramp_s, warm_s, window_s;
-    bool streaming, tls;
+    bool streaming, tls, traced;
 } given;
 
 /* What the clients have seen so far. */

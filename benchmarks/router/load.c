@@ -8,6 +8,9 @@
  *       -w WARM_S -d WINDOW_S    what is under way after the window has DRAIN_S to end, and is checked as well
  *       -p PID,PID  -b PID       the processes of the proxy and of the backend, whose CPU time is read
  *       -t                       with TLS; the proxy's certificate is not checked
+ *       -k KEYS                  that many API keys, in turn (default 1)
+ *       -T                       each request has a traceparent of its own
+ *       -H 'NAME: VALUE'         one more line in every head
  *       -g GROUPS                line i of BODIES is of group i modulo GROUPS: does a group stay on one target?
  *
  * BODIES has one JSON body per line with "nonce-" and 16 digits in it, which every request replaces by its own; the
@@ -27,7 +30,7 @@ static const double DRAIN_S = 20;
 
 enum { MAX_LATE = 512 }; /* late streams at a time */
 
-struct Given given = {.connections = 1, .groups = 1, .warm_s = 1, .window_s = 3};
+struct Given given = {.connections = 1, .groups = 1, .keys = 1, .warm_s = 1, .window_s = 3};
 
 static Requests requests, late_requests;
 static int poller;
@@ -89,10 +92,19 @@ static const char REQUEST_HEAD[] =
     "Connection: keep-alive\r\nAccept: application/json\r\nContent-Type: application/json\r\n"
     "User-Agent: AsyncOpenAI/Python 1.60.0\r\nX-Stainless-Lang: python\r\nX-Stainless-Package-Version: 1.60.0\r\n"
     "X-Stainless-OS: Linux\r\nX-Stainless-Arch: x64\r\nX-Stainless-Runtime: CPython\r\n"
-    "X-Stainless-Runtime-Version: 3.11.7\r\nAuthorization: Bearer benchmark-key\r\n"
+    "X-Stainless-Runtime-Version: 3.11.7\r\nAuthorization: Bearer benchmark-key-000000\r\n"
     "X-Stainless-Async: async:asyncio\r\nx-stainless-retry-count: 0\r\nx-stainless-read-timeout: 600\r\n"
-    "Content-Length: %zd\r\n\r\n";
+    "%s%s%sContent-Length: %zd\r\n\r\n";
+static const char KEY_MARK[] = "benchmark-key-", TRACE_MARK[] = "traceparent: 00-";
+static const char TRACE_LINE[] = "traceparent: 00-00000000000000000000000000000000-0000000000000000-01\r\n";
 static const char MAX_TOKENS[] = "\"max_tokens\":";
+enum { HEAD_ROOM = 2048 };
+
+/* The place after a mark in a head; 0: the mark is not there. */
+static size_t after(const char *head, const char *mark) {
+    const char *at = strstr(head, mark);
+    return at ? (size_t)(at - head) + strlen(mark) : 0;
+}
 
 static Requests load_requests(const char *path) {
     Requests loaded = {0};
@@ -104,9 +116,12 @@ static Requests load_requests(const char *path) {
     while ((n = getline(&line, &size, file)) > 0) {
         if (line[n - 1] == '\n') n--;
         loaded.all = realloc(loaded.all, (loaded.n + 1) * sizeof *loaded.all);
-        char *text = malloc((size_t)n + 1024);
+        char *text = malloc((size_t)n + HEAD_ROOM);
         if (!loaded.all || !text) die("malloc");
-        int head = sprintf(text, REQUEST_HEAD, given.port, n);
+        int head = snprintf(text, HEAD_ROOM, REQUEST_HEAD, given.port, given.traced ? TRACE_LINE : "",
+                            given.line ? given.line : "", given.line ? "\r\n" : "", n);
+        if (head >= HEAD_ROOM) fail("a head longer than HEAD_ROOM");
+        size_t key_at = after(text, KEY_MARK), trace_at = after(text, TRACE_MARK);
         memcpy(text + head, line, (size_t)n);
         char *nonce = find(text + head, (size_t)n, NONCE_MARK);
         if (!nonce || nonce + strlen(NONCE_MARK) + NONCE_DIGITS > text + head + n) fail("a body without a nonce");
@@ -116,6 +131,8 @@ static Requests load_requests(const char *path) {
             .text = text,
             .bytes = (size_t)(head + n),
             .nonce_at = (size_t)(nonce - text) + strlen(NONCE_MARK),
+            .key_at = key_at,
+            .trace_at = trace_at,
             .tokens = tokens ? (unsigned)strtoul(tokens + strlen(MAX_TOKENS), NULL, 10) : 0,
             .usage = find(text + head, (size_t)n, "\"include_usage\":true"),
         };
@@ -268,7 +285,7 @@ int main(int argc, char **argv) {
     int option;
     given.mode = argc > 1 ? argv[1] : "";
     optind = 2;
-    while ((option = getopt(argc, argv, "P:f:F:c:r:l:R:w:d:p:b:g:t")) != -1) switch (option) {
+    while ((option = getopt(argc, argv, "P:f:F:c:r:l:R:w:d:p:b:g:tk:TH:")) != -1) switch (option) {
         case 'P': given.port = atoi(optarg); break;
         case 'f': given.bodies = optarg; break;
         case 'c': given.connections = atoi(optarg); break;
@@ -282,12 +299,15 @@ int main(int argc, char **argv) {
         case 'b': given.backend_pids = optarg; break;
         case 'g': given.groups = (unsigned)atoi(optarg); break;
         case 't': given.tls = true; break;
+        case 'k': given.keys = (unsigned)atoi(optarg); break;
+        case 'T': given.traced = true; break;
+        case 'H': given.line = optarg; break;
         default: return 2;
         }
     given.streaming = !strcmp(given.mode, "streams") || !strcmp(given.mode, "idle");
     bool known = given.streaming || !strcmp(given.mode, "unary");
     bool has_late = given.late_rate > 0;
-    bool sane = given.bodies && has_late == !!given.late_bodies && (given.streaming || !has_late) && given.port > 0 && given.connections > 0 && given.groups - 1 < MAX_GROUPS;
+    bool sane = given.bodies && has_late == !!given.late_bodies && (given.streaming || !has_late) && given.port > 0 && given.connections > 0 && given.groups - 1 < MAX_GROUPS && given.keys - 1 < MAX_KEYS;
     if (!known || !sane || optind < argc) {
         fprintf(stderr, "usage: load unary|streams|idle -P PORT -f BODIES -c CONNECTIONS ... (see the top of load.c)\n");
         return 2;

@@ -14,6 +14,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ import platformdirs
 
 HERE = Path(__file__).parent
 _STOP_S = 3.0
+_LOOK_EVERY_S = 0.01
 _PROGRAMS = {"backend": ("backend.c",), "load": ("load.c", "client.c")}
 
 
@@ -62,29 +64,41 @@ def compiled(name: str) -> Path:
 
 @functools.cache
 def native_agent(checkout: Path) -> Path:
-    """Returns a folder with the agent's packages as a wheel of that checkout has them, the hot path compiled. Compiles it,
-    which takes some minutes, if a source has changed. Raises Missing."""
+    """Returns a folder with the agent's packages as a wheel of that checkout has them: the hot path compiled, and the helper in
+    C. Compiles them, which takes some minutes, if a source has changed. Raises Missing."""
     sources = [checkout / "hatch_build.py"]
     for package in ("lb", "policies"):
-        sources += sorted(
-            file for file in (checkout / package).rglob("*") if file.suffix in (".py", ".c", ".so")
-        )
-    digest = hashlib.sha256(platform.python_version().encode())
+        sources += sorted(file for file in (checkout / package).rglob("*") if file.suffix in (".py", ".c"))
+    digest = hashlib.sha256(f"{platform.python_version()} with the helper".encode())
     for source in sources:
         digest.update(str(source.relative_to(checkout)).encode() + b"\0" + source.read_bytes())
     folder = cache_folder() / f"native-{digest.hexdigest()[:16]}"
     if not folder.exists():
         print("compiling the agent as for a wheel: some minutes", file=sys.stderr)
         fresh = folder.with_suffix(f".{os.getpid()}")
+        # Not the native files of an editable installation: there may be none, or old ones.
+        left_out = shutil.ignore_patterns("__pycache__", "*.so")
         for package in ("lb", "policies"):
-            shutil.copytree(checkout / package, fresh / package, ignore=shutil.ignore_patterns("__pycache__"))
-        command = [sys.executable, str(checkout / "hatch_build.py"), str(fresh)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            shutil.rmtree(fresh)
-            raise Missing(f"the agent cannot be compiled: {(done.stderr or done.stdout).strip()[-500:]}")
+            shutil.copytree(checkout / package, fresh / package, ignore=left_out)
+        for command in (
+            [sys.executable, "-c", _HELPER, str(checkout), str(fresh)],
+            [sys.executable, str(checkout / "hatch_build.py"), str(fresh)],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                shutil.rmtree(fresh)
+                raise Missing(f"the agent cannot be compiled: {(done.stderr or done.stdout).strip()[-500:]}")
         fresh.rename(folder)
     return folder
+
+
+# Builds the helper as the build hook of wheels does it, which knows its flags, into another folder than the checkout.
+_HELPER = """import sys, types
+sys.path.insert(0, sys.argv[1])
+from hatch_build import CustomBuildHook
+hook = types.SimpleNamespace(root=sys.argv[2], app=types.SimpleNamespace(display_warning=sys.exit))
+CustomBuildHook._fast_path(hook, {"artifacts": []})
+"""
 
 
 def allow_many_files() -> None:
@@ -126,13 +140,20 @@ class Process:
     processes that it started."""
 
     def __init__(
-        self, command: Sequence[str], log: Path, core: int | None, cwd: Path, pipe: bool = False
+        self,
+        command: Sequence[str],
+        log: Path,
+        core: int | None,
+        cwd: Path,
+        pipe: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.log = log
         with log.open("wb") as out, nullcontext() if core is None else pinned(core):
             self._popen = subprocess.Popen(
                 command,
                 cwd=cwd,
+                env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if pipe else out,
                 stderr=out,
@@ -168,9 +189,13 @@ class Process:
             self._popen.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._popen.wait(_STOP_S)
-        for pid in self.pids():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _STOP_S
+        while (left := self.pids()) and time.monotonic() < deadline:  # what they have started ends with them
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._popen.poll()
+            time.sleep(_LOOK_EVERY_S)
         self._popen.wait()
         if self._popen.stdout is not None:
             self._popen.stdout.close()

@@ -1,6 +1,6 @@
 """The runs: every round starts every system and measures the cells one after the other, systems in random order.
 
-A proxy has core 1 to itself, the mock engine and the load generator share core 0. Systems that take part in a cell
+A proxy has core 1 to itself, the mock engine and the load generator share core 0; with several workers nothing is pinned. Systems that take part in a cell
 follow each other within seconds, so that what else the machine does meets all of them; nothing is measured in a
 system's first moments (each is warmed, and its responses checked, before its first cell).
 """
@@ -15,15 +15,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from benchmarks.router.cells import TARGETS, Cell
+from benchmarks.router.cells import BY_NAME, TARGETS, Cell
+from benchmarks.router.certificates import certified
+from benchmarks.router.keys import NO_KEYS, Keys, client_key
 from benchmarks.router.machine import (
-    Missing,
     Process,
     ask,
     compiled,
@@ -31,8 +32,8 @@ from benchmarks.router.machine import (
     is_free,
     pinned,
 )
-from benchmarks.router.report import Row
-from benchmarks.router.systems import CLIENT_KEY, Family, Group, Launch, System, Tls
+from benchmarks.router.rows import Row
+from benchmarks.router.systems import Family, Group, Launch, System, Tls
 
 PROXY_CORE, LOAD_CORE = 1, 0
 _START_S = 60.0
@@ -43,7 +44,7 @@ _LOAD_LIMIT_S = 120.0
 _PROBE = json.dumps(
     {"model": "mock", "messages": [{"role": "user", "content": "nonce-0000000000000000"}]}
 ).encode()
-_PROBE_HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {CLIENT_KEY}"}
+_PROBE_HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {client_key(0)}"}
 
 
 class Broken(RuntimeError):
@@ -59,6 +60,12 @@ class Plan:
     window_s: float
     seed: int
     tls: frozenset[str] = frozenset()  # where it is: at "targets", "clients"
+    keys: Keys = NO_KEYS  # that come in turn
+    workers: int = 1  # of each proxy
+
+    def core(self, wanted: int) -> int | None:
+        """Return the core for a process; None: any. Several workers are not to share one."""
+        return wanted if self.workers == 1 else None
 
 
 class Backend:
@@ -97,6 +104,7 @@ class Running:
     process: Process | None  # None: there is nothing in between
     backend: Backend
     tls: Tls | None = None
+    facts: dict[str, object] = field(default_factory=dict)  # how it runs, ours by its own status
 
 
 def measure(plan: Plan) -> list[Row]:
@@ -121,18 +129,23 @@ def measure(plan: Plan) -> list[Row]:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="router-benchmark-")))
                 tls = certified(folder, plan.tls) if plan.tls else None
                 backends = {
-                    nameless: _backend(stack, folder, nameless, tls)
+                    nameless: _backend(stack, folder, nameless, tls, plan)
                     for nameless in sorted({system.nameless for system in able})
                 }
-                running = _started(stack, folder, backends, able, group, broken, tls)
+                running = _started(stack, folder, backends, able, group, broken, tls, plan)
                 ports += [one.port for one in running]
                 ports += [port for backend in backends.values() for port in backend.ports]
                 for cell in cells:
                     rng.shuffle(running)
+                    try:
+                        cell = _paced(number, cell, running, rows, folder, plan)
+                    except Broken as error:
+                        say(f"round {number} {cell.name:12} left out: {error}")
+                        continue
                     for one in running:
                         if not one.system.takes_part(cell.name):
                             continue
-                        if one.process is None and not (cell.rate_s or cell.late_s):
+                        if one.process is None and not cell.is_paced:
                             continue  # without a proxy there is only latency to see
                         try:
                             row = _row(number, cell, one, folder, plan)
@@ -149,35 +162,37 @@ def measure(plan: Plan) -> list[Row]:
     return rows
 
 
-def certified(folder: Path, where: frozenset[str]) -> Tls:
-    """Writes a certificate for 127.0.0.1 and its key into the folder."""
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
+def _paced(
+    number: int, cell: Cell, running: Sequence[Running], rows: Sequence[Row], folder: Path, plan: Plan
+) -> Cell:
+    """Return the cell with its rate, if that is a share of what our agent reaches: the first of ours in the plan, in this round.
+    Raises Broken."""
+    if not cell.share_of_maximum:
+        return cell
+    names = [system.name for system in plan.systems if system.family is Family.OURS]
+    ours = sorted(
+        (one for one in running if one.system.name in names), key=lambda one: names.index(one.system.name)
+    )
+    if not ours:
+        raise Broken("none of ours runs, whose maximum it needs")
+    one, saturated = ours[0], BY_NAME[cell.beside]
+    done = [
+        row
+        for row in rows
+        if (row.round, row.cell, row.system) == (number, saturated.name, one.system.name) and not row.faults
     ]
-    command += ["-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    try:
-        subprocess.run(
-            [*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
-        )
-    except FileNotFoundError as error:
-        raise Missing("there is no openssl (Debian, Ubuntu: apt-get install openssl)") from error
-    return Tls(certificate, key, "targets" in where, "clients" in where)
+    row = done[0] if done else _row(number, saturated, one, folder, plan)
+    if row.faults:
+        raise Broken(f"{saturated.name} of {one.system.name}: {row.faults}")
+    return replace(cell, rate_s=round(cell.share_of_maximum * row.rate_s, 1))
 
 
-def _backend(stack: ExitStack, folder: Path, nameless: bool, tls: Tls | None) -> Backend:
+def _backend(stack: ExitStack, folder: Path, nameless: bool, tls: Tls | None, plan: Plan) -> Backend:
     command = [str(compiled("backend")), str(TARGETS), *(["--nameless"] if nameless else [])]
     if tls is not None:
         command += ["--tls", str(tls.certificate), str(tls.key)]
     log = folder / f"backend-{nameless}.log"
-    return Backend(stack.enter_context(Process(command, log, LOAD_CORE, folder, pipe=True)))
+    return Backend(stack.enter_context(Process(command, log, plan.core(LOAD_CORE), folder, pipe=True)))
 
 
 def _started(
@@ -188,26 +203,33 @@ def _started(
     group: Group,
     broken: set[tuple[str, Group]],
     tls: Tls | None,
+    plan: Plan,
 ) -> list[Running]:
     """Starts all systems at once, and warms each when it responds. Returns those that work."""
-    launched = []
+    launched: list[tuple[Running, Launch]] = []
     for system in able:
         backend = backends[system.nameless]
+        port = backend.ports[0] if system.family is Family.DIRECT else free_port()
+        launch = Launch(port, backend.ports, group, folder / system.name, tls, plan.workers)
         if system.family is Family.DIRECT:
-            launched.append(Running(system, backend.ports[0], None, backend))
+            launched.append((Running(system, port, None, backend), launch))
             continue
-        own = folder / system.name
-        own.mkdir()
-        port = free_port()
-        command = system.command(Launch(port, backend.ports, group, own, tls))
-        process = Process(command, folder / f"{system.name}.log", PROXY_CORE, system.cwd)
-        launched.append(Running(system, port, stack.enter_context(process), backend, tls))
+        launch.folder.mkdir()
+        process = Process(
+            system.command(launch),
+            folder / f"{system.name}.log",
+            plan.core(PROXY_CORE),
+            system.cwd,
+            environment=system.environment(launch),
+        )
+        launched.append((Running(system, port, stack.enter_context(process), backend, tls), launch))
     ready = []
-    for one in launched:
+    for one, launch in launched:
         try:
             if one.process is not None:
                 _await(one.port, one.process, one.tls)
-                _warm(one, folder)
+                one = replace(one, facts=_facts(one, one.process, launch))
+                _warm(one, folder, plan)
             ready.append(one)
         except Broken as error:
             broken.add((one.system.name, group))
@@ -216,12 +238,21 @@ def _started(
     return ready
 
 
+def _facts(one: Running, process: Process, launch: Launch) -> dict[str, object]:
+    """Complete the configuration of a system, and return how it runs. Raises Broken."""
+    try:
+        facts = one.system.settle(launch, process)
+    except (OSError, ValueError, KeyError) as error:
+        raise Broken(f"it does not report how it runs: {error}") from error
+    return {**facts, "workers": launch.workers} if facts else facts
+
+
 def _await(port: int, process: Process, tls: Tls | None) -> None:
     """Waits until it has given many right responses in a row: routers discover their targets one by one."""
     deadline = time.monotonic() + _START_S
     trust = None
     if tls is not None and tls.clients:
-        trust = ssl.create_default_context(cafile=str(tls.certificate))
+        trust = ssl.create_default_context(cafile=str(tls.authority))
     in_a_row = 0
     while in_a_row < _IN_A_ROW:
         if process.ended or time.monotonic() > deadline:
@@ -235,14 +266,14 @@ def _await(port: int, process: Process, tls: Tls | None) -> None:
             time.sleep(0.1)
 
 
-def _warm(one: Running, folder: Path) -> None:
+def _warm(one: Running, folder: Path, plan: Plan) -> None:
     """Sends a short load of each kind. Raises Broken if a response is wrong."""
     for cell in (
         Cell("warm-unary", "", "", connections=8),
         Cell("warm-streams", "", "", mode="streams", connections=8),
         Cell("warm-again", "", "", connections=8),
     ):
-        said = _load(cell, one, folder, 0.1, 0.3)
+        said = _load(cell, one, folder, 0.1, 0.3, plan)
         if said["answered"] != said["sent"]:
             raise Broken(f"{cell.name}: {said['answered']} right responses to {said['sent']} requests")
 
@@ -250,7 +281,7 @@ def _warm(one: Running, folder: Path) -> None:
 def _row(number: int, cell: Cell, one: Running, folder: Path, plan: Plan) -> Row:
     one.backend.settle()
     before = one.backend.requests()
-    said = _load(cell, one, folder, plan.warm_s, plan.window_s)
+    said = _load(cell, one, folder, plan.warm_s, plan.window_s, plan)
     return Row(
         round=number,
         cell=cell.name,
@@ -262,16 +293,21 @@ def _row(number: int, cell: Cell, one: Running, folder: Path, plan: Plan) -> Row
         engine_requests=one.backend.requests() - before,
         streams=0 if cell.mode == "unary" else cell.connections,
         measure=cell.measure,
+        facts=one.facts,
+        wanted_s=cell.rate_s,
     )
 
 
-def _load(cell: Cell, one: Running, folder: Path, warm_s: float, window_s: float) -> dict[str, Any]:
+def _load(
+    cell: Cell, one: Running, folder: Path, warm_s: float, window_s: float, plan: Plan
+) -> dict[str, Any]:
     command = [
         str(compiled("load")),
         cell.mode,
         "-P",
         str(one.port),
         *cell.load_arguments(folder, warm_s, window_s),
+        *("-k", str(plan.keys.in_turn)),
     ]
     if one.tls is not None and one.tls.clients:
         command.append("-t")
@@ -279,7 +315,9 @@ def _load(cell: Cell, one: Running, folder: Path, warm_s: float, window_s: float
         command += ["-p", ",".join(map(str, one.process.pids()))]
     command += ["-b", ",".join(map(str, one.backend.process.pids()))]
     try:
-        with pinned(LOAD_CORE):
+        core = plan.core(LOAD_CORE)
+        place: AbstractContextManager[None] = nullcontext() if core is None else pinned(core)
+        with place:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise Broken(f"{cell.name}: no end after {_LOAD_LIMIT_S:g} s") from error

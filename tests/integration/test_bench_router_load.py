@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 
 from benchmarks.router.cells import Cell, Measure
+from benchmarks.router.keys import client_key
 from benchmarks.router.machine import Process, ask, compiled, is_free
-from benchmarks.router.systems import Group
+from benchmarks.router.systems import ORIGIN, Group
 from lb.core.admission import EngineLoad
 from lb.engines.kinds import NO_RESPONSE, EngineKind, Fetched, LoadQuery, detection, page_adapter
 from lb.stream.resume_request import Strip
@@ -30,6 +32,7 @@ LARGE = Cell("large", "", "", connections=2, body_bytes=300_000)
 STREAMS = Cell("streams", "", "", mode="streams", connections=5)
 LATE = Cell("late", "", "", mode="streams", connections=5, late_s=50, measure=Measure.FIRST_CHUNK)
 IDLE = Cell("idle", "", "", mode="idle", connections=5)
+EXTRAS = Cell("extras", "", "", group=Group.EXTRAS, connections=4, rate_s=200, traced=True)
 PREFIX = Cell("prefix", "", "", group=Group.PREFIX, connections=4, body_bytes=4096)
 
 Damage = Callable[[bytes], bytes]
@@ -55,9 +58,9 @@ def engine(folder: Path, *arguments: str) -> Iterator[list[int]]:
     assert all(is_free(port) for port in ports)
 
 
-async def load(cell: Cell, port: int, folder: Path) -> dict[str, Any]:
+async def load(cell: Cell, port: int, folder: Path, *more: str) -> dict[str, Any]:
     arguments = cell.load_arguments(folder, 0.05, 0.2)
-    command = [str(compiled("load")), cell.mode, "-P", str(port), *arguments]
+    command = [str(compiled("load")), cell.mode, "-P", str(port), *arguments, *more]
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     out, _ = await child.communicate()
     assert child.returncode == 0
@@ -66,8 +69,8 @@ async def load(cell: Cell, port: int, folder: Path) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def relay(port: int, damage: Damage) -> AsyncIterator[int]:
-    """A proxy of bytes that does something to the bytes of every response. Its port."""
+async def relay(port: int, damage: Damage, request: Damage = lambda data: data) -> AsyncIterator[int]:
+    """A proxy of bytes that does something to the bytes of every response, and of every request. Its port."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Damage) -> None:
         try:
@@ -81,9 +84,7 @@ async def relay(port: int, damage: Damage) -> AsyncIterator[int]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(
-            pump(reader, upstream_writer, lambda data: data), pump(upstream_reader, writer, damage)
-        )
+        await asyncio.gather(pump(reader, upstream_writer, request), pump(upstream_reader, writer, damage))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
@@ -105,6 +106,24 @@ async def test_every_answer_of_the_engine_is_right(cell: Cell, backend: list[int
     assert said["sent"] > 0
     assert said["answered"] == said["sent"] == requests(backend) - before
     assert said["by_target"] == {str(backend[0]): said["sent"]}
+
+
+async def test_requests_have_keys_in_turn_traces_and_an_origin(backend: list[int], tmp_path: Path) -> None:
+    heads: list[bytes] = []
+
+    def seen(data: bytes) -> bytes:
+        heads.extend(re.findall(rb"POST .*?\r\n\r\n", data, re.DOTALL))
+        return data
+
+    async with relay(backend[0], lambda data: data, seen) as port:
+        said = await load(EXTRAS, port, tmp_path, "-k", "3")
+    assert said["answered"] == said["sent"] == len(heads) > 10
+    keys = [re.search(rb"Authorization: Bearer (\S+)", head)[1].decode() for head in heads]  # type: ignore[index]
+    assert set(keys) == {client_key(number) for number in range(3)}
+    traces = {re.search(rb"\r\ntraceparent: (\S+)", head)[1] for head in heads}  # type: ignore[index]
+    assert len(traces) == len(heads)
+    assert all(re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-01", trace) for trace in traces)
+    assert all(f"\r\nOrigin: {ORIGIN}\r\n".encode() in head for head in heads)
 
 
 async def test_idle_streams_have_begun_and_are_silent(backend: list[int], tmp_path: Path) -> None:

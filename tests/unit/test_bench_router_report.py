@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks.router.cells import CELLS, Measure
-from benchmarks.router.report import Row, best_rust, headlines, interval, ratio, render
+from benchmarks.router.report import headlines, render
+from benchmarks.router.rows import Row, best_rust, interval, ratio, ratio_of_cells
 from benchmarks.router.systems import Family
 
 
@@ -117,3 +120,56 @@ def test_a_system_that_puts_all_on_one_target_is_flagged() -> None:
 def test_rows_survive_their_file() -> None:
     one = row(3, "skyserve", 42)
     assert Row.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_the_report_says_what_was_measured() -> None:
+    facts = {
+        "agent": "regional",
+        "build": "interpreted",
+        "chunks": "in Python",
+        "keys": "limited",
+        "workers": 2,
+    }
+    one = replace(row(1, "skyserve", 50), facts=facts)
+    text = render([one, replace(one, cell="light"), row(1, "smg", 100)], {})
+    (line,) = (line for line in text.splitlines() if "in Python" in line)
+    assert [word.strip() for word in line.strip("| ").split("|")] == [
+        *("skyserve", "1", "regional", "interpreted", "in Python", "limited", "2", "unary, light")
+    ]
+
+
+def test_the_worst_comes_first() -> None:
+    names = ("skyserve", "skyserve-keyed", "skyserve-off")
+    rows = [
+        replace(row(1, "skyserve", cost), system=name) for name, cost in zip(names, (50, 90, 70), strict=True)
+    ]
+    rows += [
+        row(1, "smg", 10),
+        row(1, "vllm-router", 200),
+        replace(rows[0], system="broken", engine_requests=0),
+    ]
+    wanted = ["broken", "skyserve-keyed", "skyserve-off", "skyserve"]
+    assert [line.system for line in headlines(rows)] == wanted
+    table = render(rows, {}).split("### ")[1]
+    assert re.findall(r"^\| ([\w-]+) 1 ", table, re.MULTILINE) == [*wanted, "vllm-router", "smg"]
+
+
+def test_a_cell_is_compared_with_the_plain_one_of_the_same_system() -> None:
+    rows = [row(1, "skyserve", 50), row(1, "skyserve", 60, "extras"), row(2, "skyserve", 90, "extras")]
+    found = ratio_of_cells(rows, "skyserve", "extras", "unary")
+    assert found is not None
+    assert (found.median, found.rounds) == (pytest.approx(1.2), 1)
+    assert "of its own in unary" in render(rows, {})
+
+
+@pytest.mark.parametrize(("wanted_s", "in_pace"), [(0.0, True), (500.0, True), (600.0, False)])
+def test_a_proxy_that_is_behind_its_schedule_is_flagged(wanted_s: float, in_pace: bool) -> None:
+    one = replace(row(1, "skyserve", 50, "half"), wanted_s=wanted_s)  # 1,000 requests in two seconds
+    assert one.is_in_pace is in_pace
+    assert ("NOT IN PACE" in render([one], {})) is not in_pace
+
+
+def test_rows_of_an_earlier_run_can_be_shown() -> None:
+    kept = row(1, "skyserve", 50).to_json()
+    del kept["facts"], kept["wanted_s"]
+    assert "skyserve" in render([Row.from_json(kept)], {})
