@@ -16,5 +16,5 @@ def mover_threads(workers: int, cores: int) -> int:
 
 
 def workers_argument(workers: int) -> list[str]:
-    """Return how an agent is told. AUTO is not: agents that an older controller has started are to stay."""
+    """Return the words of its command line. AUTO has none: agents that an older controller has started are to stay."""
     return ["--workers", str(workers)] if workers != AUTO else []

@@ -447,7 +447,7 @@ class TlsTransport(asyncio.Transport):
         return None if is_busy else self._socket
 
     def lend(self, take_back: Callable[[], object]) -> None:
-        """Leave the connection to somebody else until `returned`. Should the transport need it itself it calls `take_back` before."""
+        """Leave the connection to a mover until `returned`. Should the transport need it itself it calls `take_back` before."""
         self._take_back = take_back
         self._watch_reads(False)
 

@@ -13,7 +13,7 @@
  * OpenSSL is one thread's at a time.
  *
  * Chunks are moved by movers: one on the event loop (`run`), or several, each a thread that needs nothing of Python. A forwarding
- * belongs to one mover. The mover's lock is held while it moves a batch, so whoever has the lock finds all that was read sent, or
+ * belongs to one mover. The mover's lock is held while it moves a batch, so under the lock all that was read is sent, or
  * its forwarding stopped. What has stopped waits in a list for `run`, or until Python itself stops the forwarding. */
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
