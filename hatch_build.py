@@ -4,7 +4,7 @@ Two steps, both optional: where one fails, the build warns and the wheel has the
 As pip hides the warning, a wheel whose modules could not be compiled has the reason in `lb/_not_compiled.txt`, which the load balancer
 reports (`lb/agent/build_kind.py`).
 
-- `lb/proxy/_fast_path.c` forwards plain chunks between two sockets; a C compiler builds it in a second. Editable installs
+- `lb/proxy/_fast_path.c` forwards plain chunks between two sockets and keeps them packed; a C compiler builds it in a second. Editable installs
   have it, too.
 - mypyc compiles the modules of NATIVE. They then take about 0.7 times the CPU per request (`benchmarks/router/README.md`). The
   build needs some two and a half minutes of CPU, which all cores share, so editable installs do without; SKYSERVE_NATIVE=0

@@ -184,8 +184,12 @@ LOAD_BALANCERS = (
     ),
     Panel("Open connections of clients", ((_sum("client_connections"), "{{service}}"),)),
     Panel(
-        "Bytes kept of requests",
-        ((_sum("buffered_bytes"), "{{service}}"), (_sum("buffer_limit_bytes"), "{{service}} limit")),
+        "Bytes kept of requests and streams",
+        (
+            (_sum("buffered_bytes"), "{{service}} requests"),
+            (_sum("stream_bytes"), "{{service}} streams"),
+            (_sum("buffer_limit_bytes"), "{{service}} limit"),
+        ),
         "bytes",
     ),
     Panel("Lag of the event loop", _quantiles("loop_lag_seconds", 0.99), "s"),

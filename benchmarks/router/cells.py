@@ -28,8 +28,8 @@ class Measure(str, Enum):
 class Cell:
     """`connections` at a time, or that many streams of `chunks_s` each. `rate_s` requests per second by a schedule, or that
     `share_of_maximum` of what our agent reaches in the cell `beside`. `late_s` streams per second are opened beside the
-    running ones. Bodies of `body_bytes`; in the group PREFIX `questions` for each of `groups`. `traced`: each request has
-    a traceparent of its own.
+    running ones. At the end of the window streams have had `reached` tokens on average; 0: as many as come in it. Bodies of
+    `body_bytes`; in the group PREFIX `questions` for each of `groups`. `traced`: each request has a traceparent of its own.
 
     `goal` is the highest ratio to the best Rust router that is accepted, `limit` the highest value. `beside` is the cell
     with which the same system is compared.
@@ -50,6 +50,7 @@ class Cell:
     groups: int = 50
     questions: int = 20
     traced: bool = False
+    reached: int = 0
     goal: float | None = None
     limit: float | None = None
     beside: str = ""
@@ -66,6 +67,8 @@ class Cell:
     def load_arguments(self, folder: Path, warm_s: float, window_s: float) -> list[str]:
         """The arguments of the load generator. Writes the bodies into `folder`."""
         ramp_s = 0.0 if self.mode == "unary" else max(0.5, self.connections * _RAMP_S_PER_STREAM)
+        if self.reached:
+            warm_s = self.reached / self.chunks_s - window_s - ramp_s / 2
         bodies = self._written(folder, self.name, self._tokens(ramp_s + warm_s + window_s))
         given = ["-f", str(bodies), "-c", str(self.connections), "-w", str(warm_s), "-d", str(window_s)]
         if self.mode != "unary":
@@ -149,6 +152,17 @@ CELLS = (
         connections=1000,
         limit=10.0,
     ),
+    Cell(
+        "running",
+        "memory of 1,000 running streams of 2,000 tokens",
+        "1,000 streams",
+        mode="streams",
+        measure=Measure.MEMORY,
+        connections=1000,
+        chunks_s=20,
+        reached=2000,
+        limit=40.0,
+    ),
     Cell("unary", "unary, 1 KB, saturated", "request", goal=0.6),
     Cell("unary16", "unary, 16 KB, saturated", "request", body_bytes=16 * 1024),
     Cell("body1m", "unary, 1 MiB, saturated", "request", body_bytes=1 << 20, connections=8),
@@ -181,7 +195,7 @@ CELLS = (
 )
 BY_NAME = {cell.name: cell for cell in CELLS}
 # Measured when asked for.
-EXTRA = ("unary16", "body1m", "traced", "streams100", "latecomers50", "prefix64", "prefix400")
+EXTRA = ("running", "unary16", "body1m", "traced", "streams100", "latecomers50", "prefix64", "prefix400")
 # The cells of the cost per chunk.
 STREAM_CELLS = frozenset(
     cell.name for cell in CELLS if cell.mode == "streams" and cell.measure is Measure.CPU

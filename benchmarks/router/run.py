@@ -40,7 +40,7 @@ _START_S = 60.0
 _SETTLE_S = 1.0
 _SETTLE_LIMIT_S = 30.0
 _IN_A_ROW = 40  # right responses before a system counts as started
-_LOAD_LIMIT_S = 120.0
+_LOAD_LIMIT_S = 180.0
 _PROBE = json.dumps(
     {"model": "mock", "messages": [{"role": "user", "content": "nonce-0000000000000000"}]}
 ).encode()

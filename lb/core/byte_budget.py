@@ -1,5 +1,8 @@
 """One budget of bytes for everything that waits in memory: bodies that are kept, and the JSON parsed from them. Pure.
 
+*Streams.* What is kept of running streams leaves less room for bodies: `ByteBudget.streams`, which is counted about once a second.
+It is not refused, and belongs to no tenant.
+
 *Room.* While there is room every tenant takes what it wants. A fixed limit per tenant would refuse bodies while memory is free.
 
 *Shares.* When the budget is full, a tenant's share is the limit times its weight, over the weights of all tenants that
@@ -98,14 +101,15 @@ class ByteBudget:
     """Counts bytes that are kept against a limit, by tenant.
 
     `taken` is the sum, `refused` how often there was no room, and `evicted` how many bodies had to make room for
-    another tenant. Constant time, but for a full budget: the number of tenants that hold bytes, and of their bodies.
+    another tenant. `streams` are bytes that running streams keep beside what is taken. Constant time, but for a full budget: the number of tenants that hold bytes, and of their bodies.
     """
 
-    __slots__ = ("_lines", "evicted", "limit", "refused", "taken")
+    __slots__ = ("_lines", "evicted", "limit", "refused", "streams", "taken")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.taken = 0
+        self.streams = 0
         self.refused = 0
         self.evicted = 0
         self._lines: dict[str, _TenantBytes] = {}
@@ -116,7 +120,8 @@ class ByteBudget:
         Returns False, and takes nothing, if there is no room for them; one taker may always have what it wants while
         nothing is taken.
         """
-        if self.taken and self.taken + size > self.limit and not self._make_room(size, tenant, weight):
+        room = self.limit - self.streams - self.taken
+        if self.taken and size > room and not self._make_room(size - room, size, tenant, weight):
             self.refused += 1
             return False
         line = self._lines.get(tenant)
@@ -160,14 +165,14 @@ class ByteBudget:
         line = self._lines[tenant] = _TenantBytes(tenant, weight)
         return line
 
-    def _make_room(self, size: int, tenant: str, weight: float) -> bool:
+    def _make_room(self, lacking: int, size: int, tenant: str, weight: float) -> bool:
         """Refuse bodies of tenants above their shares, if that makes room; False if it would not."""
         own = self._lines.get(tenant)
         others = [line for line in self._lines.values() if line.held and line is not own]
-        per_weight = self.limit / (weight + sum(line.weight for line in others))
+        per_weight = (self.limit - self.streams) / (weight + sum(line.weight for line in others))
         if size + (own.held if own is not None else 0) > per_weight * weight:
             return False
-        refused = _to_refuse(others, per_weight, self.taken + size - self.limit)
+        refused = _to_refuse(others, per_weight, lacking)
         for holding in refused:
             holding.release()
         self.evicted += len(refused)

@@ -4,9 +4,9 @@
  * OpenSSL reads and writes at the socket (lb/http/tls_transport.py). What passes here is only the regular case: a read that
  * is one or more whole HTTP chunks, each of whole server-sent events, in which the engine neither ends the stream nor gives
  * it up, and that the client takes at once. Fields that the client has not asked for are removed where they have the one
- * shape that engines write. Anything else stops the forwarding and goes back to Python as the bytes that were read, so that
- * every decision is made in one place (lb/proxy/forwarded_relay.py). lb/proxy/fast_path.py says what modes and reasons mean;
- * lb/stream/stream_merge.py removes the same fields, and lb/stream/token_usage.py counts the same tokens.
+ * shape that engines write. What came is kept packed (_event_delta.h). Anything else stops the forwarding and goes back to Python
+ * as the bytes that were read, so that every decision is made in one place (lb/proxy/forwarded_relay.py). lb/proxy/fast_path.py says
+ * what modes and reasons mean; lb/stream/stream_merge.py removes the same fields, and lb/stream/token_usage.py counts the same tokens.
  *
  * Sockets are non-blocking and belong to the event loop; a forwarding must be stopped before either is closed. Python reads
  * nothing of the source meanwhile, and writes nothing to the sink; of TLS, it neither reads nor writes either side, as a connection of
@@ -34,6 +34,8 @@
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "_packed_events.h"
 
 #define READ_BYTES (256 * 1024)         /* of one read, at least */
 #define BUFFER_BYTES (2 * READ_BYTES)   /* for the reads of a batch; pages that are not used take no memory */
@@ -115,7 +117,8 @@ struct Forwarding {
     Mover *mover;
     End source, sink;
     int mode;
-    char *kept; /* what came, with its framing */
+    EventDelta packed; /* what came, with its framing; of chunks that need not be events, the last bytes are in `kept` */
+    char *kept;
     size_t kept_bytes, kept_room, limit;
     unsigned long long sent_bytes;
     Counts counts;
@@ -413,6 +416,7 @@ static const char *passable(const char *data, char *changed_data, int mode, size
 
 /* Keep what came: all of it until Python takes it, or only the last bytes. 0 if there is no memory. */
 static int keep(Forwarding *forwarding, const char *data, size_t size) {
+    if (forwarding->mode != MODE_CHUNKS) return delta_add(&forwarding->packed, data, size);
     size_t wanted = forwarding->kept_bytes + size;
     if (wanted > forwarding->kept_room) {
         size_t room = forwarding->kept_room ? forwarding->kept_room : 1024;
@@ -424,7 +428,7 @@ static int keep(Forwarding *forwarding, const char *data, size_t size) {
     }
     memcpy(forwarding->kept + forwarding->kept_bytes, data, size);
     forwarding->kept_bytes = wanted;
-    if (forwarding->mode == MODE_CHUNKS && wanted > 2 * forwarding->limit) {
+    if (wanted > 2 * forwarding->limit) {
         memmove(forwarding->kept, forwarding->kept + wanted - forwarding->limit, forwarding->limit);
         forwarding->kept_bytes = forwarding->limit;
     }
@@ -546,7 +550,7 @@ static void send_one(Read *read) {
         read->reason = STOP_UNSENT;
     } else if (read->then != MOVING) {
         read->reason = read->then;
-    } else if (forwarding->mode != MODE_CHUNKS && forwarding->kept_bytes > forwarding->limit) {
+    } else if (forwarding->packed.raw_bytes > forwarding->limit) {
         read->reason = STOP_FULL;
     }
 }
@@ -658,17 +662,45 @@ static PyObject *forwarding_stop(Forwarding *forwarding, PyObject *Py_UNUSED(non
     return Py_BuildValue("(iy#)", reason, forwarding->rest ? forwarding->rest : "", (Py_ssize_t)forwarding->rest_bytes);
 }
 
-static PyObject *forwarding_take(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
+/* What is kept from now on is another stream of bytes. */
+static EventDelta taken_from(Forwarding *forwarding, char **kept, size_t *kept_bytes) {
     int runs = forwarding->fast_path != NULL;
     if (runs) lock_mover(forwarding->mover);
-    char *kept = forwarding->kept;
-    size_t size = forwarding->kept_bytes;
+    EventDelta packed = forwarding->packed;
+    *kept = forwarding->kept;
+    *kept_bytes = forwarding->kept_bytes;
+    forwarding->packed = (EventDelta){0};
     forwarding->kept = NULL;
     forwarding->kept_bytes = forwarding->kept_room = 0;
     if (runs) unlock_mover(forwarding->mover);
-    PyObject *taken = PyBytes_FromStringAndSize(kept, (Py_ssize_t)size);
+    return packed;
+}
+
+static PyObject *forwarding_take(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
+    char *kept;
+    size_t kept_bytes;
+    EventDelta packed = taken_from(forwarding, &kept, &kept_bytes);
+    PyObject *taken = packed.first ? unpacked_all(&packed) : PyBytes_FromStringAndSize(kept, (Py_ssize_t)kept_bytes);
+    delta_free(&packed);
     free(kept);
     return taken;
+}
+
+static PyObject *forwarding_take_packed(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
+    char *kept; /* there is none of what is packed */
+    size_t kept_bytes;
+    EventDelta packed = taken_from(forwarding, &kept, &kept_bytes);
+    free(kept);
+    if (!packed.first) Py_RETURN_NONE;
+    PyObject *taken = packed_events_of(&packed);
+    delta_free(&packed);
+    return taken;
+}
+
+/* Without the lock: it is asked of all streams each second. */
+static PyObject *forwarding_held_bytes(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
+    return PyLong_FromSize_t(__atomic_load_n(&forwarding->packed.held_bytes, __ATOMIC_RELAXED) +
+                             __atomic_load_n(&forwarding->kept_room, __ATOMIC_RELAXED));
 }
 
 static PyObject *forwarding_pulse(Forwarding *forwarding, PyObject *Py_UNUSED(none)) {
@@ -705,13 +737,17 @@ static void forwarding_dealloc(Forwarding *forwarding) {
     Py_CLEAR(forwarding->source.tls);
     Py_CLEAR(forwarding->sink.tls);
     free(forwarding->kept);
+    delta_free(&forwarding->packed);
     free(forwarding->rest);
     Py_TYPE(forwarding)->tp_free((PyObject *)forwarding);
 }
 
 static PyMethodDef forwarding_methods[] = {
     {"stop", (PyCFunction)forwarding_stop, METH_NOARGS, "Let nothing more pass. Returns (reason, data) of one that had stopped by itself, and was not reported."},
-    {"take", (PyCFunction)forwarding_take, METH_NOARGS, "What has come since the last call, as it came, with its framing."},
+    {"take", (PyCFunction)forwarding_take, METH_NOARGS, "What has come since the last call, as it came, with its framing. Of the first mode: the last of it."},
+    {"take_packed", (PyCFunction)forwarding_take_packed, METH_NOARGS,
+     "What has come since the last call, with its framing, as PackedEvents; None if nothing is packed."},
+    {"held_bytes", (PyCFunction)forwarding_held_bytes, METH_NOARGS, "How many bytes of memory hold what can be taken."},
     {"pulse", (PyCFunction)forwarding_pulse, METH_NOARGS, "Whether a data event has passed since the last call."},
     {"counts", (PyCFunction)forwarding_counts, METH_NOARGS, "Since the last call: chunks, bytes sent, events that carry text, token ids."},
     {NULL, NULL, 0, NULL},
@@ -962,10 +998,11 @@ static PyMethodDef module_methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "lb.proxy._fast_path", .m_size = -1, .m_methods = module_methods};
 
 PyMODINIT_FUNC PyInit__fast_path(void) {
-    if (PyType_Ready(&FastPathType) < 0 || PyType_Ready(&ForwardingType) < 0) return NULL;
+    if (PyType_Ready(&FastPathType) < 0 || PyType_Ready(&ForwardingType) < 0 || PyType_Ready(&PackedEventsType) < 0) return NULL;
     PyObject *made = PyModule_Create(&module);
     if (!made) return NULL;
-    if (PyModule_AddObjectRef(made, "FastPath", (PyObject *)&FastPathType) < 0) {
+    if (PyModule_AddObjectRef(made, "FastPath", (PyObject *)&FastPathType) < 0 ||
+        PyModule_AddObjectRef(made, "PackedEvents", (PyObject *)&PackedEventsType) < 0) {
         Py_DECREF(made);
         return NULL;
     }

@@ -21,6 +21,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from lb.http.tls_transport import TlsTransport
+from lb.stream.kept_events import KeptEvents, PlainEvents
 
 _log = logging.getLogger("lb.proxy.fast_path")
 
@@ -52,7 +53,15 @@ class Forwarding(Protocol):
         ...
 
     def take(self) -> bytes:
-        """Return what has come since the last call, as it came, with its framing."""
+        """Return what has come since the last call, as it came, with its framing. Of the mode CHUNKS: the last of it."""
+        ...
+
+    def take_packed(self) -> KeptEvents | None:
+        """Return the same without unpacking it, None if nothing has come. Of the mode CHUNKS nothing is packed."""
+        ...
+
+    def held_bytes(self) -> int:
+        """Return how many bytes of memory hold what can be taken."""
         ...
 
     def pulse(self) -> bool: ...
@@ -80,12 +89,21 @@ class _Native(Protocol):
 
 
 class FastPath:
-    """The helper on an event loop. `forwarding` opens a forwarding between two sides, given as `end_of` returns them."""
+    """The helper on an event loop. `forwarding` opens a forwarding between two sides, given as `end_of` returns them.
+
+    `kept_events` makes what a stream is kept in that has forwardings.
+    """
 
     def __init__(
-        self, native: _Native, loop: asyncio.AbstractEventLoop, *, without_tls: str = "not looked for"
+        self,
+        native: _Native,
+        loop: asyncio.AbstractEventLoop,
+        kept_events: Callable[[], KeptEvents] = PlainEvents,
+        *,
+        without_tls: str = "not looked for",
     ) -> None:
         """`without_tls` is why connections of TLS are left to Python, empty if they are not."""
+        self.kept_events = kept_events
         self._native = native
         self._loop = loop
         self.without_tls = without_tls
@@ -125,11 +143,11 @@ def open_fast_path(loop: asyncio.AbstractEventLoop, threads: int) -> FastPath | 
     """Return the fast path, or None if it was not built. Chunks are moved by this many threads, 0: by the event loop."""
     try:
         from lb.proxy._fast_path import FastPath as Native
-        from lb.proxy._fast_path import learn_tls
+        from lb.proxy._fast_path import PackedEvents, learn_tls
     except ImportError:
         _log.info("no fast path: chunks are moved by Python")
         return None
-    return FastPath(Native(threads), loop, without_tls=_learn_tls(learn_tls))
+    return FastPath(Native(threads), loop, PackedEvents, without_tls=_learn_tls(learn_tls))
 
 
 def _learn_tls(learn_tls: Callable[[str, object, ssl.SSLSocket, int], str]) -> str:

@@ -37,7 +37,7 @@ class ForwardedRelay:
     )
 
     def __init__(self, request: RelayHost, mode: ForwardingMode, limit_bytes: int) -> None:
-        """`limit_bytes` are kept by a forwarding before it comes back."""
+        """`limit_bytes`, as they came, are kept by a forwarding before it comes back."""
         self._request = request
         self._mode = mode
         self._limit_bytes = limit_bytes
@@ -63,8 +63,8 @@ class ForwardedRelay:
         """Return whether the stream is at a place where the fast path can go on."""
         raise NotImplementedError
 
-    def _forwarded(self, passed: bytes) -> None:
-        """These bytes have gone through the forwarding."""
+    def _take_from(self, forwarding: Forwarding) -> None:
+        """Take the bytes that have gone through the forwarding."""
         raise NotImplementedError
 
     # --- the forwarding
@@ -127,9 +127,7 @@ class ForwardedRelay:
         forwarding = self._forwarding
         if forwarding is None:
             return 0
-        passed = forwarding.take()
-        if passed:
-            self._forwarded(passed)
+        self._take_from(forwarding)
         chunks, sent_bytes, events, ids = forwarding.counts()
         self.chunks += chunks
         self.sent_bytes += sent_bytes
@@ -179,3 +177,7 @@ class ForwardedRelay:
         """Return whether something has come since the last call."""
         has_received, self._has_received = self._has_received, False
         return (self._forwarding is not None and self._forwarding.pulse()) or has_received
+
+    def held_bytes(self) -> int:
+        """Return about how many bytes of memory hold what has been sent."""
+        return 0 if self._forwarding is None else self._forwarding.held_bytes()

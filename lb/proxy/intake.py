@@ -207,6 +207,7 @@ class Intake:
         gauges: dict[str, float] = {
             "client_connections": len(runtime.clients),
             "buffered_bytes": runtime.buffers.taken,
+            "stream_bytes": self._dispatch.registry.stream_bytes(),
             "buffer_limit_bytes": runtime.buffers.limit,
             "evicted_bodies": runtime.buffers.evicted,
             "internal_errors": runtime.faults.total,

@@ -157,6 +157,10 @@ class Relay(Protocol):
         """Return True if something has come since the last call."""
         ...
 
+    def held_bytes(self) -> int:
+        """Return about how many bytes of memory hold what has been sent."""
+        ...
+
     def keep_alive(self) -> None:
         """Send the client a comment, if it is a stream of events and between two of them."""
         ...

@@ -89,6 +89,10 @@ class Waiting(Waiter, Registered, Protocol):
 class Running(Registered, Protocol):
     """A request whose response is under way: a relay or a tunnel."""
 
+    def held_bytes(self) -> int:
+        """Return about how many bytes of memory hold what has been sent of its response."""
+        ...
+
     def check_relay(self, now: float, elapsed_s: float) -> None:
         """Find out whether anything has come since the last check, `elapsed_s` ago, and act if nothing has for too long."""
         ...
@@ -132,6 +136,10 @@ class RequestRegistry:
     def queued(self) -> int:
         """How many requests wait in the queue."""
         return len(self.queue)
+
+    def stream_bytes(self) -> int:
+        """Return about how many bytes of memory hold what has been sent of responses under way."""
+        return sum(running.held_bytes() for running in self.relays)
 
     def table_of(self, booking: Booking) -> TargetTable:
         """Return the table that has the booking: that of replicas, or that of peers."""

@@ -17,7 +17,7 @@ from lb.http.body_framing import (
     chunk,
 )
 from lb.http.messages import ResponseHead
-from lb.proxy.fast_path import ForwardingMode
+from lb.proxy.fast_path import Forwarding, ForwardingMode
 from lb.proxy.forwarded_relay import TAIL_BYTES, ForwardedRelay
 from lb.proxy.ports import RelayHost
 from lb.stream.early_stream import KEEP_ALIVE
@@ -72,14 +72,14 @@ class PlainRelay(ForwardedRelay):
         if not self._tail:
             self._prompt_tokens = prompt_tokens_in(body)
         self._counter.add(body)
-        self._forwarded(body)
+        self._tail = (self._tail + body)[-TAIL_BYTES:]
 
     def _may_forward(self) -> bool:
         decoder = self._decoder
         return self._counts and not self._frame and isinstance(decoder, ChunkedDecoder) and decoder.between
 
-    def _forwarded(self, passed: bytes) -> None:
-        self._tail = (self._tail + passed)[-TAIL_BYTES:]
+    def _take_from(self, forwarding: Forwarding) -> None:
+        self._tail = (self._tail + forwarding.take())[-TAIL_BYTES:]
 
     def _write_framed(self, body: bytes) -> None:
         decoder = self._decoder

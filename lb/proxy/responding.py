@@ -165,6 +165,10 @@ class Responding:
     def explanation(self) -> Explanation:
         return self._arrival.explanation
 
+    def held_bytes(self) -> int:
+        """Return about how many bytes of memory hold what has been sent of its response."""
+        return 0 if self.relay is None else self.relay.held_bytes()
+
     def check_relay(self, now: float, elapsed_s: float) -> None:
         """Find out whether anything has come since the last check, `elapsed_s` ago, and act if nothing has for too long."""
         limits = self._dispatch.limits

@@ -30,7 +30,7 @@ from lb.http.body_framing import (
 )
 from lb.http.messages import ResponseHead
 from lb.http.sse import EventBuffer, is_data, is_readable
-from lb.proxy.fast_path import ForwardingMode
+from lb.proxy.fast_path import Forwarding, ForwardingMode
 from lb.proxy.forwarded_relay import TAIL_BYTES, ForwardedRelay
 from lb.proxy.ports import RelayHost
 from lb.proxy.relay import begin_response
@@ -45,7 +45,9 @@ from lb.stream.transcript import StreamProgress, Transcript
 
 BY_ENGINE = frozenset({Reason.ENGINE, Reason.PROMPT_IDS, Reason.LAST_MESSAGE})  # another may be able to
 
-_FORWARDING_BYTES = 256 * 1024  # kept by a forwarding before it comes back
+# Kept by a forwarding, as they came, before it comes back: half of the transcript's limit, within these bounds.
+_LEAST_FORWARDING_BYTES = 256 * 1024
+_MOST_FORWARDING_BYTES = 1024 * 1024
 _MAX_HELD_BYTES = 256 * 1024  # of an event that is not complete; a longer one is passed in pieces
 
 _EVENT_END = b"\n\n\r\n"  # of an event that is a chunk
@@ -80,15 +82,17 @@ class ResumableRelay(ForwardedRelay):
     def __init__(
         self, request: RelayHost, resume_state: ResumeState, response: ResponseHead, decoder: BodyDecoder
     ) -> None:
-        super().__init__(request, _MODES[resume_state.strip], _FORWARDING_BYTES)
+        limit = resume_state.options.buffer_bytes
+        forwarding_bytes = max(_LEAST_FORWARDING_BYTES, min(limit // 2, _MOST_FORWARDING_BYTES))
+        super().__init__(request, _MODES[resume_state.strip], forwarding_bytes)
         self._resume_state = resume_state
         self._dialect = dialect = resume_state.dialect
         self._decoder = decoder
         self._last = b""  # the last events, as the engine wrote them
         self._prompt_tokens = 0  # as the first event reports them, where the last does not
-        limit = resume_state.options.buffer_bytes
         chunked = isinstance(decoder, ChunkedDecoder)
-        self._transcript = Transcript(chunked, limit, dialect.tally)
+        kept = None if request.fast_path is None else request.fast_path.kept_events()
+        self._transcript = Transcript(chunked, limit, dialect.tally, kept)
         self._gate = EventBuffer(min(limit, _MAX_HELD_BYTES), dialect.gives_up)
         self._strip = stripper(resume_state.strip)
         self._merger: Merger | None = None
@@ -127,9 +131,14 @@ class ResumableRelay(ForwardedRelay):
     def _may_forward(self) -> bool:
         return self._may_pass_whole
 
-    def _forwarded(self, passed: bytes) -> None:
-        self._transcript.add(passed)
-        self._last = passed[-TAIL_BYTES:]
+    def _take_from(self, forwarding: Forwarding) -> None:
+        passed = forwarding.take_packed()
+        if passed is not None:
+            self._last = passed.tail(TAIL_BYTES)
+            self._transcript.join(passed)
+
+    def held_bytes(self) -> int:
+        return super().held_bytes() + self._transcript.held_bytes
 
     # --- special cases
 

@@ -69,6 +69,7 @@ class Sweep:
             registry.guard(_ENTRANCE, relay, lambda one: one.check_relay(now, elapsed))
         for tunnel in list(registry.tunnels):
             registry.guard(_ENTRANCE, tunnel, lambda one: one.check_tunnel(now))
+        self._dispatch.runtime.buffers.streams = registry.stream_bytes()
         for client in list(self._dispatch.runtime.uploading):
             client.check_upload(now)
         self._dispatch.pools.expire(now)

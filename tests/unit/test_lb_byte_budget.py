@@ -32,6 +32,30 @@ def test_one_taker_alone_may_have_more_than_the_limit() -> None:
     assert not budget.take(1)
 
 
+def test_what_streams_keep_leaves_less_room() -> None:
+    budget = ByteBudget(100)
+    budget.streams = 70
+    assert budget.take(20)
+    assert not budget.take(20)
+    budget.streams = 30
+    assert budget.take(20)
+    budget.streams = 500
+    assert not budget.take(1)
+    budget.give_back(40)
+    assert budget.take(20), "one taker may always have what it wants"
+
+
+def test_what_streams_keep_is_in_no_share() -> None:
+    """Two tenants share what the streams have left, and one makes room for the other within that."""
+    uploads = Uploads()
+    uploads.budget.streams = 40
+    assert uploads.upload("a1", 30)
+    assert uploads.upload("a2", 20)
+    assert not uploads.upload("b1", 40), "more than a half of 60"
+    assert uploads.upload("b2", 30)
+    assert (uploads.refused, uploads.budget.taken) == (["a2"], 60)
+
+
 # --- shares
 
 

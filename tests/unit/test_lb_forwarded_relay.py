@@ -25,6 +25,12 @@ class Forwarding:
         taken, self.passed = b"".join(self.passed), []
         return taken
 
+    def take_packed(self) -> None:
+        raise NotImplementedError  # of a plain relay nothing is packed
+
+    def held_bytes(self) -> int:
+        return sum(map(len, self.passed))
+
     def counts(self) -> tuple[int, int, int, int]:
         return (1, len(CHUNK), 1, 0) if self.stopped == 0 else (0, 0, 0, 0)
 
@@ -42,7 +48,7 @@ class Host:
         self.loop = StepLoop()
         self.opened: list[Forwarding] = []
         self.wire, self.target = Wire(), Wire()
-        self.client = SimpleNamespace(transport=self.wire, closing=False)
+        self.client = SimpleNamespace(transport=self.wire, closing=False, body_left=False)
         self.connection = SimpleNamespace(transport=self.target)
         self.head = SimpleNamespace(http_1_0=False)
         self.fast_path = SimpleNamespace(forwarding=self._open, end_of=lambda transport: 7)
@@ -143,7 +149,9 @@ def test_a_halted_relay_has_all_that_went_through() -> None:
     one.pulse()
     host.opened[0].passed.append(CHUNK)
     assert one.pulse()
+    assert one.held_bytes() == len(CHUNK)
     one.halt()
+    assert one.held_bytes() == 0
     assert host.opened[0].stopped == 1
     one.halt()
     assert host.opened[0].stopped == 1

@@ -21,6 +21,7 @@ from lb.proxy.forwarded_relay import ForwardedRelay
 from lb.proxy.ports import RelayHost
 from lb.proxy.relay import PlainRelay
 from lb.proxy.resumable_relay import ResumableRelay
+from lb.stream.kept_events import KeptEvents, PlainEvents
 from lb.stream.openai_request import read
 from lb.stream.resume_rules import Reason
 from lb.stream.resume_state import ResumeState
@@ -326,6 +327,14 @@ class Forwarding:
     def take(self) -> bytes:
         passed, self.passed = self.passed, b""
         return passed
+
+    def take_packed(self) -> KeptEvents:
+        events = PlainEvents()
+        events.add(self.take())
+        return events
+
+    def held_bytes(self) -> int:
+        return len(self.passed)
 
     def pulse(self) -> bool:
         return False

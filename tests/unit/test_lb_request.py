@@ -344,6 +344,22 @@ def chat(plane: Plane, options: Continuation) -> ProxiedRequest:
     return placed(plane, raw, body, resume_state=ResumeState(CHAT, read(body), body, options))
 
 
+def test_what_is_kept_of_streams_counts_towards_the_budget() -> None:
+    plane = Plane("a", "b", kind=EngineKind.VLLM)
+    sweep = Sweep(plane.dispatch)
+    chat(plane, Continuation(mode=Continue.AUTO))
+    (target,) = plane.stock.used
+    plane.answer(target, STREAM + event("one"))
+    plane.loop.sleep(2)
+    sweep.check()
+    assert plane.runtime.buffers.streams == plane.registry.stream_bytes() >= len(event("one"))
+    plane.answer(target, event("", "stop") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+    plane.loop.sleep(2)
+    sweep.check()
+    assert plane.runtime.buffers.streams == 0
+    plane.check()
+
+
 def test_a_stream_goes_on_from_another_target() -> None:
     plane = Plane("a", "b", kind=EngineKind.VLLM)
     request = chat(plane, Continuation(mode=Continue.AUTO))

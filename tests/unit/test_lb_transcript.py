@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -12,9 +14,15 @@ from hypothesis import strategies as st
 from lb.engines.kinds import EngineKind
 from lb.http.api_paths import CHAT, COMPLETIONS
 from lb.http.body_framing import LAST_CHUNK, chunk
+from lb.stream.kept_events import KeptEvents, PlainEvents
 from lb.stream.transcript import START, ProgressTally, StreamProgress, Transcript
 from tests.unit.stream_engines import MODEL, stream
 
+KEPT: list[Callable[[], KeptEvents]] = [PlainEvents]
+with suppress(ImportError):
+    from lb.proxy._fast_path import PackedEvents
+
+    KEPT.append(PackedEvents)
 LIMIT = 1 << 20
 ASKED: dict[str, Any] = {"model": MODEL, "stream": True, "max_tokens": 12, "min_tokens": 12}
 HELLO = ASKED | {"messages": [{"role": "user", "content": "Hello"}]}
@@ -25,8 +33,10 @@ def event(chunk: Any) -> bytes:
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
-def journal_of(*pieces: bytes, chunked: bool = False, limit_bytes: int = LIMIT) -> Transcript:
-    journal = Transcript(chunked, limit_bytes)
+def journal_of(
+    *pieces: bytes, chunked: bool = False, limit_bytes: int = LIMIT, kept: KeptEvents | None = None
+) -> Transcript:
+    journal = Transcript(chunked, limit_bytes, kept=kept)
     for piece in pieces:
         journal.add(piece)
     return journal
@@ -59,6 +69,8 @@ def test_every_engine_is_understood(kind: EngineKind, path: bytes, body: dict[st
     asked = body | {"stream_options": {"include_usage": True}} | ({"return_token_ids": True} if ids else {})
     events = stream(kind, path, asked, leg=3)
     sofar = journal_of(*events).read()
+    for kept in KEPT:
+        assert journal_of(*map(chunk, filter(None, events)), chunked=True, kept=kept()).read() == sofar
     assert (sofar.created, sofar.model, sofar.role_sent) == (1003, MODEL, path == CHAT)
     assert (sofar.tokens, sofar.finish_reason, sofar.done, sofar.usage_reported) == (12, "length", True, True)
     assert len(sofar.text.split()) > 8
@@ -80,15 +92,17 @@ def test_every_engine_is_understood(kind: EngineKind, path: bytes, body: dict[st
     cuts=st.lists(st.integers(0, 3000), max_size=8),
     framed=st.booleans(),
     limit=st.sampled_from([3000, LIMIT]),
+    kept=st.sampled_from(KEPT),
 )
 def test_neither_cuts_nor_framing_nor_folding_change_what_is_read(
-    cuts: list[int], framed: bool, limit: int
+    cuts: list[int], framed: bool, limit: int, kept: Callable[[], KeptEvents]
 ) -> None:
     events = stream(EngineKind.VLLM, CHAT, HELLO | {"return_token_ids": True}, leg=1)
     raw = b"".join(map(chunk, events)) + LAST_CHUNK if framed else b"".join(events)
     marks = sorted({min(cut, len(raw)) for cut in cuts})
     pieces = [raw[start:end] for start, end in zip([0, *marks], [*marks, len(raw)], strict=True)]
-    assert journal_of(*pieces, chunked=framed, limit_bytes=limit).read() == journal_of(*events).read()
+    journal = journal_of(*pieces, chunked=framed, limit_bytes=limit, kept=kept())
+    assert journal.read() == journal_of(*events).read()
 
 
 @pytest.mark.parametrize(
@@ -172,8 +186,9 @@ def test_reading_does_not_end_the_journal() -> None:
     assert journal.read().text == "ab"
 
 
-def test_a_long_stream_is_folded_and_stays_readable() -> None:
-    journal = Transcript(chunked=False, limit_bytes=100_000)
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_long_stream_is_folded_and_stays_readable(kept: Callable[[], KeptEvents]) -> None:
+    journal = Transcript(chunked=False, limit_bytes=100_000, kept=kept())
     one = event(delta(content=" word", token_ids=[7]) | {"model": "m" * 200})
     for _ in range(2000):
         journal.add(one)
@@ -188,7 +203,38 @@ def test_a_long_stream_is_folded_and_stays_readable() -> None:
 
 def kept_bytes(journal: Transcript) -> int:
     reading = journal._reading
-    return sum(map(len, journal._parts)) + (reading.size_bytes if reading is not None else 0)
+    return journal._kept.raw_bytes + (reading.size_bytes if reading is not None else 0)
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("limit", [20_000, LIMIT])
+def test_what_was_kept_elsewhere_is_joined(kept: Callable[[], KeptEvents], limit: int) -> None:
+    """As a forwarding does it: parts of a stream come in their order, the transcript is read in between."""
+    one, other = Transcript(chunked=False, limit_bytes=limit, kept=kept()), Transcript(False, LIMIT)
+    for number in range(600):
+        passing, piece = kept(), event(delta(content=f" {number}", token_ids=[number]))
+        if number % 7:
+            passing.add(piece)
+            one.join(passing)
+        else:
+            one.add(piece)
+        other.add(piece)
+        if number % 200 == 100:
+            assert one.read() == other.read()
+    assert one.read() == other.read()
+    assert one.held_bytes < 20 * 600
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_of_a_stream_that_is_lost_nothing_is_kept(kept: Callable[[], KeptEvents]) -> None:
+    journal = Transcript(chunked=False, limit_bytes=2000, kept=kept())
+    passing = kept()
+    passing.add(event(delta(content="a" * 5000)))
+    journal.join(passing)
+    assert (journal.lost, journal.held_bytes) == (True, 0)
+    passing.add(event(delta(content="a")))
+    journal.join(passing)
+    assert (journal.read().lost, journal.held_bytes) == (True, 0)
 
 
 @pytest.mark.parametrize(

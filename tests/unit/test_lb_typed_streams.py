@@ -117,6 +117,21 @@ def fed(merger: Merger, stream: str, step: int = 1 << 20) -> str:
     return b"".join(merger.feed(data[at : at + step]) for at in range(0, len(data), step)).decode()
 
 
+@EVERY_STREAM
+def test_what_was_packed_is_read_as_what_was_not(name: str) -> None:
+    packed_events = pytest.importorskip(
+        "lb.proxy._fast_path", reason="the helper is not built: no C compiler at installation"
+    ).PackedEvents
+    dialect, stream = DIALECTS[RECORDED[name]["path"].encode()], RECORDED[name]["stream"]
+    transcript, shown = Transcript(False, LIMIT, dialect.tally, packed_events()), ""
+    for event in events_of(stream):
+        transcript.add(event.encode())
+        shown += event
+        if len(shown) % 5 == 0:
+            assert transcript.read() == progress(dialect, shown)
+    assert transcript.read() == progress(dialect, stream)
+
+
 @pytest.mark.parametrize("together", [1, 3])
 @EVERY_STREAM
 def test_a_stream_cut_anywhere_is_the_undisturbed_one(name: str, together: int) -> None:
