@@ -37,7 +37,8 @@ MODES = CHUNKS, EVENTS, WITHOUT_IDS, WITHOUT_USAGE = range(
     4
 )  # `ForwardingMode`; lb itself is not imported here
 IRREGULAR, UNSENT, FULL, ENDED = range(4)  # `StopReason`
-MOST_TURNS = 40
+READ_BYTES = 1 << 14  # to allocate more costs more than the case, with sanitizers
+MOST_READS = 1000
 SANITIZE = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
@@ -122,30 +123,54 @@ def require(holds: bool, otherwise: str) -> None:
         raise AssertionError(otherwise)
 
 
+def received(end: socket.socket) -> bytes:
+    """Return all that has come there."""
+    data = b""
+    with suppress(BlockingIOError, ConnectionError):
+        for _ in range(MOST_READS):
+            part = end.recv(READ_BYTES)
+            data += part
+            if not part:
+                break
+    return data
+
+
 class Owner:
     """Whom a forwarding reports to."""
 
 
+class Sockets(tuple[socket.socket, ...]):
+    """Two pairs: from the engine to the helper, and from there to the client. Used again, as to make them takes longer than a case."""
+
+    def __new__(cls) -> Sockets:
+        one = super().__new__(cls, (*socket.socketpair(), *socket.socketpair()))
+        for end in one:
+            end.setblocking(False)
+        return one
+
+
 class Case:
-    def __init__(self, native: Any, path: Any, seed: int) -> None:
+    def __init__(self, path: Any, spare: list[Sockets], seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        self.path = path
+        self.path, self.spare = path, spare
         self.mode = rng.choice(MODES)
         self.limit = rng.choice((1, 500, 1 << 18))
-        self.engine, self.source = socket.socketpair()
-        self.sink, self.client = socket.socketpair()
-        for one in (self.engine, self.source, self.sink, self.client):
-            one.setblocking(False)
+        self.sockets = spare.pop() if spare else Sockets()
+        self.engine, self.source, self.sink, self.client = self.sockets
+        self.is_spare = True
         if rng.random() < 0.05:
+            self.is_spare = False
             self.sink.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self.reads = rng.random() < 0.9  # a client that does not is sent what its buffer takes
 
     def run(self) -> str:
-        try:
-            return self._run()
-        finally:
-            for one in (self.engine, self.source, self.sink, self.client):
+        end = self._run()
+        if self.is_spare:
+            self.spare.append(self.sockets)
+        else:
+            for one in self.sockets:
                 one.close()
+        return end
 
     def _run(self) -> str:
         rng, owner = self.rng, Owner()
@@ -159,6 +184,7 @@ class Case:
                 data = mutated(rng, data)
             if rng.random() < 0.03:
                 self.engine.close()
+                self.is_spare = False
             elif data:
                 sent += data[: self.engine.send(data)]
             for stopped, reason_, back_ in self.path.run():
@@ -170,36 +196,22 @@ class Case:
                 require(min(chunks, sent_bytes, events, ids) >= 0, "a count is negative")
                 forwarding.pulse()
             if self.reads:
-                got += self._received()
+                got += received(self.client)
             if reason >= 0:
                 break
         else:
             forwarding.stop()
             passed += forwarding.take()
-        got += self._received()
+        got += received(self.client)
         self.check(sent, passed, got, back, reason)
         if rng.random() < 0.5:
             forwarding.stop()
         return ("running", "irregular", "unsent", "full", "ended")[reason + 1]
 
-    def _received(self) -> bytes:
-        data = b""
-        for _ in range(MOST_TURNS):
-            try:
-                part = self.client.recv(1 << 18)
-            except BlockingIOError:
-                break
-            data += part
-            if not part:
-                break
-        return data
-
     def check(self, sent: bytes, passed: bytes, got: bytes, back: bytes, reason: int) -> None:
         to_client = got + (back if reason == UNSENT else b"")  # the caller writes those
         given_back = b"" if reason == UNSENT else back
-        unread = b""
-        with suppress(BlockingIOError, ConnectionError):
-            unread = self.source.recv(1 << 20)
+        unread = received(self.source)
         if self.mode != CHUNKS:  # there only the last bytes are kept
             require(
                 passed + given_back + unread == sent, "what came is not what was forwarded and given back"
@@ -225,9 +237,10 @@ def run(library: str, cases: int, first: int) -> None:
     native = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(native)
     path, ends = native.FastPath(), Counter[str]()
+    spare: list[Sockets] = []
     for seed in range(first, first + cases):
         try:
-            ends[Case(native, path, seed).run()] += 1
+            ends[Case(path, spare, seed).run()] += 1
         except AssertionError as error:
             raise SystemExit(f"case {seed} (--cases 1 --seed {seed}): {error}") from error
         if seed % 1000 == 0:
