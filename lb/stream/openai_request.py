@@ -346,6 +346,7 @@ def _without_data(part: Any, depth: int) -> Any:
     if type(part) is not dict or len(part) > _MOST_FIELDS:
         return part
     shorter: dict[str, Any] | None = None
+    short: Any
     for key, value in part.items():
         if type(value) is str:
             short = value if len(value) <= _LONG_DATA else _sample(value)

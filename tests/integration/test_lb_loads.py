@@ -312,6 +312,13 @@ async def test_a_silent_a_dead_and_a_strange_server_do_not_hold_up_the_others(en
                 it.table.release(booking, time.monotonic())
 
 
+def runs(load: EngineLoad | None, running: int) -> bool:
+    """Return whether an engine reports these requests in its batch, none in its queue, and how full its cache is."""
+    if load is None or (load.running, load.pending, load.max_running) != (running, 0, None):
+        return False
+    return load.kv_usage is not None and 0.0 <= load.kv_usage <= 1.0
+
+
 async def test_our_engine_as_a_process() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "skyserve_cli.engine", "--port", "0",
@@ -336,9 +343,9 @@ async def test_our_engine_as_a_process() -> None:
             )
             await reader.readuntil(b"\r\n\r\n")
             it.table.responded(booking, time.monotonic())
-            await until(lambda: it.load("a") == EngineLoad(1, 0, pytest.approx(0.5, abs=0.5)))
+            await until(lambda: runs(it.load("a"), 1))
             writer.close()  # the engine notices and ends it
-            await until(lambda: it.load("a") == EngineLoad(0, 0, pytest.approx(0.5, abs=0.5)))
+            await until(lambda: runs(it.load("a"), 0))
             it.table.release(booking, time.monotonic())
     finally:
         process.kill()

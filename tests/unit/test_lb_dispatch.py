@@ -21,6 +21,7 @@ from lb.core.peers import RegionReport
 from lb.core.retry import RetryHistory, RetryVerdict, Tries
 from lb.core.sliding_window import WindowCounter
 from lb.core.targets import Health, TargetTable
+from lb.core.warming import PromptSamples
 from lb.engines.kinds import EngineKind, Fetched, common_kind
 from lb.http.api_paths import CHAT
 from lb.http.request_head import read_request
@@ -320,24 +321,12 @@ def test_a_response_that_nobody_waited_for_costs_what_its_engine_has_made_by_its
 # --- retries
 
 
-class Table1:
-    """The table as retries see it."""
-
-    def __init__(self, rules: Rules, *, others: bool) -> None:
-        self.table = SimpleNamespace(retries=rules)
-        self.models = SimpleNamespace(served_elsewhere=lambda model, tried: others)
-        self.others = others
-
-    def has_candidate(self, now: float, tried: Any) -> bool:
-        return self.others
-
-
 def history(**more: Any) -> RetryHistory:
     return RetryHistory(**{"started": 2, "on_target": 1, "reached": True, "longest_s": 0.1, **more})
 
 
-def retries(rules: Rules, *, others: bool = True) -> Retries:
-    table = cast(Any, Table1(rules, others=others))
+def retries(rules: Rules) -> Retries:
+    table = Plane("a", "b", retries=rules).table
     return Retries(table, WindowCounter(), random.Random(1), lambda key: None)
 
 
@@ -380,8 +369,7 @@ async def _post(target: Target, path: str, body: bytes, timeout_s: float) -> Fet
 
 def test_a_replica_that_joins_alone_is_not_warmed() -> None:
     plane = Plane("a")
-    samples = cast(Any, SimpleNamespace(models=set, steps=lambda *_: []))
-    warmer = Warmer(plane.dispatch, samples, plane.metrics, _post, lambda: False)
+    warmer = Warmer(plane.dispatch, PromptSamples(plane.table.table), plane.metrics, _post, lambda: False)
     before = plane.table.table
     changes = plane.table.apply(Table("service", "2", (*before.targets, Target("b", "http://b.test"))), 1.0)
     warmer.applied(before, changes)

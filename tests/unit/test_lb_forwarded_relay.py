@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from lb.config.schema import Target
 from lb.http.body_framing import ChunkedDecoder
-from lb.http.messages import ResponseHead
-from lb.proxy.fast_path import StopReason
+from lb.http.messages import RequestHead, ResponseHead
+from lb.http.upstream import Pools, TargetConnection
+from lb.proxy.fast_path import FastPath, StopReason
 from lb.proxy.forwarded_relay import ForwardedRelay
 from lb.proxy.ports import RelayHost
 from lb.proxy.relay import PlainRelay
@@ -41,22 +43,42 @@ class Forwarding:
         self.stopped += 1
 
 
+class SocketWire(Wire):
+    """A wire on a socket, which a forwarding needs."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self if name == "socket" else super().get_extra_info(name, default)
+
+    def fileno(self) -> int:
+        return 7
+
+
 class Host:
-    """A request with a fast path, as its relay sees it."""
+    """A request with a fast path, as its relay sees it. It is the helper in C and its event loop as well."""
 
     def __init__(self) -> None:
         self.loop = StepLoop()
         self.opened: list[Forwarding] = []
-        self.wire, self.target = Wire(), Wire()
+        self.wire, self.target = SocketWire(), SocketWire()
         self.client = SimpleNamespace(transport=self.wire, closing=False, body_left=False)
-        self.connection = SimpleNamespace(transport=self.target)
-        self.head = SimpleNamespace(http_1_0=False)
-        self.fast_path = SimpleNamespace(forwarding=self._open, end_of=lambda transport: 7)
+        self.connection = TargetConnection(Pools().of(Target("a", "http://a.test")))
+        self.connection.transport = cast(Any, self.target)
+        self.head = RequestHead()
+        self.fast_path = FastPath(cast(Any, self), cast(Any, self))
         self.status = 0
         self.is_early = False
         self.crashes: list[Exception] = []
 
-    def _open(self, *arguments: Any) -> Forwarding:
+    def fileno(self) -> int:
+        return 8
+
+    def run(self) -> list[Any]:
+        return []
+
+    def add_reader(self, descriptor: int, callback: Any) -> None:
+        assert descriptor == self.fileno()
+
+    def forwarding(self, *arguments: Any) -> Forwarding:
         self.opened.append(Forwarding())
         return self.opened[-1]
 

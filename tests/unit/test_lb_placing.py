@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from lb.config.options import Limits, Pushing, PushMode, Retries
+from lb.config.options import Continuation, Limits, Pushing, PushMode, Retries
 from lb.config.schema import Table
 from lb.core.api_keys import Admission
 from lb.core.failures import Failure
 from lb.core.hop import NO_REPORT, RequestHop
 from lb.core.retry import Tries
 from lb.core.targets import Booking, Health
+from lb.http.api_paths import CHAT
 from lb.http.messages import ResponseHead
+from lb.proxy.ending import Ending
 from lb.proxy.placing import PlacedRequest, Placing
 from lb.proxy.registry import LET_IN_AT_ONCE
 from lb.proxy.states import RequestEvent, State, move
-from lb.stream.resume_rules import NotResumable, Reason
+from lb.stream.openai_request import read
+from lb.stream.resume_rules import NotResumable
+from lb.stream.resume_state import ResumeState
+from lb.stream.transcript import StreamProgress
 from tests.kit.lb_parts import Client, Plane
 
 ONE_EACH = Pushing(PushMode.FIXED_CAP, 1)
@@ -48,7 +52,7 @@ class Request:
         self.plane = plane
         self.arrival = plane.arrival(**more)
         self.client = Client()
-        self.ending = SimpleNamespace(last_target="", queued_s=0.0, bytes_out=0, error="")
+        self.ending = Ending()
         self.state = State.CHOOSING
         self.attempt: Attempt | None = None
         self.attempts: list[Attempt] = []
@@ -560,16 +564,19 @@ def test_what_is_sent_is_the_request_as_it_came() -> None:
     assert request.placing.outgoing() == (b"/plain", b"hello")
 
 
-class CannotGoOn:
-    def outgoing(self, kind: Any) -> Any:
-        raise NotResumable(Reason.ENGINE)
+def cannot_go_on() -> ResumeState:
+    """Return the state of a stream that no engine continues: it is amid a tool call."""
+    body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}]}'
+    state = ResumeState(CHAT, read(body), body, Continuation())
+    state.progress = StreamProgress(text="Hello", tool_call=True)
+    return state
 
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_target_that_cannot_go_on_is_left(ends: bool) -> None:
     plane = Plane("a", "b")
     request = placed(plane)
-    request.resume_state, request.ends_stream = CannotGoOn(), ends
+    request.resume_state, request.ends_stream = cannot_go_on(), ends
     assert request.placing.outgoing() is None
     assert request.elsewhere == [True]
     assert (len(request.attempts), plane.table.in_flight) == ((1, 0) if ends else (2, 1))
