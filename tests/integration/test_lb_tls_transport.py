@@ -200,7 +200,7 @@ async def test_new_keys_change_no_byte(tmp_path: Path) -> None:
 
 
 async def test_the_fast_path_takes_connections_of_which_nothing_waits(link: Link) -> None:
-    fast_path = open_fast_path(asyncio.get_running_loop())
+    fast_path = open_fast_path(asyncio.get_running_loop(), 0)
     if fast_path is None or fast_path.without_tls:
         pytest.skip("there is no helper in C for TLS here")
     assert type(fast_path.end_of(link.transport)).__name__ == "_SSLSocket"
@@ -211,6 +211,45 @@ async def test_the_fast_path_takes_connections_of_which_nothing_waits(link: Link
     link.transport.close()
     assert fast_path.end_of(link.transport) is None
     fast_path.close()
+
+
+# --- while it is lent
+
+
+@pytest.mark.parametrize("act", ["write", "close", "abort"])
+async def test_a_transport_has_its_connection_back_before_it_acts(link: Link, act: str) -> None:
+    seen: list[bool] = []
+
+    def take_back() -> None:
+        seen.append(link.transport.is_closing())
+        link.transport.returned()
+
+    link.transport.lend(take_back)
+    if act == "write":
+        link.transport.write(b"now")
+        assert await link.read(3) == b"now"
+    else:
+        getattr(link.transport, act)()
+    assert seen == [False]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_nothing_is_read_while_the_connection_is_lent(link: Link, paused: bool) -> None:
+    link.transport.lend(lambda: None)
+    link.transport.pause_reading()
+    if not paused:
+        link.transport.resume_reading()
+    link.peer.send(b"later")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not link.protocol.data
+    link.transport.returned()
+    if paused:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not link.protocol.data
+        link.transport.resume_reading()
+    await link.until(lambda: link.protocol.data == b"later")
 
 
 # --- the end
