@@ -51,7 +51,12 @@ def _parser() -> argparse.ArgumentParser:
         help="our agent requires an API key: one without limits, one with limits, or N with limits, which come in "
         "turn; the limits are not reached (default: %(default)s)",
     )
+    _add_own(parser)
+    _add_rest(parser)
+    return parser
 
+
+def _add_own(parser: argparse.ArgumentParser) -> None:
     own = parser.add_argument_group("our agent").add_argument
     own(
         "--agent",
@@ -82,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
         help="local, with arguments",
     )
 
+
+def _add_rest(parser: argparse.ArgumentParser) -> None:
     systems = parser.add_argument_group("systems").add_argument
     systems(
         "--systems",
@@ -110,7 +117,6 @@ def _parser() -> argparse.ArgumentParser:
     results("--json", type=Path, metavar="FILE", help="keep every row")
     results("--show", type=Path, metavar="FILE", help="print the tables of such a file, and measure nothing")
     results("--check", action="store_true", help="exit with 1 if a goal is not reached")
-    return parser
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from lb.agent.cores import available_cores
+from lb.config.workers import AUTO, mover_threads
 from provisioners.remote.ssh_keys import Keys
 from skyserve_cli.controller.balancers.bundle import LIBRARIES
 from skyserve_cli.controller.balancers.native_modules import (
@@ -104,10 +106,12 @@ def test_an_agent_shares_a_host_with_a_replica_and_is_found_again(
     has_helper = choice.native is not None
     is_native = choice.native is not None and choice.native.has_modules
     kind = "native" if is_native else "interpreted"
-    assert agent["build"] == {
+    workers = max(1, mover_threads(AUTO, available_cores())) if has_helper else 1
+    assert {"workers": 1, **agent["build"]} == {
         "kind": kind,
         "fast_path": has_helper,
         "not_compiled": choice.why,
+        "workers": workers,
     }  # as this checkout
     assert f"{kind}{'' if has_helper else ', no C helper'}" in serve.ok("status", "web", "-o", "wide").out
 
