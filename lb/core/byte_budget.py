@@ -101,7 +101,8 @@ class ByteBudget:
     """Counts bytes that are kept against a limit, by tenant.
 
     `taken` is the sum, `refused` how often there was no room, and `evicted` how many bodies had to make room for
-    another tenant. `streams` are bytes that running streams keep beside what is taken. Constant time, but for a full budget: the number of tenants that hold bytes, and of their bodies.
+    another tenant. `streams` are bytes that running streams keep beside what is taken. Constant time, but for a full budget: the
+    number of tenants that hold bytes, and of their bodies.
     """
 
     __slots__ = ("_lines", "evicted", "limit", "refused", "streams", "taken")
