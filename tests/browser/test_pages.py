@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import BrowserContext, expect
+from playwright.sync_api import BrowserContext, Route, expect
 
 from skyserve_cli.controller.api.change_stream import POLL_S
 from skyserve_cli.controller.api.client import ControllerClient
@@ -36,6 +36,8 @@ def controller_of(serve: Any) -> psutil.Process:
 def test_a_code_in_the_address_is_used_once_and_leaves_the_address(up: Any, context: BrowserContext) -> None:
     url = address(up)
     page = context.new_page()
+    page.on("requestfailed", lambda request: print(request.url, request.failure))  # shown if this fails
+    page.on("pageerror", lambda error: print("error:", error))
     page.goto(url)
     page.get_by_role("link", name="small").wait_for()
     assert "#" not in page.url
@@ -43,6 +45,25 @@ def test_a_code_in_the_address_is_used_once_and_leaves_the_address(up: Any, cont
     page.goto("about:blank")
     page.goto(url)
     expect(page.get_by_role("heading", level=1)).to_have_text("No session")
+    page.close()
+
+
+def test_a_script_that_could_not_be_loaded_is_loaded_again(up: Any, context: BrowserContext) -> None:
+    page = context.new_page()
+    lost: list[str] = []
+
+    def lose_once(route: Route) -> None:
+        if lost:
+            route.continue_()
+        else:
+            lost.append(route.request.url)
+            route.abort()
+
+    page.route("**/pages/zones.js", lose_once)
+    page.goto(address(up))
+    page.get_by_role("link", name="small").wait_for()
+    assert len(lost) == 1
+    assert "#" not in page.url
     page.close()
 
 
