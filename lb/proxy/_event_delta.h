@@ -27,7 +27,6 @@
 
 #define BLOCK_BYTES 4096              /* of memory; another is started where this many are used, */
 #define BLOCK_RAW_BYTES (128 * 1024)  /* or so many are packed in it: they are unpacked at once */
-#define FIRST_BLOCK_BYTES 512         /* of memory, doubled as needed */
 #define REFERENCE_BYTES (16 * 1024)   /* the most that is kept of a piece */
 #define LEAST_COPY 3                  /* shorter ones are longer as a step */
 #define SHORT_TEXT 8                   /* copied at once */
@@ -48,6 +47,7 @@ typedef struct {
     size_t copy;       /* of the step that is not written yet */
     char *reference;
     size_t reference_bytes, reference_room;
+    size_t reference_at; /* not 0: it is there in the last block, not copied yet; many streams are silent after their first event */
 } EventDelta;
 
 enum { AS_NUMBER = 14, LONG = 15 }; /* in the place of the size of a text; of bytes to pass over: LONG */
@@ -148,7 +148,7 @@ static int delta_room(EventDelta *delta, size_t size) {
     Block *block = delta->last;
     size_t wanted = sizeof(Block) + block->used + STEP_BYTES + size, memory = block_memory(block);
     if (wanted <= memory) return 1;
-    while (memory < wanted && memory < BLOCK_BYTES) memory *= 2;
+    memory = 2 * memory < BLOCK_BYTES ? 2 * memory : BLOCK_BYTES;
     if (memory < wanted) memory = wanted;
     if (memory - sizeof(Block) > UINT32_MAX) return 0;
     Block *larger = realloc(block, memory);
@@ -231,11 +231,13 @@ static inline int delta_write(EventDelta *delta, size_t passed, const char *text
 /* Write what is pending, so that all blocks can be unpacked. */
 static inline int delta_flush(EventDelta *delta) { return !delta->copy || delta_write_any(delta, 0, NULL, 0); }
 
-static inline int delta_begin_block(EventDelta *delta) {
+/* With room for a first piece of that size; it is doubled as needed. */
+static inline int delta_begin_block(EventDelta *delta, size_t size) {
     if (!delta_flush(delta)) return 0;
-    Block *block = malloc(FIRST_BLOCK_BYTES);
+    size_t room = STEP_BYTES + (size < BLOCK_BYTES / 2 ? size : 0);
+    Block *block = malloc(sizeof(Block) + room);
     if (!block) return 0;
-    *block = (Block){.room = FIRST_BLOCK_BYTES - sizeof(Block)};
+    *block = (Block){.room = (uint32_t)room};
     if (delta->last) {
         delta->last->next = block;
     } else {
@@ -243,14 +245,14 @@ static inline int delta_begin_block(EventDelta *delta) {
     }
     delta->last = block;
     delta->held_bytes += block_memory(block);
-    delta->reference_bytes = 0;
+    delta->reference_bytes = delta->reference_at = 0;
     return 1;
 }
 
 /* Keep the piece with which the next one is compared. */
 static inline int delta_refer(EventDelta *delta, const char *piece, size_t size) {
     if (size > delta->reference_room || delta->reference_room > 2 * size + 1024) {
-        size_t room = (size + 127) / 128 * 128;
+        size_t room = (size + 63) / 64 * 64;
         char *other = malloc(room);
         if (!other) return 0;
         free(delta->reference);
@@ -260,6 +262,7 @@ static inline int delta_refer(EventDelta *delta, const char *piece, size_t size)
     }
     memcpy(delta->reference, piece, size);
     delta->reference_bytes = size;
+    delta->reference_at = 0;
     return 1;
 }
 
@@ -278,7 +281,9 @@ static inline int delta_add(EventDelta *delta, const char *data, size_t size) {
     if (!size) return 1;
     const Block *last = delta->last;
     if (!last || last->used + sizeof(Block) + 2 * STEP_BYTES > BLOCK_BYTES || last->raw >= BLOCK_RAW_BYTES) {
-        if (!delta_begin_block(delta)) return 0;
+        if (!delta_begin_block(delta, size)) return 0;
+    } else if (delta->reference_at) {
+        if (!delta_refer(delta, (const char *)last->steps + delta->reference_at, delta->reference_bytes)) return 0;
     }
     const char *begin = data, *end = data + size, *piece = data;
     const char *old = delta->reference, *old_end = old + delta->reference_bytes;
@@ -305,7 +310,14 @@ static inline int delta_add(EventDelta *delta, const char *data, size_t size) {
         }
         if (old == old_end) next_piece(&piece, data, &old, &old_end);
     }
-    if (!delta_refer(delta, old, (size_t)(old_end - old))) return 0;
+    size_t kept = (size_t)(old_end - old);
+    const Block *block = delta->last;
+    if (!block->raw && kept == size && block->used > size && !memcmp(block->steps + block->used - size, old, size)) {
+        delta->reference_at = block->used - size; /* the first piece alone, as it came */
+        delta->reference_bytes = size;
+    } else if (!delta_refer(delta, old, kept)) {
+        return 0;
+    }
     delta->last->raw += size;
     delta->raw_bytes += size;
     return 1;
@@ -385,7 +397,7 @@ static inline Block *delta_pop(EventDelta *delta) {
     delta->first = block->next;
     if (!delta->first) {
         delta->last = NULL;
-        delta->reference_bytes = 0;
+        delta->reference_bytes = delta->reference_at = 0;
     }
     return block;
 }

@@ -9,6 +9,7 @@
 typedef struct {
     PyObject_HEAD
     EventDelta delta;
+    PyObject *only; /* bytes that are all that is kept, as they are: their owner has them too, and many streams are silent after them */
 } PackedEvents;
 
 static PyTypeObject PackedEventsType;
@@ -18,6 +19,7 @@ static PyObject *packed_events_of(EventDelta *delta) {
     PackedEvents *packed = PyObject_New(PackedEvents, &PackedEventsType);
     if (!packed) return NULL;
     packed->delta = *delta;
+    packed->only = NULL;
     *delta = (EventDelta){0};
     return (PyObject *)packed;
 }
@@ -57,12 +59,27 @@ static PyObject *packed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return type->tp_alloc(type, 0);
 }
 
+/* Pack what was kept as it is; 0 if there is no memory. */
+static int pack_only(PackedEvents *packed) {
+    PyObject *only = packed->only;
+    if (!only) return 1;
+    if (!delta_add(&packed->delta, PyBytes_AS_STRING(only), (size_t)PyBytes_GET_SIZE(only))) return 0;
+    Py_CLEAR(packed->only);
+    return 1;
+}
+
 static void packed_dealloc(PackedEvents *packed) {
+    Py_CLEAR(packed->only);
     delta_free(&packed->delta);
     Py_TYPE(packed)->tp_free((PyObject *)packed);
 }
 
 static PyObject *packed_add(PackedEvents *packed, PyObject *data) {
+    if (!packed->only && !packed->delta.first && PyBytes_CheckExact(data) && PyBytes_GET_SIZE(data)) {
+        packed->only = Py_NewRef(data);
+        Py_RETURN_NONE;
+    }
+    if (!pack_only(packed)) return PyErr_NoMemory();
     Py_buffer view;
     if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) return NULL;
     int added = delta_add(&packed->delta, view.buf, (size_t)view.len);
@@ -76,11 +93,17 @@ static PyObject *packed_join(PackedEvents *packed, PyObject *other) {
         PyErr_SetString(PyExc_TypeError, "only another PackedEvents can be joined");
         return NULL;
     }
-    if (!delta_join(&packed->delta, &((PackedEvents *)other)->delta)) return PyErr_NoMemory();
+    PackedEvents *from = (PackedEvents *)other;
+    if (!pack_only(packed) || !pack_only(from) || !delta_join(&packed->delta, &from->delta)) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
 static PyObject *packed_pop(PackedEvents *packed, PyObject *Py_UNUSED(none)) {
+    if (packed->only) {
+        PyObject *only = packed->only;
+        packed->only = NULL;
+        return only;
+    }
     EventDelta *delta = &packed->delta;
     if (!delta->first) return PyBytes_FromStringAndSize(NULL, 0);
     if (!delta_flush(delta)) return PyErr_NoMemory();
@@ -95,6 +118,7 @@ static PyObject *packed_tail(PackedEvents *packed, PyObject *given) {
     EventDelta *delta = &packed->delta;
     Py_ssize_t wanted = PyLong_AsSsize_t(given);
     if (wanted == -1 && PyErr_Occurred()) return NULL;
+    if (!pack_only(packed)) return PyErr_NoMemory();
     if (wanted <= 0 || !delta->first) return PyBytes_FromStringAndSize(NULL, 0);
     if (!delta_flush(delta)) return PyErr_NoMemory();
     size_t size = (size_t)wanted < delta->raw_bytes ? (size_t)wanted : delta->raw_bytes, raw = delta->raw_bytes;
@@ -104,13 +128,19 @@ static PyObject *packed_tail(PackedEvents *packed, PyObject *given) {
 }
 
 static PyObject *packed_clear(PackedEvents *packed, PyObject *Py_UNUSED(none)) {
+    Py_CLEAR(packed->only);
     delta_free(&packed->delta);
     Py_RETURN_NONE;
 }
 
-static PyObject *packed_raw_bytes(PackedEvents *packed, void *Py_UNUSED(none)) { return PyLong_FromSize_t(packed->delta.raw_bytes); }
+static PyObject *packed_raw_bytes(PackedEvents *packed, void *Py_UNUSED(none)) {
+    return PyLong_FromSize_t(packed->only ? (size_t)PyBytes_GET_SIZE(packed->only) : packed->delta.raw_bytes);
+}
 
-static PyObject *packed_held_bytes(PackedEvents *packed, void *Py_UNUSED(none)) { return PyLong_FromSize_t(packed->delta.held_bytes); }
+static PyObject *packed_held_bytes(PackedEvents *packed, void *Py_UNUSED(none)) {
+    size_t only = packed->only ? (size_t)PyBytes_GET_SIZE(packed->only) + PyBytes_Type.tp_basicsize : 0;
+    return PyLong_FromSize_t(only + packed->delta.held_bytes);
+}
 
 static PyMethodDef packed_methods[] = {
     {"add", (PyCFunction)packed_add, METH_O, "Keep the next bytes of the stream."},

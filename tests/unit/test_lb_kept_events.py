@@ -172,14 +172,25 @@ def test_what_was_joined_goes_on_as_it_was() -> None:
     second.add(token("a", 1))
     first.add(token("b", 2))
     first.join(second)
-    before = first.held_bytes
     first.add(token("c", 3))
+    before = first.held_bytes
+    first.add(token("d", 4))
     assert first.held_bytes == before, "there was room for a few bytes"
     with pytest.raises(TypeError):
         first.join(first)
     with pytest.raises(TypeError):
         first.join(PlainEvents())  # type: ignore[arg-type]
-    assert everything(first) == token("b", 2) + token("a", 1) + token("c", 3)
+    assert everything(first) == token("b", 2) + token("a", 1) + token("c", 3) + token("d", 4)
+
+
+@packed_only
+def test_the_first_bytes_are_shared_with_their_owner_until_more_come() -> None:
+    first = token("a", 1)
+    packed = PackedEvents()
+    packed.add(first)
+    assert packed.raw_bytes == len(first)
+    assert packed.pop() is first
+    assert packed.held_bytes == 0
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
