@@ -114,7 +114,7 @@ def backoff_s(rules: Retries, retry: int, rng: random.Random) -> float:
 class Tries:
     """What has become of one request so far: where it has been, how often it may have run, how long it may still wait.
 
-    `by_epoch` counts attempts by the epochs of targets (see `lb.core.target_state`); those in it have failed the request.
+    `epochs` are of the targets of its attempts, one for each (see `lb.core.target_state`); those in it have failed the request.
     `executions` are attempts that may have started to run. `replayable` is false once part of a body that is not kept has been
     sent.
     """
@@ -122,8 +122,8 @@ class Tries:
     __slots__ = (
         "attempts",
         "attempts_before_rest",
-        "by_epoch",
         "deaths",
+        "epochs",
         "executions",
         "failed",
         "longest_s",
@@ -139,7 +139,7 @@ class Tries:
         self.repeatable = repeatable
         self.wait_left_s = wait_left_s  # to the first byte, over all attempts
         self.queue_left_s = queue_left_s
-        self.by_epoch: dict[int, int] = {}
+        self.epochs: tuple[int, ...] = ()
         self.attempts = 0
         self.executions = 0
         self.deaths = 0
@@ -152,8 +152,12 @@ class Tries:
 
     def begin(self, epoch: int) -> None:
         """Count the start of an attempt on a target."""
-        self.by_epoch[epoch] = self.by_epoch.get(epoch, 0) + 1
+        self.epochs += (epoch,)
         self.attempts += 1
+
+    def forgive(self, epoch: int) -> None:
+        """Let the target be chosen again as if no attempt on it had been made."""
+        self.epochs = tuple(other for other in self.epochs if other != epoch)
 
     @property
     def attempts_on_rest(self) -> int:
@@ -170,7 +174,7 @@ class Tries:
         self.longest_s = max(self.longest_s, ran_s)
         if died:
             self.deaths += 1
-        on_target = self.by_epoch.get(epoch, 0)
+        on_target = self.epochs.count(epoch)
         return RetryHistory(
             self.executions,
             on_target,

@@ -186,11 +186,11 @@ class Placing:
     @property
     def tried(self) -> Collection[int]:
         """The epochs of targets (see `lb.core.target_state`) that have had the request, or may not have it."""
-        by_epoch, table, zones = self.tries.by_epoch, self._dispatch.table, self._arrival.zones
+        epochs, table, zones = self.tries.epochs, self._dispatch.table, self._arrival.zones
         barred = table.models.barred(self._arrival.model)
         if zones:
             barred = barred | table.residency.barred(zones)
-        return barred.union(by_epoch) if barred else by_epoch
+        return barred.union(epochs) if barred else epochs
 
     @property
     def has_priority(self) -> bool:
@@ -491,7 +491,7 @@ class Placing:
             dispatch.forwarding.returned(booking)
         self._account.metrics.peers.of(booking.key.id).returned += 1
         self._arrival.explanation.note(now, "came_back", booking.key.id, "the peer has no room")
-        self.tries.by_epoch.pop(booking.epoch, None)
+        self.tries.forgive(booking.epoch)
         self.tries.was_queued = True
         self.tries.wait_left_s -= now - booking.since
         request.move(RequestEvent.FAILED)
@@ -578,7 +578,7 @@ class Placing:
         """The target is gone that had started to respond, and is not chosen for the rest; `failed` if it is to blame."""
         if failed:
             self.tries.failed = True
-        self.tries.by_epoch = {booking.epoch: 1}
+        self.tries.epochs = (booking.epoch,)
 
     # --- failing
 

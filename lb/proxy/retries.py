@@ -70,13 +70,13 @@ class Retries:
             return False
         self._wrong_model(booking.key)
         may_move = tries.replayable and tries.attempts <= MOST_WRONG_MODELS
-        return may_move and self._table.models.served_elsewhere(model, tries.by_epoch)
+        return may_move and self._table.models.served_elsewhere(model, tries.epochs)
 
     def delay_s(self, verdict: RetryVerdict, tries: Tries, epoch: int) -> float:
         """Return how long to wait before the attempt that a verdict allows. `epoch` is the target's that failed."""
         if verdict is RetryVerdict.SAME_TARGET and tries.attempts_on_rest:
-            tries.by_epoch.clear()  # the one where the stream broke may be as good as the last one by now
+            tries.epochs = ()  # the one where the stream broke may be as good as the last one by now
         elif verdict is RetryVerdict.SAME_TARGET:
-            tries.by_epoch.pop(epoch, None)
+            tries.forgive(epoch)
         retry = max(tries.executions, tries.attempts_on_rest)  # those that did not reach a target, too
         return backoff_s(self._table.table.retries, retry, self._rng)

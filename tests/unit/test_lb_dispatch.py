@@ -349,15 +349,15 @@ def test_a_target_that_is_tried_again_is_no_longer_barred() -> None:
     tries.begin(7)
     some = retries(Rules(jitter=0.0, backoff_s=0.5))
     assert some.delay_s(RetryVerdict.ELSEWHERE, tries, 7) == 0.0
-    assert tries.by_epoch == {7: 1}
+    assert tries.epochs == (7,)
     tries.executions = 2
     assert some.delay_s(RetryVerdict.SAME_TARGET, tries, 7) == 0.5
-    assert tries.by_epoch == {}
-    tries.by_epoch = {6: 1, 7: 2}
+    assert tries.epochs == ()
+    tries.epochs = (6, 7, 7)
     tries.resume(60.0, 60.0)
     tries.begin(7)
     some.delay_s(RetryVerdict.SAME_TARGET, tries, 7)
-    assert tries.by_epoch == {}  # for the rest of a stream all targets may be tried again
+    assert tries.epochs == ()  # for the rest of a stream all targets may be tried again
 
 
 # --- the warmer
