@@ -4,6 +4,8 @@ import gc
 import os
 import signal
 import threading
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +30,32 @@ if (
 # Collection keeps what it allocates: thousands of tests and the SDKs of the clouds. Looking for garbage among them took a
 # tenth of its time, and of that of each test that allocates much.
 gc.disable()
+
+
+#: Folders whose tests wait for processes and sockets more than they compute.
+WAITING = ("browser", "e2e", "integration")
+#: The part of a run in which all of their files begin: the last ones to end should be short.
+WAITING_BEGIN = 0.9
+
+
+def side_by_side(files: Iterable[Path]) -> dict[Path, float]:
+    """Return the place of each file in a run of several workers, from 0 to 1: files that wait spread among those that compute. All of
+    one kind first would leave cores idle, and then workers without one."""
+    kinds: dict[bool, list[Path]] = {True: [], False: []}
+    for file in dict.fromkeys(files):
+        kinds[file.parent.name in WAITING].append(file)
+    return {
+        file: number / len(kind) * (WAITING_BEGIN if waits else 1.0)
+        for waits, kind in kinds.items()
+        for number, file in enumerate(kind)
+    }
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        places = side_by_side(item.path for item in items)
+        items.sort(key=lambda item: places[item.path])
 
 
 @pytest.hookimpl(tryfirst=True)

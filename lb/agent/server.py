@@ -115,6 +115,7 @@ def _freeze_objects() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 2, 1000)
+    gc.enable()
 
 
 async def _retired(

@@ -1,6 +1,7 @@
 """How much trouble each cloud is put through: SKYSERVE_SCHEDULES random schedules, or few enough for every run of the
 tests: of crashes (`test_*_crashes`) and of refusals (`test_refusal_schedules`). With 200 or more of them, a controller that
-cleans up crashes at each of its calls, else at every third, and what takes long (`only_long`) runs, too."""
+cleans up crashes at each of its calls, else at every third, and what takes long (`only_long`) runs, too; the longest properties have
+all their examples, else a third (`examples`). `.github/workflows/engines.yml` runs the load balancer's so each night."""
 
 import os
 
@@ -20,6 +21,11 @@ by_decades = pytest.mark.parametrize(
     [range(first, min(first + _AT_ONCE, _SCHEDULES)) for first in range(0, _SCHEDULES, _AT_ONCE)],
     ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}",
 )
+
+
+def examples(count: int) -> int:
+    """Return how many of so many examples, or requests, are tried."""
+    return count if is_long else count // 3
 
 
 def seeds(count: int) -> pytest.MarkDecorator:

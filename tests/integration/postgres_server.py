@@ -30,6 +30,7 @@ class PostgresServer:
             shutil.chown(self._folder, "postgres")
         self._run(
             "initdb",
+            "--no-sync",
             "-D",
             str(self._folder / "data"),
             "-U",

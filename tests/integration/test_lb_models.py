@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.clouds.schedules import examples
 from tests.integration.lb_harness import RunningAgent, Seen, ToyTarget, World, until, world
 
 CHAT = "/v1/chat/completions"
@@ -113,7 +114,9 @@ async def two(w: World) -> tuple[RunningAgent, Engine, Engine]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("policy", "requests"), [("cache_aware", 10_000), ("least_load", 2_000)])
+@pytest.mark.parametrize(
+    ("policy", "requests"), [("cache_aware", examples(10_000)), ("least_load", examples(2_000))]
+)
 async def test_mixed_requests_get_no_wrong_404(w: World, policy: str, requests: int) -> None:
     """From the first request on: also before the agent has the lists."""
     one, other = await start(w, "one", Engine("a")), await start(w, "other", Engine("b"))

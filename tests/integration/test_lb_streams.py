@@ -57,7 +57,7 @@ class Engine:
 @pytest.fixture
 async def engines() -> AsyncIterator[list[Engine]]:
     # Equal seeds: all engines send the same text. Slow enough to be killed in the middle of a response.
-    started = [await Engine.start("--speed", "1") for _ in range(3)]
+    started = await asyncio.gather(*(Engine.start("--speed", "1") for _ in range(3)))
     try:
         yield started
     finally:

@@ -23,6 +23,7 @@ from lb.config.options import Access, Limits
 from lb.config.schema import Table, Target
 from lb.core.retry import MAX_ATTEMPTS_ON_A_REST
 from lb.engines.kinds import EngineKind
+from tests.clouds.schedules import examples
 from tests.integration.lb_wires import DIES, ENDS, Bench, Client, Got, Peer, Seen, plainly, run, settle
 
 HOST = b"Host: x\r\n"
@@ -1020,7 +1021,7 @@ def _cut(wire: bytes) -> st.SearchStrategy[list[bytes]]:
 
 
 @pytest.mark.long
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.data(),
     st.lists(_requests(), min_size=1, max_size=5),
@@ -1072,7 +1073,7 @@ _FAULTS = st.sampled_from(["fine", "dies", "ends", "half", "garbage", "503", "em
 
 
 @pytest.mark.long
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(st.tuples(_requests(), st.lists(_FAULTS, max_size=3), st.booleans()), min_size=1, max_size=6),
     st.integers(1, 3),

@@ -47,7 +47,7 @@ def scripted(crash: float, deaths: tuple[str, ...]) -> SloLife:
     life.put(SPEC)
     for qps in (5.0, 10.0, 0.0):
         life.agents.requests_per_s["chat"] = qps
-        life.run_for(1800.0, 2.0)
+        life.run_for(900.0, 2.0)
     return life
 
 

@@ -4,6 +4,7 @@ PostgreSQL."""
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ import sqlalchemy as sa
 
 POSTGRES = "SKYSERVE_TEST_POSTGRES_URL"
 KINDS = ("sqlite", "postgres")
+#: Ends the connections of tests before this one.
+_OTHERS = sa.text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid != pg_backend_pid()"
+)
 
 
 def empty_database(kind: str, folder: Path) -> str:
@@ -20,10 +26,23 @@ def empty_database(kind: str, folder: Path) -> str:
     given = os.environ.get(POSTGRES)
     if not given:
         pytest.skip(f"{POSTGRES} is not set")
-    name = f"skyserve_test_{os.getpid()}"  # tests of other processes run beside this one
+    url = _database(given)
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(_OTHERS)
+        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+        connection.execute(sa.text("CREATE SCHEMA public"))
+    engine.dispose()
+    return url.render_as_string(hide_password=False)
+
+
+@cache
+def _database(given: str) -> sa.URL:
+    """The one of this process, beside which others run tests. A database is some three hundred files, and its schema a few."""
+    name = f"skyserve_test_{os.getpid()}"
     server = sa.create_engine(given, isolation_level="AUTOCOMMIT")
     with server.connect() as connection:
         connection.execute(sa.text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
         connection.execute(sa.text(f"CREATE DATABASE {name}"))
     server.dispose()
-    return sa.make_url(given).set(database=name).render_as_string(hide_password=False)
+    return sa.make_url(given).set(database=name)

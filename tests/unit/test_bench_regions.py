@@ -28,7 +28,7 @@ def figures(scenario: Scenario, rule: str) -> Figures:
 @pytest.mark.long
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_every_request_is_served_once(rule: str) -> None:
-    result = play(idle(20.0), rule)
+    result = play(idle(10.0), rule)
     names = [one.call_id for one in result.responses]
     assert len(names) == len(set(names)) > 50
     assert result.lost == 0
@@ -36,8 +36,8 @@ def test_every_request_is_served_once(rule: str) -> None:
 
 @pytest.mark.long
 def test_the_same_seed_gives_the_same_run() -> None:
-    assert play(idle(20.0), "one_cost").digest == play(idle(20.0), "one_cost").digest
-    assert play(idle(20.0), "one_cost").digest != play(idle(20.0), "one_cost", seed=2).digest
+    assert play(idle(10.0), "one_cost").digest == play(idle(10.0), "one_cost").digest
+    assert play(idle(10.0), "one_cost").digest != play(idle(10.0), "one_cost", seed=2).digest
 
 
 @pytest.mark.long
@@ -124,7 +124,7 @@ def test_the_death_of_an_agent_loses_only_what_it_held() -> None:
 
 @pytest.mark.long
 def test_a_one_way_partition_only_closes_that_way() -> None:
-    scenario = one_way(SHORT_S)
+    scenario = one_way(15.0)
     (cut,) = scenario.cuts
     result = play(scenario, "one_cost")
     names = [one.call_id for one in result.responses]

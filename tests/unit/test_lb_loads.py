@@ -65,6 +65,7 @@ class World:
     busy: set[Key] = field(default_factory=set)
     pushes: int = 1
     reviews: int = 0
+    kept: Table | None = None
 
     def __post_init__(self) -> None:
         self.prober = LoadPoller(self, self.fetch, lambda: self.now, self.changed, lambda: self.held)
@@ -73,7 +74,10 @@ class World:
 
     @property
     def table(self) -> Table:
-        return Table("default", "r1", tuple(self.targets.values()), pushing=self.pushing)
+        targets = tuple(self.targets.values())
+        if self.kept is None or self.kept.targets != targets or self.kept.pushing != self.pushing:
+            self.kept = Table("default", "r1", targets, pushing=self.pushing)
+        return self.kept  # a table is checked when it is made, and asked for at each probe
 
     @property
     def replaced(self) -> int:
