@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from policies.model import Offer
 from provisioners.offers.egress import egress_usd_per_gb
@@ -18,7 +17,7 @@ from provisioners.remote.certificates import Authority
 from skyserve_cli.buckets.opening import bucket_at
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import Config, aws_profile, egress_rates
-from skyserve_cli.controller.api.service import ControllerService
+from skyserve_cli.controller.api.service import ControllerService, Running, Stored
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet, admin_token
@@ -37,6 +36,7 @@ from skyserve_cli.controller.reconcile.adoption import Adoption, read_restored
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.clock import SteadyClock, SystemClock
 from skyserve_cli.controller.reconcile.evidence import DaemonEvidence
+from skyserve_cli.controller.reconcile.inputs import BalancerPorts, Budget, Doubts, ReplicaPorts
 from skyserve_cli.controller.reconcile.ports import CloudOperation
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas
@@ -238,26 +238,33 @@ def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
     prober, regional = workers.prober, workers.regional
     watchers = (prober, workers.instance_poller, regional)
     return Reconciler(
-        clock=base.clock,
-        store=base.store,
-        specs=base.specs,
-        offers=offers,
-        runner=workers.runner,
-        instance_poller=workers.instance_poller,
-        prober=prober,
-        fleet=workers.fleet,
-        enabled_clouds=frozenset(clouds.enabled),
-        lb_host=base.config.load_balancer.host,
-        regional=regional,
-        names=workers.names,
-        firewalls=workers.firewalls,
-        adoption=adoption,
-        evidence=DaemonEvidence(workers.attention, prober, workers.fleet, regional, watchers).of,
+        base.clock,
+        base.store,
+        base.specs,
+        ReplicaPorts(
+            enabled=frozenset(clouds.enabled),
+            offers=offers,
+            runner=workers.runner,
+            instance_poller=workers.instance_poller,
+            prober=prober,
+            firewalls=workers.firewalls,
+        ),
+        BalancerPorts(
+            fleet=workers.fleet,
+            host=base.config.load_balancer.host,
+            regional=regional,
+            names=workers.names,
+            targets_ca=base64.b64encode(workers.authority).decode(),
+            egress=partial(egress_usd_per_gb, own=egress_rates(base.config)),
+        ),
+        budget=Budget(
+            base.config.controller.max_usd_hour,
+            {name: team.quota for name, team in base.config.teams.items()},
+        ),
+        doubts=Doubts(
+            DaemonEvidence(workers.attention, prober, workers.fleet, regional, watchers).of, adoption
+        ),
         epoch=lambda: base.leadership.epoch,
-        targets_ca=base64.b64encode(workers.authority).decode(),
-        max_usd_hour=base.config.controller.max_usd_hour,
-        quotas={name: team.quota for name, team in base.config.teams.items()},
-        egress=partial(egress_usd_per_gb, own=egress_rates(base.config)),
     )
 
 
@@ -277,21 +284,12 @@ def service_of(
 ) -> ControllerService:
     """Return the application service that the API is over."""
     return ControllerService(
-        store=base.store,
-        specs=base.specs,
-        seal=base.seal,
-        clouds=base.clouds,
-        fleet=workers.fleet,
-        regional=workers.regional,
-        names=workers.names,
-        clock=base.clock,
-        leadership=base.leadership,
-        owner=base.owner,
-        wake=base.woken.set,
-        sighted=workers.instance_poller.last,
-        leases=workers.instance_poller.leases,
-        log_archive=workers.log_archive,
-        store_health=reconciler.store_health,
-        load_balancer_log=lambda name: base.home.load_balancers / Path(name).name / "agent.log",
+        Stored(base.store, base.specs, base.seal),
+        Running(workers.fleet, workers.regional, workers.names, workers.instance_poller, workers.log_archive),
+        base.clouds,
+        base.clock,
+        base.leadership,
+        reconciler.store_health,
+        base.woken.set,
         backup=lambda: uploader.view() if uploader is not None and uploader.is_alive() else None,
     )

@@ -90,7 +90,7 @@ async def run(home: Home) -> None:
     threads.start()
     agents = AgentReader(workers.fleet.admin_ports, workers.regional.admin_ports)
     team = Team(base.store.team, base.clock, config.teams)
-    api = Api(service, home.token(), home.controller_log, stopping.set, agents, team, base.uploads)
+    api = Api(service, home, stopping.set, agents, team, base.uploads)
     page = _page_of(base, api, team)
     api.opens(page.code)
     api.shows(threads.notifications.view)

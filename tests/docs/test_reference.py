@@ -16,6 +16,7 @@ from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.api.team import Team
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.controller.uploads.content_store import ContentStore
+from skyserve_cli.home import Home
 from skyserve_cli.state.team import TeamTokens
 
 
@@ -49,12 +50,11 @@ class _Service:
     changes = token_changes = refuse_unless_leading = None
 
 
-def test_every_route_of_the_controller_is_described() -> None:
+def test_every_route_of_the_controller_is_described(tmp_path: Path) -> None:
     team = Team(cast("TeamTokens", None), SteadyClock())
     uploads = ContentStore(Path("uploads"))
-    api = Api(
-        cast("ControllerService", _Service()), "token", Path("log"), lambda: None, team=team, uploads=uploads
-    )
+    home = Home.from_environment({"SKYSERVE_HOME": str(tmp_path)})
+    api = Api(cast("ControllerService", _Service()), home, lambda: None, team=team, uploads=uploads)
     assert routes(api.app()) == listed(CONTROLLER)
 
 

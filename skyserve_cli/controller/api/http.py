@@ -36,7 +36,6 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -70,6 +69,7 @@ from skyserve_cli.controller.api.upload_routes import UploadRoutes
 from skyserve_cli.controller.api.usage_view import usage_question
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.controller.uploads.content_store import ContentStore
+from skyserve_cli.home import Home
 
 log = logging.getLogger(__name__)
 
@@ -90,22 +90,21 @@ class Api:
     def __init__(
         self,
         controller_service: ControllerService,
-        token: str,
-        controller_log: Path,
+        home: Home,
         stop: Callable[[], None],
         agents: AdminReader | None = None,
         team: Team | None = None,
         uploads: ContentStore | None = None,
     ) -> None:
-        """`token` is the owner's, `agents` reads admin ports of load balancers, `team` has others' tokens, `uploads` sent files."""
+        """`agents` reads admin ports of load balancers, `team` has others' tokens, `uploads` sent files."""
         self._team = team
         leads = controller_service.refuse_unless_leading
         self._uploads = None if uploads is None else UploadRoutes(uploads, leads)
         self._open_page: OpenPage | None = None
         self._notifications: Callable[[], dict[str, Any]] = dict
         self._controller_service = controller_service
-        self._token = token
-        self._controller_log = controller_log
+        self._home = home
+        self._token = home.token()
         self._stop = stop
         self._snapshots = Snapshots(controller_service.changes, SteadyClock())
         self._chat = ChatRoute(lambda name: controller_service.one(name, ended=False))
@@ -303,10 +302,10 @@ class Api:
         return web.json_response({"events": events})
 
     async def _log_of_controller(self, request: web.Request) -> web.Response:
-        return await file_response(request, self._controller_log)
+        return await file_response(request, self._home.controller_log)
 
     async def _log_of_load_balancer(self, request: web.Request) -> web.Response:
-        path = self._controller_service.load_balancer_log(request.match_info["name"])
+        path = self._home.load_balancer_log(request.match_info["name"])
         return await file_response(request, path)
 
     async def _log_of_replica(self, request: web.Request) -> web.Response:

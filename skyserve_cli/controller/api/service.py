@@ -6,8 +6,9 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from policies.goals import UpdateMode
 from policies.model import EndReason, Replica, ReplicaState, Role
@@ -56,52 +57,63 @@ class NoSuchReplicaError(Exception):
     """The service has no live replica of that id."""
 
 
+class Sightings(Protocol):
+    """What this needs of `clouds.instance_poller.ThreadInstancePoller`."""
+
+    def last(self, cloud: str) -> Sequence[Instance]: ...
+
+    def leases(self, cloud: str) -> Mapping[str, Lease]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What is stored: rows, the specs in them, and the key of their secrets."""
+
+    store: Store
+    specs: SpecCache
+    seal: SecretBox
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What runs: load balancers here and in regions, their names, the instances that were last listed, and logs of ended replicas."""
+
+    fleet: LocalFleet
+    regional: RegionalFleet
+    names: ThreadDns
+    sightings: Sightings
+    log_archive: LogArchive
+
+
 class ControllerService:
-    """One per daemon. What changes something raises NotLeadingError where another controller leads. `wake` makes the reconciler look at once, `sighted` is a cloud's last listing."""
+    """One per daemon. What changes something raises NotLeadingError where another controller leads. `wake` makes the reconciler look at once."""
 
     def __init__(
         self,
-        *,
-        store: Store,
-        specs: SpecCache,
-        seal: SecretBox,
+        stored: Stored,
+        running: Running,
         clouds: Clouds,
-        fleet: LocalFleet,
-        regional: RegionalFleet,
-        names: ThreadDns,
         clock: Clock,
         leadership: Leadership,
-        owner: str,
-        wake: Callable[[], None],
-        sighted: Callable[[str], Sequence[Instance]],
-        leases: Callable[[str], Mapping[str, Lease]] = lambda cloud: {},
-        log_archive: LogArchive,
-        load_balancer_log: Callable[[str], Path],
         store_health: StoreHealth,
+        wake: Callable[[], None],
         backup: Callable[[], Mapping[str, Any] | None] = lambda: None,
     ) -> None:
-        self._store = store
+        self._store, self._specs, self._seal = stored.store, stored.specs, stored.seal
+        self._running = running
         self._store_health = store_health
         self._backup = backup
-        self._specs = specs
-        self._seal = seal
         self._clouds = clouds
-        self._fleet = fleet
-        self._regional = regional
-        self._names = names
         self._clock = clock
         self._leadership = leadership
-        self._owner = owner
+        self._owner = self._store.database.owner()
         self._wake = wake
-        self._sighted = sighted
-        self._leases = leases
-        self.log_archive = log_archive
         self._started_at = clock.now()
         self._choosing = threading.Lock()
-        self.load_balancer_log = load_balancer_log
-        self.teams = TeamRules(store, specs, clouds, clock)
+        self.log_archive = running.log_archive
+        self.teams = TeamRules(self._store, self._specs, clouds, clock)
         self.refuse_unless_leading = leadership.refuse_unless_leading
-        self.garbage_collector = janitor_of(store, specs, clouds, clock, leadership.may_terminate)
+        self.garbage_collector = janitor_of(self._store, self._specs, clouds, clock, leadership.may_terminate)
 
     def health(self) -> dict[str, Any]:
         return {
@@ -332,7 +344,7 @@ class ControllerService:
         if replica.instance_id is None:
             return cloud, None, lives
         # A client that follows a log polls several times a second, which is more than a cloud should be.
-        found = _by_id(self._sighted(cloud.name), replica.instance_id)
+        found = _by_id(self._running.sightings.last(cloud.name), replica.instance_id)
         if found is None and not self.log_archive.find(name, replica_id, node):
             found = _by_id(cloud.instances(self._owner, name), replica.instance_id)
         return cloud, found, lives
@@ -345,16 +357,16 @@ class ControllerService:
         kept = {
             r.id: self.log_archive.find(row.name, r.id) for r in shown if r.end_reason in REASONS_WITH_LOG
         }
-        is_local = self._fleet.view(row.name).alive
+        is_local = self._running.fleet.view(row.name).alive
         is_local |= self._leadership.leads and has_local_agent(row, spec)
-        loads = [self._fleet.load(row.name)] if is_local else []
+        loads = [self._running.fleet.load(row.name)] if is_local else []
         view = service_view(
             row,
             spec,
             goal_of(row, spec, now),
-            local_agent=self._fleet.view(row.name) if is_local else None,
-            agents={agent.id: self._regional.view(row.name, agent.id) for agent in row.balancers},
-            load=merged([*loads, *self._regional.loads(row.name)]),
+            local_agent=self._running.fleet.view(row.name) if is_local else None,
+            agents={agent.id: self._running.regional.view(row.name, agent.id) for agent in row.balancers},
+            load=merged([*loads, *self._running.regional.loads(row.name)]),
             spent=spent,
             host=shown_host(spec.load_balancer.host or self._clouds.config.load_balancer.host),
             ended=recently if ended else (),
@@ -365,10 +377,15 @@ class ControllerService:
             now=now,
             failure=last_failure(row, recently),
             day=self._day(row.name, now) if spec.slo is not None else (),
-            leases={cloud: self._leases(cloud) for cloud in {r.zone.cloud for r in row.attempts}},
+            leases={
+                cloud: self._running.sightings.leases(cloud) for cloud in {r.zone.cloud for r in row.attempts}
+            },
             logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
         )
-        troubles = [self._fleet.view(row.name).trouble if is_local else "", self._names.trouble(row.name)]
+        troubles = [
+            self._running.fleet.view(row.name).trouble if is_local else "",
+            self._running.names.trouble(row.name),
+        ]
         view["notes"] = "; ".join(filter(None, [row.notes, *troubles]))
         return view
 
