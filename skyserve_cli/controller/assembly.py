@@ -6,7 +6,7 @@ import asyncio
 import base64
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,10 +14,12 @@ from policies.model import Offer
 from provisioners.offers.egress import egress_usd_per_gb
 from provisioners.port.base import Gated, Instance, Provisioner, Requirements
 from provisioners.remote.certificates import Authority
-from skyserve_cli.buckets.opening import bucket_at
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
-from skyserve_cli.config import Config, aws_profile, egress_rates
+from skyserve_cli.config import Config, egress_rates
+from skyserve_cli.controller.api.route import Route
+from skyserve_cli.controller.api.routes import KernelRoutes
 from skyserve_cli.controller.api.service import ControllerService, Running, Stored
+from skyserve_cli.controller.balancers.agent_reader import AgentReader
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet, admin_token
@@ -27,8 +29,8 @@ from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
 from skyserve_cli.controller.clouds.log_archive import LogArchive
 from skyserve_cli.controller.clouds.operation_runner import ThreadOperationRunner
 from skyserve_cli.controller.event_reports import EventReports
+from skyserve_cli.controller.part import Kernel, Parts
 from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
-from skyserve_cli.controller.persistence.bucket_backup import BackupUploader
 from skyserve_cli.controller.persistence.leadership import Leadership, about, holder_of
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.readiness import HttpProber
@@ -41,8 +43,8 @@ from skyserve_cli.controller.reconcile.ports import CloudOperation
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas
 from skyserve_cli.controller.reconcile.traffic_buffer import TrafficBuffer
+from skyserve_cli.controller.references import path_of
 from skyserve_cli.controller.secret_box import SecretBox, seal_of
-from skyserve_cli.controller.uploads.content_store import ContentStore
 from skyserve_cli.home import Home
 from skyserve_cli.state.lease import NO_TERM
 from skyserve_cli.state.store import Store
@@ -66,7 +68,6 @@ class Foundation:
     leadership: Leadership
     seal: SecretBox
     specs: SpecCache
-    uploads: ContentStore
     clouds: Clouds
     usable: list[Provisioner]
     woken: threading.Event
@@ -88,7 +89,6 @@ class Foundation:
         seal = seal_of(home)
         clouds = Clouds(home, config)
         usable = clouds.all()
-        uploads = ContentStore(home.uploads)
         for name in clouds.without_sdk:
             log.warning("%s", clouds.without_sdk[name])
         return cls(
@@ -101,9 +101,11 @@ class Foundation:
             leadership=leadership,
             seal=seal,
             specs=SpecCache(
-                store, seal, lambda token: admin_token(home.machine_secret(), token), uploads.path_of
+                store,
+                seal,
+                lambda token: admin_token(home.machine_secret(), token),
+                partial(path_of, home.uploads),
             ),
-            uploads=uploads,
             clouds=clouds,
             usable=usable,
             woken=threading.Event(),
@@ -268,20 +270,7 @@ def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
     )
 
 
-def backup_uploader(base: Foundation) -> BackupUploader | None:
-    """Return the thread that makes a backup a day; None if none is configured."""
-    config = base.config.controller.backup
-    if config is None:
-        return None
-    profile = aws_profile(base.config)
-    return BackupUploader(
-        base.home, config, lambda: bucket_at(config.place, aws_profile=profile), base.store, base.clock
-    )
-
-
-def service_of(
-    base: Foundation, workers: Workers, reconciler: Reconciler, uploader: BackupUploader | None
-) -> ControllerService:
+def service_of(base: Foundation, workers: Workers, reconciler: Reconciler) -> ControllerService:
     """Return the application service that the API is over."""
     return ControllerService(
         Stored(base.store, base.specs, base.seal),
@@ -291,5 +280,29 @@ def service_of(
         base.leadership,
         reconciler.store_health,
         base.woken.set,
-        backup=lambda: uploader.view() if uploader is not None and uploader.is_alive() else None,
     )
+
+
+def parts_of(
+    base: Foundation,
+    service: ControllerService,
+    agents: AgentReader,
+    stop: Callable[[], None],
+) -> tuple[Parts, Sequence[Route]]:
+    """Return the parts, and all routes of the API. Raises ConfigError."""
+    parts = Parts()
+    routes = KernelRoutes(service, base.home, stop, parts)
+    parts.make(
+        Kernel(
+            home=base.home,
+            config=base.config,
+            store=base.store,
+            clock=base.clock,
+            specs=base.specs,
+            service=service,
+            routes=routes,
+            agents=agents,
+            parts=parts,
+        )
+    )
+    return parts, [*routes.all(), *parts.routes()]

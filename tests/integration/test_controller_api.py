@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,25 @@ from provisioners.local.cloud import LocalProvisioner
 from provisioners.port.base import Candidate, Instance, Requirements
 from provisioners.port.lease import Lease
 from skyserve_cli.clouds import Clouds
-from skyserve_cli.config import Config, LoadBalancerConfig, load_config
+from skyserve_cli.config import Config, DashboardConfig, LoadBalancerConfig, load_config
 from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.controller.api.http import Api
+from skyserve_cli.controller.api.route import Route
+from skyserve_cli.controller.api.routes import KernelRoutes
 from skyserve_cli.controller.api.service import ControllerService, Running, Stored
-from skyserve_cli.controller.api.team import Team
+from skyserve_cli.controller.balancers.agent_reader import AgentReader
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.clouds.log_archive import LogArchive
+from skyserve_cli.controller.dashboard.endpoint import Dashboard, OfPage
+from skyserve_cli.controller.dashboard.page_routes import PageRoutes
+from skyserve_cli.controller.part import Kernel, Parts
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.secret_box import SecretBox
-from skyserve_cli.controller.uploads.content_store import ContentStore
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.database import Database
@@ -94,11 +98,12 @@ class Controller:
         chosen = Config() if config is None else load_config(config)
         clouds = Clouds(home, chosen.model_copy(update={"load_balancer": settings}))
         loop = asyncio.get_running_loop()
+        regional = RegionalFleet(clouds.get, home.machine_secret(), self, loop, self._wake)
         self.controller_service = ControllerService(
             Stored(self.store, self.specs, seal),
             Running(
                 fleet,
-                RegionalFleet(clouds.get, home.machine_secret(), self, loop, self._wake),
+                regional,
                 ThreadDns(clouds.names, clouds.name_region, "own", self, self._wake),
                 NothingListed(),
                 LogArchive(home.log_archive),
@@ -109,18 +114,33 @@ class Controller:
             StoreHealth(0.0),
             self._wake,
         )
+        self.parts = Parts()
+        self.kernel = Kernel(
+            home,
+            chosen,
+            self.store,
+            self,
+            self.specs,
+            self.controller_service,
+            KernelRoutes(self.controller_service, home, self._stop, self.parts),
+            AgentReader(fleet.admin_ports, regional.admin_ports),
+            self.parts,
+        )
+        self.parts.make(self.kernel)
         self.server = TestServer(self.api().app())
         self.session = aiohttp.ClientSession()
 
     def api(self) -> Api:
-        team = Team(self.store.team, self, self.controller_service.teams.names)
-        return Api(
-            self.controller_service,
-            self.home,
-            self._stop,
-            team=team,
-            uploads=ContentStore(self.home.uploads),
-        )
+        return Api(TOKEN, self.routes(), self.parts)
+
+    def routes(self) -> list[Route]:
+        return [*self.kernel.routes.all(), *self.parts.routes()]
+
+    def page(self, file: Path, draw: Callable[[], str], *, actions: bool = False) -> Dashboard:
+        pages = PageRoutes(self.controller_service, self.kernel.agents, self.parts.callers_revision)
+        routes = self.kernel.routes
+        offered = OfPage([*routes.reads(), *pages.routes()], routes.acts())
+        return Dashboard(file, self.now, draw, offered, DashboardConfig(actions=actions), self.parts.named)
 
     def now(self) -> float:
         return self.time

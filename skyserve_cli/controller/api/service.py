@@ -97,12 +97,10 @@ class ControllerService:
         leadership: Leadership,
         store_health: StoreHealth,
         wake: Callable[[], None],
-        backup: Callable[[], Mapping[str, Any] | None] = lambda: None,
     ) -> None:
         self._store, self._specs, self._seal = stored.store, stored.specs, stored.seal
         self._running = running
         self._store_health = store_health
-        self._backup = backup
         self._clouds = clouds
         self._clock = clock
         self._leadership = leadership
@@ -124,7 +122,6 @@ class ControllerService:
             "store": self._store_health.to_json(),
             "database": self._store.database.url.render_as_string(hide_password=True),
             "lease": self._leadership.to_json(),
-            "backup": self._backup(),
         }
 
     def put(
@@ -247,10 +244,6 @@ class ControllerService:
     def changes(self) -> int:
         """Return how many times the database has changed."""
         return self._store.count()
-
-    def token_changes(self) -> tuple[object, ...]:
-        """Return what differs when a token was created or revoked."""
-        return self._store.team.token_changes()
 
     def events(self, service: str | None, *, after: int, limit: int, newest: bool) -> list[dict[str, Any]]:
         """Return the event log, oldest first."""

@@ -9,30 +9,27 @@ POST /v1/tokens/NAME/revoke
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
+import secrets
 from collections.abc import Collection
 from typing import Any
 
 from aiohttp import web
 
-from skyserve_cli.controller.api.access import (
-    OWNER,
-    AccessRole,
-    Caller,
-    caller_of,
-    calling,
-    digest_of,
-    new_token,
-)
+from skyserve_cli.controller.api.access import OWNER, AccessRole, Caller, calling
+from skyserve_cli.controller.api.route import Route
 from skyserve_cli.controller.reconcile.clock import Clock
-from skyserve_cli.state.team import TeamTokens, TokenRow
+from skyserve_cli.controller.rejected import RejectedError
+from skyserve_cli.state.team import NoSuchTokenError, TeamTokens, TokenExistsError, TokenRow
 
+TOKEN_PREFIX = "sks_"  # noqa: S105 - what a token begins with
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 _MOST_SERVICES = 1000
 
 
 class Team:
-    """Who the holder of a token is, and the routes about tokens. `http.Api` turns their errors into status codes.
+    """Who the holder of a token is, and the routes about tokens.
 
     `teams` are those of config.yaml.
     """
@@ -44,22 +41,20 @@ class Team:
 
     async def holder_of(self, token: str) -> Caller | None:
         """Return the caller with this token; None if it is unknown or revoked."""
-        digest = digest_of(token)
+        digest = _digest(token)
         row = await asyncio.to_thread(lambda: self._tokens.token_with(digest=digest))
-        return None if row is None else caller_of(row)
+        return None if row is None else _caller(row)
 
     async def named(self, name: str) -> Caller | None:
-        """Return the caller with the token of this name, or the owner; None if it is unknown or revoked."""
-        if name == OWNER.name:
-            return OWNER
+        """Return the caller with the token of this name; None if it is unknown or revoked."""
         row = await asyncio.to_thread(lambda: self._tokens.token_with(name=name))
-        return None if row is None else caller_of(row)
+        return None if row is None else _caller(row)
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[Route]:
         return [
-            web.get("/v1/tokens", self._list),
-            web.post("/v1/tokens", self._create),
-            web.post("/v1/tokens/{token}/revoke", self._revoke),
+            Route("GET", "/v1/tokens", self._list),
+            Route("POST", "/v1/tokens", self._create),
+            Route("POST", "/v1/tokens/{token}/revoke", self._revoke),
         ]
 
     async def _list(self, request: web.Request) -> web.Response:
@@ -67,15 +62,22 @@ class Team:
         return web.json_response({"tokens": [row._asdict() for row in rows]})
 
     async def _create(self, request: web.Request) -> web.Response:
-        """Raise TokenExistsError, KeyError, TypeError, ValueError."""
-        row, token = self._row(await request.json()), new_token()
-        await asyncio.to_thread(self._tokens.add_token, row, digest_of(token))
+        """Raise RejectedError, KeyError, TypeError, ValueError."""
+        row, token = self._row(await request.json()), TOKEN_PREFIX + secrets.token_urlsafe(32)
+        try:
+            await asyncio.to_thread(self._tokens.add_token, row, _digest(token))
+        except TokenExistsError as error:
+            message = f"there is a token {error}; revoke it first, or choose another name"
+            raise RejectedError(message, 409) from error
         return web.json_response({"token": token}, headers={"Cache-Control": "no-store"})
 
     async def _revoke(self, request: web.Request) -> web.Response:
-        """Raise NoSuchTokenError."""
+        """Raise RejectedError."""
         name = request.match_info["token"]
-        await asyncio.to_thread(self._tokens.revoke_token, name, self._clock.now())
+        try:
+            await asyncio.to_thread(self._tokens.revoke_token, name, self._clock.now())
+        except NoSuchTokenError as error:
+            raise RejectedError(f"there is no token {error} that is in use", 404) from error
         return web.json_response({})
 
     def _row(self, body: dict[str, Any]) -> TokenRow:
@@ -97,3 +99,12 @@ class Team:
             known = ", ".join(sorted(self._teams)) or "none"
             raise ValueError(f"there is no team {team[:80]!r} in config.yaml (teams: {known})")
         return TokenRow(name, role.value, services, self._clock.now(), calling().name, None, team)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _caller(row: TokenRow) -> Caller:
+    services = None if row.services is None else frozenset(row.services)
+    return Caller(row.name, AccessRole(row.role), services, row.team)
