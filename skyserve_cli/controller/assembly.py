@@ -305,4 +305,4 @@ def parts_of(
             parts=parts,
         )
     )
-    return parts, [*routes.all(), *parts.routes()]
+    return parts, [*routes.all(), *parts.routes]

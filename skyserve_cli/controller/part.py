@@ -5,7 +5,8 @@ imports no part and works without any. *A part* is everything else, such as the 
 overrides what it needs. Nothing that a part does is part of a tick.
 
 *Where parts come from.* BUILT_IN names those of the product by their modules, which are imported when the daemon starts. Another
-package offers one with an entry point of the group `skyserve.parts`; its name is the key of its section in `parts` of `config.yaml`.
+package offers one with an entry point of the group `skyserve.parts`. It is used if `parts` in `config.yaml` has its name, with its
+settings.
 
 *How a part lives.* Parts are made in order, `start` is called before the API is served, and `stop`, in reverse, when the daemon stops.
 `lead` is called when this controller's term begins; a controller that stands by may never be called. A part from another package
@@ -15,7 +16,8 @@ whose code fails is logged and left out; the kernel goes on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
@@ -33,7 +35,7 @@ from skyserve_cli.controller.balancers.agent_reader import AgentReader
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.home import Home
-from skyserve_cli.part_plugins import PartError, installed, part_class
+from skyserve_cli.part_plugins import part_class
 from skyserve_cli.state.store import Store
 
 log = logging.getLogger(__name__)
@@ -78,7 +80,7 @@ class Part:
     tables: ClassVar[sa.MetaData | None] = None
 
     def __init__(self, kernel: Kernel) -> None:
-        """Its section is in `kernel.config.parts`, if there is one. Raise ConfigError if something is configured wrongly. Calls nothing yet."""
+        """Raise ConfigError if something is configured wrongly. Calls nothing yet. Its section is `kernel.config.parts[self.name]`."""
 
     async def start(self) -> None:
         """Begin, on the event loop."""
@@ -124,48 +126,42 @@ class Parts:
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
+        self.routes: list[Route] = []
 
     def make(self, kernel: Kernel, built_in: Sequence[str] = BUILT_IN) -> None:
-        """Make those of the product, then those of other packages. Raises ConfigError."""
+        """Make those of the product, then those of other packages that the configuration names. Raises ConfigError."""
         for place in built_in:
             module, _, name = place.partition(":")
-            self._parts.append(getattr(import_module(module), name)(kernel))
-        for name in installed():
+            self._add(getattr(import_module(module), name)(kernel))
+        for name in kernel.config.parts:
             try:
                 made = part_class(name)(kernel)
                 if made.tables is not None:
                     kernel.store.database.create(made.tables)
-                self._parts.append(made)
+                self._add(made)
             except ConfigError:
                 raise
-            except PartError as error:
-                log.error("%s", error)
             except Exception:
                 log.exception("the part %s is left out", name)
 
+    def _add(self, part: Part) -> None:
+        self.routes += part.routes()
+        self._parts.append(part)
+
     async def start(self) -> None:
         for part in self._parts:
-            try:
+            with _left_out(part, "does not start"):
                 await part.start()
-            except Exception:
-                log.exception("the part %s does not start", part.name)
 
     def lead(self) -> None:
         for part in self._parts:
-            try:
+            with _left_out(part, "does not begin"):
                 part.lead()
-            except Exception:
-                log.exception("the part %s does not begin", part.name)
 
     async def stop(self) -> None:
         for part in reversed(self._parts):
-            try:
+            with _left_out(part, "does not stop"):
                 await part.stop()
-            except Exception:
-                log.exception("the part %s does not stop", part.name)
-
-    def routes(self) -> list[Route]:
-        return [route for part in self._parts for route in part.routes()]
 
     def rows(self, before: Part | None = None) -> dict[str, Any]:
         """Return the rows of all, or of those that were made before that one."""
@@ -173,10 +169,8 @@ class Parts:
         for part in self._parts:
             if part is before:
                 break
-            try:
+            with _left_out(part, "has no row"):
                 rows |= part.row()
-            except Exception:
-                log.exception("the part %s has no row", part.name)
         return rows
 
     def admit(self, spec: Mapping[str, Any]) -> None:
@@ -206,3 +200,12 @@ class Parts:
 
     def callers_revision(self) -> tuple[object, ...]:
         return tuple(part.callers_revision() for part in self._parts)
+
+
+@contextmanager
+def _left_out(part: Part, what: str) -> Iterator[None]:
+    """Log what fails in a part. The others, and the kernel, go on."""
+    try:
+        yield
+    except Exception:
+        log.exception("the part %s %s", part.name, what)

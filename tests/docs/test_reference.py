@@ -58,7 +58,7 @@ async def test_every_route_of_the_controller_is_described(tmp_path: Path) -> Non
     routes = KernelRoutes(service, home, lambda: None, parts)
     nothing = cast("Any", None)
     parts.make(Kernel(home, Config(), store, SteadyClock(), nothing, service, routes, nothing, parts))
-    api = Api("token", [*routes.all(), *parts.routes()], parts)
+    api = Api("token", [*routes.all(), *parts.routes], parts)
     assert found_in(api.app()) == listed(CONTROLLER)
     store.close()
 

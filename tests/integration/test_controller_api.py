@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from provisioners.local.cloud import LocalProvisioner
 from provisioners.port.base import Candidate, Instance, Requirements
 from provisioners.port.lease import Lease
 from skyserve_cli.clouds import Clouds
-from skyserve_cli.config import Config, DashboardConfig, LoadBalancerConfig, load_config
+from skyserve_cli.config import Config, LoadBalancerConfig, load_config
 from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.controller.api.http import Api
@@ -35,8 +35,6 @@ from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.clouds.log_archive import LogArchive
-from skyserve_cli.controller.dashboard.endpoint import Dashboard, OfPage
-from skyserve_cli.controller.dashboard.page_routes import PageRoutes
 from skyserve_cli.controller.part import Kernel, Parts
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
@@ -134,13 +132,7 @@ class Controller:
         return Api(TOKEN, self.routes(), self.parts)
 
     def routes(self) -> list[Route]:
-        return [*self.kernel.routes.all(), *self.parts.routes()]
-
-    def page(self, file: Path, draw: Callable[[], str], *, actions: bool = False) -> Dashboard:
-        pages = PageRoutes(self.controller_service, self.kernel.agents, self.parts.callers_revision)
-        routes = self.kernel.routes
-        offered = OfPage([*routes.reads(), *pages.routes()], routes.acts())
-        return Dashboard(file, self.now, draw, offered, DashboardConfig(actions=actions), self.parts.named)
+        return [*self.kernel.routes.all(), *self.parts.routes]
 
     def now(self) -> float:
         return self.time

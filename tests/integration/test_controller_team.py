@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from skyserve_cli.config import DashboardConfig
 from skyserve_cli.controller.api.access import OWNER, AccessRole, Caller, authorize, set_caller
 from skyserve_cli.controller.api.route import Route
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
-from skyserve_cli.controller.dashboard.endpoint import ACTION_HEADER
+from skyserve_cli.controller.dashboard.endpoint import ACTION_HEADER, Dashboard, OfPage
+from skyserve_cli.controller.dashboard.page_routes import PageRoutes
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.team import TeamTokens
@@ -59,6 +61,16 @@ async def call(
     async with controller.session.request(method, url, json=body, headers=headers) as response:
         content = await response.read()
         return response.status, await response.json() if content[:1] in (b"{", b"[") else content
+
+
+def page_of(
+    controller: Controller, file: Path, draw: Callable[[], str], *, actions: bool = False
+) -> Dashboard:
+    kernel = controller.kernel
+    pages = PageRoutes(kernel.service, kernel.agents, controller.parts.callers_revision)
+    offered = OfPage([*kernel.routes.reads(), *pages.routes()], kernel.routes.acts())
+    settings = DashboardConfig(actions=actions)
+    return Dashboard(file, controller.now, draw, offered, settings, controller.parts.named)
 
 
 def tokens_of(controller: Controller) -> TeamTokens:
@@ -309,7 +321,9 @@ async def test_a_session_of_the_page_has_the_role_of_its_token(
     controller: Controller, tmp_path: Path
 ) -> None:
     numbers = iter(range(100))
-    page = controller.page(tmp_path / "page.json", lambda: f"drawn-{next(numbers)}-{'x' * 20}", actions=True)
+    page = page_of(
+        controller, tmp_path / "page.json", lambda: f"drawn-{next(numbers)}-{'x' * 20}", actions=True
+    )
     await token(controller, "ada", "operator", ["chat"])
     await token(controller, "vic", "viewer", ["chat"])
     may: dict[str, list[int]] = {}
@@ -360,7 +374,7 @@ async def test_a_stream_ends_when_its_token_is_revoked_by_another_controller(con
         range(40000, 40001),
     )
     await other.server.start_server()
-    page = controller.page(controller.home.dashboard, lambda: "drawn" * 9)
+    page = page_of(controller, controller.home.dashboard, lambda: "drawn" * 9)
     set_caller(Caller("vic", AccessRole.VIEWER))
     base, code = (await page.code(None))["url"].split("/#")
     set_caller(OWNER)

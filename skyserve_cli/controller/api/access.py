@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from provisioners.port.base import Requirements
-from provisioners.remote.bootstrap_steps import is_url
+from provisioners.port.base import Requirements, is_url
 from skyserve_cli.controller.reconcile.resource_match import copies_of
 from skyserve_cli.controller.references import read_reference
 from skyserve_cli.controller.rejected import RejectedError

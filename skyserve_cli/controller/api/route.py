@@ -12,10 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
 from skyserve_cli.controller.api.access import AccessRole, authorize, calling
-from skyserve_cli.controller.api.endpoint_port import NoFreePortError
-from skyserve_cli.controller.api.service import NoSuchReplicaError
 from skyserve_cli.controller.api.team_rules import TeamError
-from skyserve_cli.controller.persistence.leadership import NotLeadingError
 from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.state.lease import LeaseLostError
@@ -60,14 +57,10 @@ class Route(NamedTuple):
             return refuse(error.status, str(error))
         except NoSuchServiceError as error:
             return refuse(404, f"there is no service {error}")
-        except NoSuchReplicaError as error:
-            return refuse(404, str(error))
         except StillGoingDownError as error:
             return refuse(409, f"service {error} is still going down; try again when it is gone")
         except ServiceExistsError as error:
             return refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
-        except NotLeadingError as error:
-            return refuse(409, str(error))
         except LeaseLostError as error:
             return refuse(503, str(error))
         except SQLAlchemyError as error:
@@ -77,7 +70,7 @@ class Route(NamedTuple):
                 507 if error.errno == errno.ENOSPC else 500,
                 f"the controller's disk: {error.strerror or error}",
             )
-        except (CloudNotEnabledError, NoFreePortError, TeamError, ConfigError) as error:
+        except (CloudNotEnabledError, TeamError, ConfigError) as error:
             return refuse(422, str(error))
         except (KeyError, TypeError, ValueError) as error:
             return refuse(400, f"{type(error).__name__}: {error}")

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from policies.goals import UpdateMode
 from policies.model import EndReason, Replica, ReplicaState, Role
-from provisioners.port.base import Instance, Provisioner
+from provisioners.port.base import Instance, Provisioner, is_url
 from provisioners.port.lease import Lease
-from provisioners.remote.bootstrap_steps import is_url
 from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.api.access import calling, insist_on_other_hosts
@@ -39,6 +38,7 @@ from skyserve_cli.controller.reconcile.planning import first_plan, insist_on_reg
 from skyserve_cli.controller.reconcile.resource_match import copies_of
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.reconcile.update_plan import changes
+from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import ServiceSpec
@@ -53,8 +53,10 @@ ENDED_SHOWN_FOR_S = 3600.0
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 
 
-class NoSuchReplicaError(Exception):
+class NoSuchReplicaError(RejectedError):
     """The service has no live replica of that id."""
+
+    status = 404
 
 
 class Sightings(Protocol):
