@@ -127,34 +127,28 @@ class _Threads:
         stop: Callable[[], object],
     ) -> None:
         store, clock, home, controller = base.store, base.clock, base.home, base.config.controller
-        self._ticker = Ticker(reconciler, store, clock, base.woken, controller.tick_seconds, base.leadership)
-        swept = base.names_of_usable()
-        self._sweeper = Sweeper(service.garbage_collector, swept, controller.sweep_minutes * 60.0)
-        keeps_month = any(team.max_usd_month is not None for team in base.config.teams.values())
-        self._housekeeper = Housekeeper(
+        ticker = Ticker(reconciler, store, clock, base.woken, controller.tick_seconds, base.leadership)
+        housekeeper = Housekeeper(
             store,
             clock,
             base.steady,
             home.backups,
             home.load_balancers,
             tidy=parts.tidy,
-            keeps_month=keeps_month,
+            keeps_month=any(team.max_usd_month is not None for team in base.config.teams.values()),
         )
-        self._recorder = SeriesRecorder(store, workers.traffic, clock)
-        threads = (self._ticker, self._sweeper, self._housekeeper, self._recorder)
-        begins = (*(thread.start for thread in threads), parts.lead)
-        self.term = Term(home, store, clock, stop, begins)
-        self._lease_renewer = LeaseRenewer(base.leadership, self.term.begin, begin_again, self._ticker.turn)
-
-    def start(self) -> None:
-        self._lease_renewer.start()
+        recorder = SeriesRecorder(store, workers.traffic, clock)
+        swept = base.names_of_usable()
+        sweeper = Sweeper(service.garbage_collector, swept, controller.sweep_minutes * 60.0)
+        threads = (ticker, housekeeper, recorder, sweeper)
+        self.term = Term(home, store, clock, stop, (*(thread.start for thread in threads), parts.lead))
+        renewer = LeaseRenewer(base.leadership, self.term.begin, begin_again, ticker.turn)
+        self.start = renewer.start
+        self._stops = (*(thread.stop for thread in threads), renewer.stop)
 
     async def stop(self) -> None:
-        await asyncio.to_thread(self._ticker.stop)
-        await asyncio.to_thread(self._housekeeper.stop)
-        await asyncio.to_thread(self._recorder.stop)
-        self._sweeper.stop()
-        await asyncio.to_thread(self._lease_renewer.stop)
+        for stop in self._stops:
+            await asyncio.to_thread(stop)
 
 
 async def _listen(app: web.Application, home: Home) -> web.AppRunner:

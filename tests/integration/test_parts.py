@@ -6,17 +6,23 @@ import asyncio
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import TestServer
 
 from skyserve_cli import part_plugins
 from skyserve_cli.config import ConfigError, load_config
+from skyserve_cli.controller.api.http import Api
+from skyserve_cli.controller.api.routes import KernelRoutes
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
+from skyserve_cli.controller.part import Parts
 from skyserve_cli.home import Home
+from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.export import tables_of
-from tests.integration.test_controller_api import YAML, Controller, free_port
+from tests.integration.test_controller_api import TOKEN, YAML, Controller, free_port
 from tests.integration.test_controller_team import call, token
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +99,33 @@ async def test_the_example_of_the_guide_runs(tmp_path: Path, install: Install) -
     again = await controller_with(tmp_path / "second", "parts: {notes: }")  # has notes of its own
     assert again.parts.rows()["notes"] == "0 of the last 30 days"
     await closed(again)
+
+
+async def test_the_kernel_serves_its_api_without_any_part(tmp_path: Path) -> None:
+    controller = await controller_with(tmp_path, "")
+    parts = Parts()
+    routes = KernelRoutes(controller.controller_service, controller.home, lambda: None, parts)
+    parts.make(replace(controller.kernel, routes=routes, parts=parts), built_in=())
+    server = TestServer(Api(TOKEN, [*routes.all(), *parts.routes], parts).app())
+    await server.start_server()
+
+    async def status(method: str, path: str, held: str = TOKEN, body: object = None) -> int:
+        headers = {"Authorization": f"Bearer {held}"}
+        async with controller.session.request(
+            method, server.make_url(path), headers=headers, json=body
+        ) as response:
+            return response.status
+
+    spec = {"spec": spec_to_json(load_text(YAML.replace("chat", "other")).spec)}
+    assert await status("PUT", "/v1/services/other", body=spec) == 200
+    for path in ("health", "services", "services/other", "events", "teams"):
+        assert await status("GET", f"/v1/{path}") == 200
+    assert await status("POST", "/v1/services/other/down", body={}) == 200
+    for path in ("tokens", "fleet", "stream"):
+        assert await status("GET", f"/v1/{path}") == 404
+    assert await status("GET", "/v1/health", "sks_anything") == 401
+    await server.close()
+    await closed(controller)
 
 
 async def test_old_notes_are_removed(tmp_path: Path, install: Install) -> None:

@@ -1,28 +1,7 @@
 """The controller's HTTP API: on a Unix socket in the home, and on a port if configured; a bearer token on every path, JSON.
 
-The kernel's routes are in `routes`; `access` says who may use which route. Parts add theirs.
-
-    GET  /v1/health
-    GET  /v1/services            ?all=1 also those that are down   ?ended=1 with replicas that have terminated
-    GET  /v1/services/NAME       one of them, with an ETag   ?ended=1
-    PUT  /v1/services/NAME       {"spec", "secrets", "mode": null | "rolling" | "blue_green"} -> {"version"}
-    POST /v1/services/NAME/down  {"purge"}
-    POST /v1/services/NAME/replicas/ID/down
-    GET  /v1/services/NAME/replicas/ID/access    ?node=    how to run commands there, with a private key
-    GET  /v1/services/NAME/history    ?since= UNIX seconds   &most= replicas
-    GET  /v1/services/NAME/series     ?since= UNIX seconds   &replica= id    what load balancers counted over time
-    GET  /v1/services/NAME/usage      ?since= day   &until= day   &by= key,model,day   &top= rows    see `usage_view`
-    POST /v1/plan                {"spec", "secrets", "mode": of an update, null for that of the spec}
-    GET  /v1/events              ?service= &after= &limit= &newest=1
-    GET  /v1/logs/controller | /v1/logs/load_balancer/NAME | /v1/logs/replica/NAME/ID[/NODE]    ?offset= &max=
-                                 ?since= UNIX seconds: from the first line of a replica written then, in place of offset
-    POST /v1/tidy                {"services"} -> {"removed", "waiting", "problems"}
-    GET  /v1/leaks/CLOUD
-    POST /v1/leaks/CLOUD/remove  {"kind", "id", "region"} -> {"why": "" or why not, "passes"}
-    POST /v1/leaks/CLOUD/forget  -> {"problems"}
-    POST /v1/stop
-    GET  /livez                  on the port alone, without a token: "ok", for the probes of Kubernetes
-    GET  /v1/teams               see `team_rules`
+The kernel's routes are in `routes`, parts add theirs; each names the role that it needs. docs/reference/controller-api.md describes all of
+them, but for `GET /livez`: on the port alone, without a token, it responds "ok" to the probes of Kubernetes.
 """
 
 from __future__ import annotations

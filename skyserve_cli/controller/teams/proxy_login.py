@@ -19,7 +19,7 @@ from skyserve_cli.config import Config, ConfigError
 from skyserve_cli.config_listen import MemberConfig, TrustedProxyConfig, is_user_name
 from skyserve_cli.controller.api.access import AccessRole, Caller
 from skyserve_cli.controller.rejected import RejectedError
-from skyserve_cli.controller.teams.tokens import TOKEN_PREFIX
+from skyserve_cli.state.team import TOKEN_PREFIX
 
 LEAST_SECRET = 16
 #: A response that goes on ends after this time, so that the proxy is called again and can refuse.
