@@ -2,6 +2,7 @@
 # Set up what is missing and run the tests. Arguments go to pytest.
 #   ./test.sh           all tests but those marked `long`, with fewer examples of each property: about seven minutes
 #   ./test.sh --all     all tests: about half an hour
+#   ./test.sh --kernel  those of the controller's kernel: what needs no part of it, and the simulated lives of services
 #   ./test.sh FILE…     all tests of these files, folders or test ids
 set -euo pipefail
 unset PYTHONDONTWRITEBYTECODE  # each of the thousands of processes in the tests would compile what it imports
@@ -11,6 +12,10 @@ arguments=()
 for argument in "$@"; do
   if [ "$argument" = --all ]; then
     selection=()
+    continue
+  fi
+  if [ "$argument" = --kernel ]; then
+    mapfile -t arguments < <(scripts/kernel_tests.sh)
     continue
   fi
   if [ -e "${argument%%::*}" ]; then selection=(); fi

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.router.rows import interval
 from benchmarks.traffic.measure import Metrics
-from policies.routing.registry import SERVICE_POLICY
+from policies.routing.names import SERVICE_POLICY
 
 REFERENCE = "sglang-router"
 CLAIMANT = SERVICE_POLICY

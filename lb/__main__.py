@@ -31,7 +31,8 @@ from lb.config.decode import network_problem
 from lb.config.options import Access, Continuation, Continue, Pushing, PushMode, Retries
 from lb.config.schema import Limits, Table, Target, WireError, url_problem
 from lb.config.workers import AUTO, MOST_WORKERS
-from policies.routing.registry import DEFAULT_POLICY, POLICIES
+from policies.routing.names import DEFAULT_POLICY
+from policies.routing.registry import POLICIES
 
 TOKEN_VARIABLE = "SKYSERVE_LB_TOKEN"  # noqa: S105 (a name, not a token)
 

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import NamedTuple
 
 from policies.goals import Goal, ScalingGoal
 from policies.placement.base import PlacementPolicy
-from policies.placement.baselines import (
-    EvenSpread,
-    OnDemand,
-    RoundRobin,
-    SingleRegion,
-    SingleZone,
-    auto_scaling_group,
-)
-from policies.placement.risk_hedge import RiskHedge
-from policies.placement.spothedge import SpotHedge, as_printed
-from policies.placement.static import Static
 from policies.scaling.accelerator_rate import AcceleratorRate
 from policies.scaling.base import Scaler
 from policies.scaling.fixed import Fixed
@@ -32,18 +22,26 @@ class Policies(NamedTuple):
     placer: PlacementPolicy
 
 
-#: What `Goal.placement.placer` may name.
+def _on_first_use(module: str, name: str) -> Callable[[], PlacementPolicy]:
+    def make() -> PlacementPolicy:
+        made: PlacementPolicy = getattr(import_module(f"policies.placement.{module}"), name)()
+        return made
+
+    return make
+
+
+#: What `Goal.placement.placer` may name. A placer's module is imported when a service first uses it.
 PLACERS: Mapping[str, Callable[[], PlacementPolicy]] = {
-    "spread": Static,
-    "spothedge": SpotHedge,
-    "spothedge_literal": as_printed,
-    "even_spread": EvenSpread,
-    "round_robin": RoundRobin,
-    "single_zone": SingleZone,
-    "single_region": SingleRegion,
-    "asg": auto_scaling_group,
-    "risk_hedge": RiskHedge,
-    "on_demand": OnDemand,
+    "spread": _on_first_use("static", "Static"),
+    "spothedge": _on_first_use("spothedge", "SpotHedge"),
+    "spothedge_literal": _on_first_use("spothedge", "as_printed"),
+    "even_spread": _on_first_use("baselines", "EvenSpread"),
+    "round_robin": _on_first_use("baselines", "RoundRobin"),
+    "single_zone": _on_first_use("baselines", "SingleZone"),
+    "single_region": _on_first_use("baselines", "SingleRegion"),
+    "asg": _on_first_use("baselines", "auto_scaling_group"),
+    "risk_hedge": _on_first_use("risk_hedge", "RiskHedge"),
+    "on_demand": _on_first_use("baselines", "OnDemand"),
 }
 
 #: The placers that keep on-demand replicas also if the goal has no fallback.

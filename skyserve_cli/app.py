@@ -77,7 +77,7 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
         "skyserve_cli.controller.api.client.RefusedError": 1,
         "skyserve_cli.controller.api.remote.RemoteError": 2,
         "skyserve_cli.controller.persistence.opening.CannotOpenError": 1,
-        "skyserve_cli.controller.persistence.backup.BackupError": 1,
+        "skyserve_cli.controller.backup.archive.BackupError": 1,
         "skyserve_cli.buckets.port.BadPlaceError": 2,
         "skyserve_cli.buckets.port.BucketError": 1,
         "skyserve_cli.controller.api.client.MisconfiguredError": 2,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, cast
 from policies.model import CapacityType, Offer, Role, Zone
 from provisioners import plugins
 from provisioners.clock import unix_now
-from provisioners.local.cloud import LocalProvisioner
 from provisioners.offers.catalog import Catalog, CatalogError, Stock, load, stock
 from provisioners.offers.catalog.discovered import Discoverer, Discovery, Progress, reasons, shapes_of
 from provisioners.offers.catalog.model import Listing
@@ -27,7 +26,6 @@ from provisioners.own_address import OwnAddresses
 from provisioners.port.base import DISK_GB, Candidate, Provisioner, Requirements
 from provisioners.port.errors import AuthError, ProvisionError
 from provisioners.registry import PROVISIONERS, MissingSdkError, UnknownCloudError, provisioner_class
-from provisioners.ssh import pool
 from skyserve_cli.config import Config, ConfigError
 from skyserve_cli.config_clouds import AwsConfig, RentedConfig, SshConfig, reservations_of
 from skyserve_cli.config_kubernetes import KubernetesConfig
@@ -36,6 +34,7 @@ from skyserve_cli.home import Home
 
 if TYPE_CHECKING:
     from provisioners.port.dns import Publisher
+    from provisioners.ssh import pool
 
 _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 10.0  # for what `serve catalog refresh` and `discover` have written meanwhile
@@ -206,6 +205,8 @@ class Clouds:
                     explain_no_offer(candidate, self._catalog(), self._accounts(), self._is_usable)
                 )
             elif name == "ssh":
+                from provisioners.ssh import pool  # as in `_pools`
+
                 reasons.append(pool.explain_no_offer(self._pools(), candidate))
             elif isinstance(cloud := self.get(name), Explaining):
                 reasons.append(cloud.explain_no_offer(candidate))
@@ -237,6 +238,8 @@ class Clouds:
                 need = plugins.in_its_markets(plugins.plugin(name), need)
             return offers_of(need, rented, Account(reason=self._reason()))
         if name == "ssh":
+            from provisioners.ssh import pool  # as in `_pools`
+
             return pool.offers_of(self._pools(), need)
         with suppress(ProvisionError):  # a cluster that does not respond: `explain_no_offer` says so
             return self.get(name).offers(need)
@@ -287,6 +290,8 @@ class Clouds:
         return ()
 
     def _pools(self) -> pool.HostPools:
+        from provisioners.ssh import pool  # a cloud's module is imported on first use
+
         try:
             section = self.config.clouds["ssh"]
             return pool.load_pools(section.pools if isinstance(section, SshConfig) else {})
@@ -363,9 +368,9 @@ class Clouds:
             if name not in PROVISIONERS and name in plugins.installed():
                 return self._from_plugin(name, section)
             cloud = provisioner_class(name)
-            if issubclass(cloud, LocalProvisioner):
-                return cloud(self.home.root)
             build = cast("Callable[..., Provisioner]", cloud)
+            if name == "local":
+                return build(self.home.root)
             match section:
                 case SshConfig():
                     secret, seen = self.home.machine_secret(), self.home.hosts_seen

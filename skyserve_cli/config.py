@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 from pydantic import (
@@ -12,6 +11,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -33,10 +33,8 @@ from skyserve_cli.config_listen import (
 from skyserve_cli.config_notify import Destination
 from skyserve_cli.config_section import CloudConfig, Strict
 from skyserve_cli.config_teams import TeamConfig, TeamName
+from skyserve_cli.part_plugins import PartError, part_class
 from skyserve_cli.spec.problems import did_you_mean, dotted
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "Config",
@@ -147,6 +145,11 @@ def section_model(name: str) -> type[CloudConfig]:
     return found if isinstance(found, type) and issubclass(found, RentedConfig) else UnusableConfig
 
 
+def part_section(name: str) -> type[BaseModel]:
+    """Return how the section of that part is read. Raises PartError."""
+    return part_class(name).section or Strict
+
+
 class Config(Strict):
     controller: ControllerConfig = ControllerConfig()
     load_balancer: LoadBalancerConfig = LoadBalancerConfig()
@@ -156,6 +159,7 @@ class Config(Strict):
     users: tuple[MemberConfig, ...] = Field(default=(), max_length=10_000)
     groups: tuple[MemberConfig, ...] = Field(default=(), max_length=1000)
     clouds: dict[str, CloudConfig] = Field(default_factory=lambda: {"local": CloudConfig(poll_seconds=0.5)})
+    parts: dict[str, BaseModel] = Field(default_factory=dict)
 
     @property
     def enabled(self) -> tuple[str, ...]:
@@ -178,17 +182,20 @@ class Config(Strict):
         check_members("groups", self.groups, self.teams)
         return self
 
-    @field_validator("clouds", mode="plain")
+    @field_validator("clouds", "parts", mode="plain")
     @classmethod
-    def _each_as_its_own(cls, sections: object) -> dict[str, CloudConfig]:
-        """A cloud's section is read by the cloud's own model; an empty one has the defaults."""
+    def _each_as_its_own(cls, sections: object, info: ValidationInfo) -> dict[str, BaseModel]:
+        """The section of a cloud or a part is read by its own model; an empty one has the defaults."""
         if not isinstance(sections, Mapping):
-            raise ValueError("must be settings by the names of clouds")
-        read, wrong = dict[str, CloudConfig](), list[InitErrorDetails]()
+            raise ValueError(f"must be settings by the names of {info.field_name}")
+        read, wrong = dict[str, BaseModel](), list[InitErrorDetails]()
         for name, section in sections.items():
-            kind = section_model(str(name))
             try:
+                kind = (section_model if info.field_name == "clouds" else part_section)(str(name))
                 read[name] = kind.model_validate({} if section is None else section)
+            except PartError as error:
+                kind_of_error = PydanticCustomError("no_part", "{why}", {"why": str(error)})
+                wrong.append(InitErrorDetails(type=kind_of_error, loc=(name,), input=section))
             except ValidationError as error:
                 wrong += [
                     InitErrorDetails(
@@ -199,7 +206,7 @@ class Config(Strict):
                     for each in error.errors()
                 ]
         if wrong:
-            raise ValidationError.from_exception_data("clouds", wrong)
+            raise ValidationError.from_exception_data(str(info.field_name), wrong)
         return read
 
 
@@ -243,7 +250,8 @@ def _sentence(where: tuple[int | str, ...], kind: str, message: str) -> str:
     field = next((one for name, one in model.model_fields.items() if key in (name, one.alias)), None)
     if kind == "extra_forbidden":
         hint = did_you_mean(key, model.model_fields)
-        what = f"{where[1]} has no such setting" if where[0] == "clouds" else "there is no such setting"
+        is_own = where[0] in ("clouds", "parts")
+        what = f"{where[1]} has no such setting" if is_own else "there is no such setting"
         message = f"{what}; {hint}" if hint else what
     elif kind in ("missing", "too_short") and field is not None:
         message = f"is missing ({field.description})"
@@ -255,6 +263,8 @@ def _model_above(where: tuple[int | str, ...]) -> type[BaseModel]:
     match where:
         case ("clouds", str(name), _, *_):
             return section_model(name)
+        case ("parts", str(name), _, *_):
+            return part_section(name)
         case ("controller", "listen", "trusted_proxy", _, *_):
             return TrustedProxyConfig
         case ("controller", "listen", _, *_):

@@ -111,6 +111,10 @@ class Home:
     def load_balancers(self) -> Path:
         return self.root / "lb"
 
+    def load_balancer_log(self, service: str) -> Path:
+        """The log of the agent on this host."""
+        return self.load_balancers / Path(service).name / "agent.log"
+
     @property
     def own_addresses(self) -> Path:
         """From where machines have seen this host come, and when."""

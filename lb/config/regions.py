@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lb.config.decode import Fields, WireError
-from policies.regions.registry import DEFAULT_REGION_POLICY, REGION_POLICIES
+from policies.regions.names import DEFAULT_REGION_POLICY, REGION_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class Regions:
             usd_per_second=fields.number_or_none("usd_per_second", 1e-12, 1e9),
             endpoints=tuple(Place.from_json(one, at) for one, at in fields.items("endpoints")),
         )
-        if regions.policy not in REGION_POLICIES:
-            raise WireError(fields.at("policy"), f"expected one of {', '.join(sorted(REGION_POLICIES))}")
+        if regions.policy not in REGION_NAMES:
+            raise WireError(fields.at("policy"), f"expected one of {', '.join(REGION_NAMES)}")
         seen: set[str] = set()
         for peer in regions.peers:
             if peer.id in seen or peer.id == regions.agent:

@@ -38,7 +38,8 @@ from lb.stream.resume_state import ResumeState
 from lb.stream.session_fields import SessionFields
 from lb.stream.warming_request import PATHS as SAMPLED
 from policies.routing.base import RequestView
-from policies.routing.registry import GO_BY_SESSIONS, POLICIES, SESSION_POLICY
+from policies.routing.names import GO_BY_SESSIONS, SESSION_POLICY
+from policies.routing.registry import POLICIES
 
 
 class RequestOverrides(NamedTuple):

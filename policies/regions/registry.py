@@ -1,4 +1,4 @@
-"""The names of the region policies, as YAML and command lines spell them."""
+"""The classes of the region policies by their names. What only needs the names imports `names`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from policies.regions.gorgo import Gorgo
 from policies.regions.local import Local
 from policies.regions.one_cost import OneCost
 from policies.regions.skywalker import SkyWalker
-
-DEFAULT_REGION_POLICY = OneCost.name
 
 REGION_POLICIES: Mapping[str, Callable[[], RegionPolicy]] = MappingProxyType(
     {Gorgo.name: Gorgo, Local.name: Local, OneCost.name: OneCost, SkyWalker.name: SkyWalker}

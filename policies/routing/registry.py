@@ -1,4 +1,4 @@
-"""The names of the routing policies, as YAML and command lines spell them."""
+"""The classes of the routing policies by their names. What only needs the names imports `names`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ from policies.routing.prefix_tree import PrefixTree
 from policies.routing.preserve import PreServe
 from policies.routing.round_robin import RoundRobin
 
-DEFAULT_POLICY = LeastLoad.name  # of an agent without configuration
-# What services get unless they choose: the shortest times to the first token over all of `benchmarks/routing.py`, with
-# nearly the best hit rates and the evenest load. Requests without a prompt it sends where the least is in flight.
-SERVICE_POLICY = Gorgo.name
-
 # Policies that compare a sample where targets are many draw it from this.
 POLICIES: Mapping[str, Callable[[Random], RoutingPolicy]] = MappingProxyType(
     {
@@ -36,10 +31,6 @@ POLICIES: Mapping[str, Callable[[Random], RoutingPolicy]] = MappingProxyType(
         RoundRobin.name: RoundRobin,
     }
 )
-
-# Requests of a session are placed by this policy, unless they name another or the service's own goes by sessions as well.
-SESSION_POLICY = ConsistentHash.name
-GO_BY_SESSIONS = frozenset({ConsistentHash.name, Gorgo.name})
 
 
 class UnknownPolicyError(ValueError):

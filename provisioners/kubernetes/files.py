@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import cast
 
 from provisioners.kubernetes.errors import CLOUD
-from provisioners.port.base import LaunchOrder
+from provisioners.port.base import LaunchOrder, is_url
 from provisioners.port.errors import InvalidRequestError
 from provisioners.remote.archive import PackingError, pack
-from provisioners.remote.bootstrap_steps import is_url, missing_sources
+from provisioners.remote.bootstrap_steps import missing_sources
 
 PIECE = 900_000  # bytes of an archive in one Secret
 MOST = 8 * 1024**2  # of all archives

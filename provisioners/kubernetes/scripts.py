@@ -12,7 +12,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from provisioners.remote.bootstrap_steps import bucket_script, is_url
+from provisioners.port.base import is_url
+from provisioners.remote.bootstrap_steps import bucket_script
 
 ROOT = "/skyserve"
 FILES = f"{ROOT}-files"

@@ -36,8 +36,8 @@ from provisioners.local import process_tree as local_process
 from provisioners.local.log import LogWriter
 from provisioners.local.spot_market import MarketReader
 from provisioners.local.store import InstanceFolder, LaunchRecord, LocalStore, Status
-from provisioners.port.base import InstanceState
-from provisioners.remote.bootstrap_steps import bucket_script, is_url
+from provisioners.port.base import InstanceState, is_url
+from provisioners.remote.bootstrap_steps import bucket_script
 
 _LOOK_EVERY_S = 0.25
 _KILL_FOR_S = 5.0  # processes the kernel does not let die within this are beyond us

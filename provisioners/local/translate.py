@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 from provisioners.local import process_tree as local_process
 from provisioners.local.config import CloudConfig
 from provisioners.local.store import CLOUD, LaunchRecord
-from provisioners.port.base import LaunchOrder
+from provisioners.port.base import LaunchOrder, is_url
 from provisioners.port.errors import InvalidRequestError
-from provisioners.remote.bootstrap_steps import bucket_program, is_url, missing_source
+from provisioners.remote.bootstrap_steps import bucket_program, missing_source
 
 PORT_VARIABLE = "SKYSERVE_REPLICA_PORT"
 

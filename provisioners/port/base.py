@@ -318,3 +318,8 @@ class LoginSource(Protocol):
     def work_folder(self, instance: Instance, node: int = 0) -> str:
         """Return where `run` was started, below the home of the user who is logged in."""
         ...
+
+
+def is_url(source: str) -> bool:
+    """Return whether files of an order come from elsewhere than this host."""
+    return "://" in source

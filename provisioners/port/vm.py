@@ -339,3 +339,26 @@ def token_of_replica(token: str) -> str:
 def replica_token(machine: Machine) -> str:
     """Return the token of the replica that the machine is a part of."""
     return machine.token.removesuffix(f"-n{machine.rank}") if machine.rank else machine.token
+
+
+@runtime_checkable
+class Renting(Protocol):
+    """A provisioner of a cloud that rents machines, as `provisioners.vm_provisioner` makes it."""
+
+    machines: Machines
+
+    def poll_s(self) -> float:
+        """Return the seconds until the next listing."""
+        ...
+
+    def clock_warning(self) -> str:
+        """Return a sentence if the cloud's clock differs from ours; "" if it does not."""
+        ...
+
+    def usd_hour(self, machine: Machine) -> float | None:
+        """Return what the machine costs per hour, if that is known."""
+        ...
+
+    def delete_shared(self, owner: str) -> Sequence[str]:
+        """Delete what machines share, once the owner has none. Returns why not, if it has."""
+        ...

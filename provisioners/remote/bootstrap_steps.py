@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from provisioners.port.accelerator_names import Vendor, vendor
-from provisioners.port.base import LaunchOrder
+from provisioners.port.base import LaunchOrder, is_url
 from provisioners.remote import container_steps
 from provisioners.remote.machine_tools import needs, pip_install
 from provisioners.remote.step import TRANSFER_S, Content, Step, Tree
@@ -209,10 +209,6 @@ def bucket_script(source: str, target: str, variables: Mapping[str, str]) -> str
     where = shlex.quote(target)
     program, command = bucket.fetch(bucket, where, known)
     return f'{needs(program, source)}\nas=; mkdir -p "$(dirname {where})" && {{ {command}; }}'
-
-
-def is_url(source: str) -> bool:
-    return "://" in source
 
 
 def _check_gpus(accelerator: str, count: int, maker: Vendor) -> Step:

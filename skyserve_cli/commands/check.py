@@ -116,8 +116,8 @@ def check(
 def backup_line(backup: BackupConfig, profile: str | None) -> str:
     """Return whether the bucket of `controller.backup` can be listed from here, and its newest backup. Nothing is written."""
     from skyserve_cli.buckets.opening import bucket_at
-    from skyserve_cli.controller.persistence.backup import BackupError, read_passphrase
-    from skyserve_cli.controller.persistence.backup_schedule import newest_first
+    from skyserve_cli.controller.backup.archive import BackupError, read_passphrase
+    from skyserve_cli.controller.backup.schedule import newest_first
 
     key = "controller.backup"
     try:

@@ -70,7 +70,7 @@ def start(
 
 def _expect_more_replicas(here: Home) -> None:
     """What the controller at the other place launched is adopted, as after a restore."""
-    from skyserve_cli.controller.persistence.backup import expect_more_replicas
+    from skyserve_cli.controller.backup.archive import expect_more_replicas
 
     if here.moved.exists():
         with database_sentences("cannot be read"):
@@ -137,9 +137,12 @@ def status(output: Format = OutputFormat.TABLE) -> None:
     )
     backup = health.get("backup")
     if backup is not None:
-        from skyserve_cli.controller.persistence.backup_schedule import sentence_of
+        from skyserve_cli.controller.backup.schedule import sentence_of
 
         put(sentence_of(backup, date_time(backup["newest_at"]) if backup["newest_at"] else ""))
+    for name, row in health.items():
+        if isinstance(row, str) and name not in ("version", "database"):  # of a part of another package
+            put(f"{name}: {row}")
 
 
 app.command()(deploy)
@@ -164,7 +167,7 @@ def rotate() -> None:
     """
     from sqlalchemy.engine import make_url
 
-    from skyserve_cli.controller.persistence.key_rotation import rotate as rotate_keys
+    from skyserve_cli.controller.backup.key_rotation import rotate as rotate_keys
     from skyserve_cli.controller.persistence.opening import opened
     from skyserve_cli.state.opening import sqlite_file
 

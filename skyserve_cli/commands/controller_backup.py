@@ -19,7 +19,7 @@ from skyserve_cli.output import CommandFailed, WrongUsage, date_time, inform, pu
 
 if TYPE_CHECKING:
     from skyserve_cli.buckets.port import Bucket, Place
-    from skyserve_cli.controller.persistence.backup import Backup
+    from skyserve_cli.controller.backup.archive import Backup
 
 PassphraseFile = Annotated[
     Path | None,
@@ -50,7 +50,7 @@ def backup(
     bucket is always sealed, by default with the passphrase of controller.backup. A controller with controller.backup in config.yaml
     makes a backup every day by itself.
     """
-    from skyserve_cli.controller.persistence.backup import read_passphrase, write_backup
+    from skyserve_cli.controller.backup.archive import read_passphrase, write_backup
     from skyserve_cli.controller.reconcile.clock import SystemClock
 
     here = home()
@@ -72,8 +72,8 @@ def backup(
 
 def _to_bucket(here: Home, url: str | None, passphrase_file: Path | None) -> None:
     from skyserve_cli.config import load_config
-    from skyserve_cli.controller.persistence.backup import read_passphrase
-    from skyserve_cli.controller.persistence.bucket_backup import upload
+    from skyserve_cli.controller.backup.archive import read_passphrase
+    from skyserve_cli.controller.backup.uploader import upload
     from skyserve_cli.controller.reconcile.clock import SystemClock
 
     configured = load_config(here.config).controller.backup
@@ -113,7 +113,7 @@ def restore(
     Start the controller afterwards: machines that were launched since are adopted by their tags, and those that belong to no
     service are terminated. New replicas get ids that no earlier one had.
     """
-    from skyserve_cli.controller.persistence.backup import restore as restore_home
+    from skyserve_cli.controller.backup.archive import restore as restore_home
     from skyserve_cli.controller.reconcile.clock import SystemClock
 
     here = home()
@@ -136,9 +136,9 @@ def restore(
 
 
 def _read(here: Home, source: str, passphrase_file: Path | None) -> Backup:
-    from skyserve_cli.controller.persistence.backup import parse_backup, read_backup, read_passphrase
-    from skyserve_cli.controller.persistence.backup_schedule import read_name
-    from skyserve_cli.controller.persistence.bucket_backup import the_newest
+    from skyserve_cli.controller.backup.archive import parse_backup, read_backup, read_passphrase
+    from skyserve_cli.controller.backup.schedule import read_name
+    from skyserve_cli.controller.backup.uploader import the_newest
 
     if not is_url(source):
         inform(f"reading {source}")
@@ -159,7 +159,7 @@ def _read(here: Home, source: str, passphrase_file: Path | None) -> Backup:
 
 
 def _list(here: Home, source: str, output: OutputFormat) -> None:
-    from skyserve_cli.controller.persistence.backup_schedule import newest_first
+    from skyserve_cli.controller.backup.schedule import newest_first
     from skyserve_cli.text_tables import put_table, table
 
     if not is_url(source):

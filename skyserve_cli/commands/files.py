@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from provisioners.local.translate import copy_problems
-from provisioners.remote.bootstrap_steps import is_url, missing_source
+from provisioners.port.base import is_url
+from provisioners.remote.bootstrap_steps import missing_source
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.reconcile.resource_match import BUCKETS_BY_NAME, copies_of
 from skyserve_cli.home import Home

@@ -9,11 +9,11 @@ import typer
 
 from skyserve_cli.commands.options import Format, OutputFormat, home
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.callbacks import CommandRunner
 from skyserve_cli.controller.notify.alarms import Notice
 from skyserve_cli.controller.notify.delivery import deliver
 from skyserve_cli.controller.notify.message import message_of
 from skyserve_cli.controller.reconcile.clock import SystemClock
+from skyserve_cli.controller.shell_commands import CommandRunner
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, put_json
 
 app = typer.Typer(help="Send a test notification to the destinations in config.yaml.", no_args_is_help=True)

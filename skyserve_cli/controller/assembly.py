@@ -6,19 +6,20 @@ import asyncio
 import base64
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from policies.model import Offer
 from provisioners.offers.egress import egress_usd_per_gb
 from provisioners.port.base import Gated, Instance, Provisioner, Requirements
 from provisioners.remote.certificates import Authority
-from skyserve_cli.buckets.opening import bucket_at
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
-from skyserve_cli.config import Config, aws_profile, egress_rates
-from skyserve_cli.controller.api.service import ControllerService
+from skyserve_cli.config import Config, egress_rates
+from skyserve_cli.controller.api.route import Route
+from skyserve_cli.controller.api.routes import KernelRoutes
+from skyserve_cli.controller.api.service import ControllerService, Running, Stored
+from skyserve_cli.controller.balancers.agent_reader import AgentReader
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet, admin_token
@@ -28,8 +29,8 @@ from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
 from skyserve_cli.controller.clouds.log_archive import LogArchive
 from skyserve_cli.controller.clouds.operation_runner import ThreadOperationRunner
 from skyserve_cli.controller.event_reports import EventReports
+from skyserve_cli.controller.part import Kernel, Parts
 from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
-from skyserve_cli.controller.persistence.bucket_backup import BackupUploader
 from skyserve_cli.controller.persistence.leadership import Leadership, about, holder_of
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.readiness import HttpProber
@@ -37,12 +38,13 @@ from skyserve_cli.controller.reconcile.adoption import Adoption, read_restored
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.clock import SteadyClock, SystemClock
 from skyserve_cli.controller.reconcile.evidence import DaemonEvidence
+from skyserve_cli.controller.reconcile.inputs import BalancerPorts, Budget, Doubts, ReplicaPorts
 from skyserve_cli.controller.reconcile.ports import CloudOperation
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.served_replicas import ServedReplicas
 from skyserve_cli.controller.reconcile.traffic_buffer import TrafficBuffer
+from skyserve_cli.controller.references import path_of
 from skyserve_cli.controller.secret_box import SecretBox, seal_of
-from skyserve_cli.controller.uploads.content_store import ContentStore
 from skyserve_cli.home import Home
 from skyserve_cli.state.lease import NO_TERM
 from skyserve_cli.state.store import Store
@@ -66,7 +68,6 @@ class Foundation:
     leadership: Leadership
     seal: SecretBox
     specs: SpecCache
-    uploads: ContentStore
     clouds: Clouds
     usable: list[Provisioner]
     woken: threading.Event
@@ -88,7 +89,6 @@ class Foundation:
         seal = seal_of(home)
         clouds = Clouds(home, config)
         usable = clouds.all()
-        uploads = ContentStore(home.uploads)
         for name in clouds.without_sdk:
             log.warning("%s", clouds.without_sdk[name])
         return cls(
@@ -101,9 +101,11 @@ class Foundation:
             leadership=leadership,
             seal=seal,
             specs=SpecCache(
-                store, seal, lambda token: admin_token(home.machine_secret(), token), uploads.path_of
+                store,
+                seal,
+                lambda token: admin_token(home.machine_secret(), token),
+                partial(path_of, home.uploads),
             ),
-            uploads=uploads,
             clouds=clouds,
             usable=usable,
             woken=threading.Event(),
@@ -238,60 +240,69 @@ def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
     prober, regional = workers.prober, workers.regional
     watchers = (prober, workers.instance_poller, regional)
     return Reconciler(
-        clock=base.clock,
-        store=base.store,
-        specs=base.specs,
-        offers=offers,
-        runner=workers.runner,
-        instance_poller=workers.instance_poller,
-        prober=prober,
-        fleet=workers.fleet,
-        enabled_clouds=frozenset(clouds.enabled),
-        lb_host=base.config.load_balancer.host,
-        regional=regional,
-        names=workers.names,
-        firewalls=workers.firewalls,
-        adoption=adoption,
-        evidence=DaemonEvidence(workers.attention, prober, workers.fleet, regional, watchers).of,
+        base.clock,
+        base.store,
+        base.specs,
+        ReplicaPorts(
+            enabled=frozenset(clouds.enabled),
+            offers=offers,
+            runner=workers.runner,
+            instance_poller=workers.instance_poller,
+            prober=prober,
+            firewalls=workers.firewalls,
+        ),
+        BalancerPorts(
+            fleet=workers.fleet,
+            host=base.config.load_balancer.host,
+            regional=regional,
+            names=workers.names,
+            targets_ca=base64.b64encode(workers.authority).decode(),
+            egress=partial(egress_usd_per_gb, own=egress_rates(base.config)),
+        ),
+        budget=Budget(
+            base.config.controller.max_usd_hour,
+            {name: team.quota for name, team in base.config.teams.items()},
+        ),
+        doubts=Doubts(
+            DaemonEvidence(workers.attention, prober, workers.fleet, regional, watchers).of, adoption
+        ),
         epoch=lambda: base.leadership.epoch,
-        targets_ca=base64.b64encode(workers.authority).decode(),
-        max_usd_hour=base.config.controller.max_usd_hour,
-        quotas={name: team.quota for name, team in base.config.teams.items()},
-        egress=partial(egress_usd_per_gb, own=egress_rates(base.config)),
     )
 
 
-def backup_uploader(base: Foundation) -> BackupUploader | None:
-    """Return the thread that makes a backup a day; None if none is configured."""
-    config = base.config.controller.backup
-    if config is None:
-        return None
-    profile = aws_profile(base.config)
-    return BackupUploader(
-        base.home, config, lambda: bucket_at(config.place, aws_profile=profile), base.store, base.clock
-    )
-
-
-def service_of(
-    base: Foundation, workers: Workers, reconciler: Reconciler, uploader: BackupUploader | None
-) -> ControllerService:
+def service_of(base: Foundation, workers: Workers, reconciler: Reconciler) -> ControllerService:
     """Return the application service that the API is over."""
     return ControllerService(
-        store=base.store,
-        specs=base.specs,
-        seal=base.seal,
-        clouds=base.clouds,
-        fleet=workers.fleet,
-        regional=workers.regional,
-        names=workers.names,
-        clock=base.clock,
-        leadership=base.leadership,
-        owner=base.owner,
-        wake=base.woken.set,
-        sighted=workers.instance_poller.last,
-        leases=workers.instance_poller.leases,
-        log_archive=workers.log_archive,
-        store_health=reconciler.store_health,
-        load_balancer_log=lambda name: base.home.load_balancers / Path(name).name / "agent.log",
-        backup=lambda: uploader.view() if uploader is not None and uploader.is_alive() else None,
+        Stored(base.store, base.specs, base.seal),
+        Running(workers.fleet, workers.regional, workers.names, workers.instance_poller, workers.log_archive),
+        base.clouds,
+        base.clock,
+        base.leadership,
+        reconciler.store_health,
+        base.woken.set,
     )
+
+
+def parts_of(
+    base: Foundation,
+    service: ControllerService,
+    agents: AgentReader,
+    stop: Callable[[], None],
+) -> tuple[Parts, Sequence[Route]]:
+    """Return the parts, and all routes of the API. Raises ConfigError."""
+    parts = Parts()
+    routes = KernelRoutes(service, base.home, stop, parts)
+    parts.make(
+        Kernel(
+            home=base.home,
+            config=base.config,
+            store=base.store,
+            clock=base.clock,
+            specs=base.specs,
+            service=service,
+            routes=routes,
+            agents=agents,
+            parts=parts,
+        )
+    )
+    return parts, [*routes.all(), *parts.routes]

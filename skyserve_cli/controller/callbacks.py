@@ -1,7 +1,7 @@
 """`event_callback` of a service file: a command that the daemon runs for each event of the service.
 
 The event log is the queue: this thread reads new events in it, and the tick knows nothing of it. Of one service commands
-run one after another, in the order of events; of all services at most AT_ONCE at the same time. Each has TIMEOUT_S. Of a
+run one after another, in the order of events; of all services at most AT_ONCE at the same time. Each has `shell_commands.TIMEOUT_S`. Of a
 service that produces events faster, the oldest beyond MOST_WAITING are skipped.
 
 The number of the last event before the first that is not finished is kept in a file. A controller that was killed reads on
@@ -12,25 +12,21 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
-import subprocess
-import tempfile
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from provisioners.files import write_text
-from provisioners.remote.host_agent.lines import last_text_line
-from skyserve_cli.controller.balancers.agent_process import agent_environment
 from skyserve_cli.controller.clouds.caches import SpecCache
+from skyserve_cli.controller.part import Kernel, Part
 from skyserve_cli.controller.reconcile.clock import Clock
+from skyserve_cli.controller.shell_commands import CommandRunner
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import EventRecord, NoSuchServiceError, StoredEvent
@@ -38,11 +34,9 @@ from skyserve_cli.state.values import EventRecord, NoSuchServiceError, StoredEve
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-TIMEOUT_S = 30.0
 AT_ONCE = 4
 MOST_WAITING = 100
 READ_AT_ONCE = 500
-OUTPUT_BYTES = 4096
 
 #: Events that no command runs for: steps of a start that change no state, and what this module reports.
 FAILED = "CallbackFailed"
@@ -76,7 +70,7 @@ class Callbacks(threading.Thread):
         self._clock = clock
         self._position = position
         self._commands = CommandRunner()
-        self._run = self._commands.run if run is None else run
+        self._run = self._run_command if run is None else run
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="callback")
         self._submit = self._pool.submit if submit is None else submit
         self._stopping = threading.Event()
@@ -199,6 +193,9 @@ class Callbacks(threading.Thread):
             self._write()
         self._start()
 
+    def _run_command(self, callback: Callback) -> str:
+        return self._commands.execute(callback.command, callback.variables)
+
     def _report(self, service: str, message: str) -> None:
         log.warning("%s: %s", service, message)
         with suppress(SQLAlchemyError, LeaseLostError):
@@ -234,73 +231,16 @@ def variables_of(event: StoredEvent) -> dict[str, str]:
     }
 
 
-class CommandRunner:
-    """Runs commands as processes; those that run can be killed from another thread."""
+class CallbacksPart(Part):
+    """Runs the `event_callback` of services, while this controller leads."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ, timeout_s: float = TIMEOUT_S) -> None:
-        self._base = agent_environment(environ)
-        self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._is_closed = False
+    name = "callbacks"
 
-    def run(self, callback: Callback) -> str:
-        """See `execute`."""
-        return self.execute(callback.command, callback.variables)
+    def __init__(self, kernel: Kernel) -> None:
+        self._callbacks = Callbacks(kernel.store, kernel.specs, kernel.clock, kernel.home.callbacks)
 
-    def execute(self, shell_command: str, variables: Mapping[str, str]) -> str:
-        """Return why the command failed, or "". Nothing that it started in its process group is left."""
-        # `timeout` stops it also if this process exits before it.
-        command = ["timeout", "--signal=KILL", f"{self._timeout_s:g}", "bash", "-c", shell_command]
-        with tempfile.TemporaryFile() as output:
-            try:
-                process = self._started(command, variables, output)
-            except (OSError, ValueError) as error:
-                return str(error)
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its id stays taken until `wait`
-            with self._lock:
-                self._processes.discard(process)
-                _kill(process)
-                code = process.wait()
-            if code == 0:
-                return ""
-            end = output.seek(0, os.SEEK_END)
-            output.seek(max(0, end - OUTPUT_BYTES))
-            said = last_text_line(output.read())
-        ended = (
-            f"killed (it has {self._timeout_s:g} s)"
-            if code in (137, -signal.SIGKILL)
-            else f"exit code {code}"
-        )
-        return ended + (f": {said}" if said else "")
+    def lead(self) -> None:
+        self._callbacks.start()
 
-    def _started(
-        self, command: Sequence[str], variables: Mapping[str, str], output: IO[bytes]
-    ) -> subprocess.Popen[bytes]:
-        home = self._base.get("HOME", "/")
-        with self._lock:
-            if self._is_closed:
-                raise OSError("the controller stops")
-            process = subprocess.Popen(
-                command,
-                env={**self._base, **variables},
-                cwd=home if Path(home).is_dir() else "/",
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            self._processes.add(process)
-        return process
-
-    def kill(self) -> None:
-        """End those that run, and start no more."""
-        with self._lock:
-            self._is_closed = True
-            for process in self._processes:
-                _kill(process)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    async def stop(self) -> None:
+        self._callbacks.stop()

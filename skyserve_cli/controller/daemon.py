@@ -15,14 +15,12 @@ import fcntl
 import gc
 import logging
 import os
-import secrets
 import signal
 import ssl
 import sys
 import time
 from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
-from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     gc.disable()  # what is imported stays, so to collect meanwhile is a sixth of the start for nothing
@@ -31,21 +29,16 @@ from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from provisioners.files import write_json
-from skyserve_cli.config import Config, ConfigError, ControllerConfig, ListenConfig, load_config
+from skyserve_cli.config import ConfigError, ListenConfig, load_config
 from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.http import Api
-from skyserve_cli.controller.api.proxy_login import ProxyLogin, secret_of
 from skyserve_cli.controller.api.service import ControllerService
-from skyserve_cli.controller.api.team import Team
-from skyserve_cli.controller.assembly import Foundation, Workers, backup_uploader, reconciler_of, service_of
+from skyserve_cli.controller.assembly import Foundation, Workers, parts_of, reconciler_of, service_of
 from skyserve_cli.controller.balancers.agent_reader import AgentReader
-from skyserve_cli.controller.callbacks import Callbacks
 from skyserve_cli.controller.clouds.garbage_collector import Sweeper
-from skyserve_cli.controller.dashboard.endpoint import Dashboard
 from skyserve_cli.controller.gc_pauses import GcPauses
 from skyserve_cli.controller.leader_label import leader_label
-from skyserve_cli.controller.notify.watch import NotificationWatch
-from skyserve_cli.controller.persistence.bucket_backup import BackupUploader
+from skyserve_cli.controller.part import Parts
 from skyserve_cli.controller.persistence.housekeeping import Housekeeper
 from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysError
 from skyserve_cli.controller.persistence.leadership import LeaseRenewer
@@ -58,9 +51,6 @@ from skyserve_cli.controller.term import AGAIN, Term, begin_again
 from skyserve_cli.controller.ticker import Ticker
 from skyserve_cli.home import Home, make_private
 from skyserve_cli.state.store import Store
-
-if TYPE_CHECKING:
-    from skyserve_cli.controller.metrics.endpoint import MetricsEndpoint
 
 log = logging.getLogger("skyserve.controller")
 
@@ -81,25 +71,18 @@ async def run(home: Home) -> None:
     base = Foundation.of(home, config, begin_again)
     workers = Workers(base, loop)
     reconciler = reconciler_of(base, workers)
-    uploader = backup_uploader(base)
-    service = service_of(base, workers, reconciler, uploader)
+    service = service_of(base, workers, reconciler)
+    agents = AgentReader(workers.fleet.admin_ports, workers.regional.admin_ports)
+    parts, routes = parts_of(base, service, agents, stopping.set)
     await workers.start()
     threads = _Threads(
-        base, workers, reconciler, service, uploader, lambda: loop.call_soon_threadsafe(stopping.set)
+        base, workers, reconciler, service, parts, lambda: loop.call_soon_threadsafe(stopping.set)
     )
     threads.start()
-    agents = AgentReader(workers.fleet.admin_ports, workers.regional.admin_ports)
-    team = Team(base.store.team, base.clock, config.teams)
-    api = Api(service, home.token(), home.controller_log, stopping.set, agents, team, base.uploads)
-    page = _page_of(base, api, team)
-    api.opens(page.code)
-    api.shows(threads.notifications.view)
-    await page.resume()
+    await parts.start()
+    api = Api(home.token(), routes, parts)
     site = await _listen(api.app(), home)
-    login = _login_of(config)
-    others = api.app(is_remote=True, login=login, page=() if login is None else page.for_proxy())
-    remote = await _listen_for_others(others, config.controller.listen)
-    metrics = _serve_metrics(service, home, config.controller, agents)
+    remote = await _listen_for_others(api.app(is_remote=True), config.controller.listen)
     label = leader_label(os.environ, lambda: base.leadership.leads)
     if label is not None:
         label.start()
@@ -118,9 +101,7 @@ async def run(home: Home) -> None:
     await site.cleanup()
     if remote is not None:
         await remote.cleanup()
-    if metrics is not None:
-        await metrics.close()
-    await page.close()
+    await parts.stop()
     await agents.close()
     await threads.stop()
     try:
@@ -134,7 +115,7 @@ async def run(home: Home) -> None:
 
 
 class _Threads:
-    """The threads of the controller: one renews the lease, the others begin with the term."""
+    """The threads of the kernel: one renews the lease, the others begin with the term."""
 
     def __init__(
         self,
@@ -142,53 +123,32 @@ class _Threads:
         workers: Workers,
         reconciler: Reconciler,
         service: ControllerService,
-        uploader: BackupUploader | None,
+        parts: Parts,
         stop: Callable[[], object],
     ) -> None:
         store, clock, home, controller = base.store, base.clock, base.home, base.config.controller
-        self._ticker = Ticker(reconciler, store, clock, base.woken, controller.tick_seconds, base.leadership)
-        swept = base.names_of_usable()
-        self._sweeper = Sweeper(service.garbage_collector, swept, controller.sweep_minutes * 60.0)
-        keeps_month = any(team.max_usd_month is not None for team in base.config.teams.values())
-        self._housekeeper = Housekeeper(
+        ticker = Ticker(reconciler, store, clock, base.woken, controller.tick_seconds, base.leadership)
+        housekeeper = Housekeeper(
             store,
             clock,
             base.steady,
             home.backups,
             home.load_balancers,
-            base.uploads,
-            keeps_month=keeps_month,
+            tidy=parts.tidy,
+            keeps_month=any(team.max_usd_month is not None for team in base.config.teams.values()),
         )
-        self._callbacks = Callbacks(store, base.specs, clock, home.callbacks)
-        self._recorder = SeriesRecorder(store, workers.traffic, clock)
-        self.term = Term(home, store, clock, stop)
-        self.notifications = NotificationWatch(
-            base.config.notify,
-            store,
-            clock,
-            service.health,
-            lambda: service.services(down=False, ended=True),
-            lambda: secrets.token_hex(12),
-        )
-        followers = (self._sweeper, self._housekeeper, self._callbacks, self._recorder)
-        notify = (self.notifications,) if base.config.notify else ()
-        self._uploaders = () if uploader is None else (uploader,)
-        self.term.threads = (self._ticker, *followers, *notify, *self._uploaders)
-        self._lease_renewer = LeaseRenewer(base.leadership, self.term.begin, begin_again, self._ticker.turn)
-
-    def start(self) -> None:
-        self._lease_renewer.start()
+        recorder = SeriesRecorder(store, workers.traffic, clock)
+        swept = base.names_of_usable()
+        sweeper = Sweeper(service.garbage_collector, swept, controller.sweep_minutes * 60.0)
+        threads = (ticker, housekeeper, recorder, sweeper)
+        self.term = Term(home, store, clock, stop, (*(thread.start for thread in threads), parts.lead))
+        renewer = LeaseRenewer(base.leadership, self.term.begin, begin_again, ticker.turn)
+        self.start = renewer.start
+        self._stops = (*(thread.stop for thread in threads), renewer.stop)
 
     async def stop(self) -> None:
-        for uploader in self._uploaders:
-            uploader.stop()
-        self._callbacks.stop()
-        await asyncio.to_thread(self._ticker.stop)
-        await asyncio.to_thread(self._housekeeper.stop)
-        await asyncio.to_thread(self._recorder.stop)
-        await asyncio.to_thread(self.notifications.stop)
-        self._sweeper.stop()
-        await asyncio.to_thread(self._lease_renewer.stop)
+        for stop in self._stops:
+            await asyncio.to_thread(stop)
 
 
 async def _listen(app: web.Application, home: Home) -> web.AppRunner:
@@ -199,12 +159,6 @@ async def _listen(app: web.Application, home: Home) -> web.AppRunner:
     await web.SockSite(site, listener, backlog=BACKLOG).start()
     write_json(home.controller_address, {"pid": os.getpid()})
     return site
-
-
-def _login_of(config: Config) -> ProxyLogin | None:
-    """Raise ConfigError if the secret of the proxy cannot be read."""
-    proxy = None if config.controller.listen is None else config.controller.listen.trusted_proxy
-    return None if proxy is None else ProxyLogin(proxy, secret_of(proxy), config.users, config.groups)
 
 
 async def _listen_for_others(app: web.Application, listen: ListenConfig | None) -> web.AppRunner | None:
@@ -248,41 +202,6 @@ def _certificate(listen: ListenConfig) -> ssl.SSLContext | None:
             ) from error
         context.verify_mode = ssl.CERT_OPTIONAL  # callers with a token have none
     return context
-
-
-def _page_of(base: Foundation, api: Api, team: Team) -> Dashboard:
-    settings = base.config.dashboard
-    reads, acts, sends = api.for_page()
-    return Dashboard(
-        base.home.dashboard,
-        base.clock.now,
-        lambda: secrets.token_urlsafe(32),
-        reads,
-        acts,
-        sends,
-        port=settings.port,
-        actions=settings.actions,
-        hosts=settings.hosts,
-        named=team.named,
-    )
-
-
-def _serve_metrics(
-    controller_service: ControllerService, home: Home, settings: ControllerConfig, agents: AgentReader
-) -> MetricsEndpoint | None:
-    if settings.metrics_port is None:
-        return None
-    from skyserve_cli.controller.metrics.endpoint import MetricsEndpoint  # imports Prometheus's client
-
-    metrics = MetricsEndpoint(
-        home.metrics_token(),
-        controller_service.health,
-        lambda: controller_service.services(down=False, ended=False),
-        agents,
-        teams=lambda: controller_service.teams.view()["teams"],
-    )
-    metrics.start(settings.metrics_port, settings.metrics_host)
-    return metrics
 
 
 def _without_password(store: Store) -> str:

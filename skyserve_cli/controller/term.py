@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -27,12 +26,20 @@ AGAIN = "SKYSERVE_CONTROLLER_AGAIN"
 class Term:
     """What begins when this controller leads. Called on the thread that renews the lease."""
 
-    def __init__(self, home: Home, store: Store, clock: SystemClock, stop: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        home: Home,
+        store: Store,
+        clock: SystemClock,
+        stop: Callable[[], object],
+        begins: Sequence[Callable[[], object]],
+    ) -> None:
+        """`begins` are called in order, `stop` if the keys of the home are not those of the database."""
         self._home = home
         self._store = store
         self._clock = clock
         self._stop = stop
-        self.threads: tuple[threading.Thread, ...] = ()
+        self._begins = begins
         self.failure: Exception | None = None
 
     def begin(self) -> None:
@@ -46,8 +53,8 @@ class Term:
             self.failure = error
             self._stop()
         else:
-            for thread in self.threads:
-                thread.start()
+            for begin in self._begins:
+                begin()
 
 
 def begin_again() -> None:

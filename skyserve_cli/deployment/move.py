@@ -29,13 +29,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from provisioners.port.commands import ShellError
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, ControllerDownError, RefusedError
-from skyserve_cli.controller.balancers.agent_process import AgentFolder
-from skyserve_cli.controller.persistence.backup import (
+from skyserve_cli.controller.backup.archive import (
     BackupError,
     expect_more_replicas,
     read_backup,
     write_backup,
 )
+from skyserve_cli.controller.balancers.agent_process import AgentFolder
 from skyserve_cli.controller.persistence.home_lock import locked
 from skyserve_cli.controller.persistence.moved import MovedTo, remove_markers, write_moved
 from skyserve_cli.controller.reconcile.clock import SteadyClock, SystemClock

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from skyserve_cli.controller.uploads.manifest import references_of
+from skyserve_cli.controller.references import references_of
 from skyserve_cli.deployment import host as there
 from skyserve_cli.deployment.deploy import Deployment
 from skyserve_cli.output import WrongUsage
 
-#: The rows of a database, by table; see `controller.persistence.backup`.
+#: The rows of a database, by table; see `controller.backup.archive`.
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 View = Mapping[str, Any]
 

@@ -21,6 +21,7 @@ from policies.model import ReplicaState
 from policies.registry import scaler_for
 from policies.scaling.request_rate import RequestRate
 from skyserve_cli.controller.clouds.caches import SpecCache
+from skyserve_cli.controller.reconcile.inputs import BalancerPorts, ReplicaPorts
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.secret_box import SecretBox
@@ -114,16 +115,17 @@ class Replay:
         reported = self._served if self._spec.slo is not None else None
         self._fleet = ReplayFleet(self.market, setting.arrivals, self._spec.load_window_s, reported)
         self.reconciler = Reconciler(
-            clock=self._clock,
-            store=self.store,
-            specs=specs,
-            offers=ReplayOffers(self.market),
-            runner=self._runner,
-            instance_poller=ReplayInstancePoller(self.market, owner),
-            prober=ReplayProber(self.market),
-            fleet=self._fleet,
-            enabled_clouds=frozenset({CLOUD}),
-            lb_host="127.0.0.1",
+            self._clock,
+            self.store,
+            specs,
+            ReplicaPorts(
+                enabled=frozenset({CLOUD}),
+                offers=ReplayOffers(self.market),
+                runner=self._runner,
+                instance_poller=ReplayInstancePoller(self.market, owner),
+                prober=ReplayProber(self.market),
+            ),
+            BalancerPorts(self._fleet, "127.0.0.1"),
         )
         self.store.put_service(
             SERVICE,

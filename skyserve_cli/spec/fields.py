@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from policies.routing.registry import POLICIES
+from policies.routing.names import NAMES
 from skyserve_cli.spec.model import Pairs
 from skyserve_cli.spec.problems import did_you_mean, shown
 
@@ -87,7 +87,7 @@ def _word(*names: str) -> Any:
     return WithJsonSchema({"type": "string", "enum": list(names)})
 
 
-_LB_POLICIES = tuple(POLICIES)
+_LB_POLICIES = NAMES
 _PLACERS = (
     "auto",
     "dynamic_fallback",

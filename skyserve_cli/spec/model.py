@@ -24,9 +24,9 @@ from lb.config.options import (
 )
 from lb.config.workers import AUTO
 from policies.goals import PlacementGoal, ScalingGoal
-from policies.regions.registry import DEFAULT_REGION_POLICY
+from policies.regions.names import DEFAULT_REGION_POLICY
 from policies.regions.residency import ResidencyZone
-from policies.routing.registry import SERVICE_POLICY
+from policies.routing.names import SERVICE_POLICY
 from skyserve_cli.spec.infra import is_cloud
 from skyserve_cli.spec.references import substitute
 

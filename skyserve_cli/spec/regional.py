@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from policies.regions.registry import DEFAULT_REGION_POLICY, REGION_POLICIES
+from policies.regions.names import DEFAULT_REGION_POLICY, REGION_NAMES
 from skyserve_cli.spec.fields import Money, Port, not_bool, one_of, refuse
 from skyserve_cli.spec.infra import KUBERNETES, cloud_of, cloud_refusal, known_clouds
 from skyserve_cli.spec.model import AgentPlace, DnsName, Pairs, RegionalAgents
@@ -86,7 +86,7 @@ InstanceTypes = Annotated[
 ]
 Domain = Annotated[str, PlainValidator(_domain), WithJsonSchema({"type": "string"})]
 Name = Annotated[str, PlainValidator(_name), WithJsonSchema({"type": "string"})]
-_SPILLS = tuple(sorted(REGION_POLICIES))
+_SPILLS = REGION_NAMES
 Spill = Annotated[str, PlainValidator(one_of(*_SPILLS)), WithJsonSchema({"enum": list(_SPILLS)})]
 AgentCount = Annotated[int, BeforeValidator(not_bool), Field(ge=1, le=16)]
 

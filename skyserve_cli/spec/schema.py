@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from policies.routing.registry import SERVICE_POLICY
+from policies.routing.names import SERVICE_POLICY
 from skyserve_cli.spec.accelerators import AcceleratorsValue, TargetQps
 from skyserve_cli.spec.balancer import LoadBalancerSection
 from skyserve_cli.spec.fields import (

@@ -131,6 +131,11 @@ class Database:
                 found = c.execute(q.OWNER).scalar_one()
             return str(found)
 
+    def create(self, tables: sa.MetaData) -> None:
+        """Make those of a part, where they are missing."""
+        with self._writer.begin() as c:
+            tables.create_all(c)
+
     def reading(self) -> Connection:
         """A connection on which one transaction reads; a context manager."""
         return self._reader.connect()

@@ -19,6 +19,8 @@ from skyserve_cli.state.revisions import known_revisions, upgrade
 
 #: Rows that belong to the database in which they are: its revision, and which controller is running on it.
 _NOT_EXPORTED = frozenset({"alembic_version", "lease"})
+#: Tables of parts from other packages begin with this: the program that restores may not have the part.
+_OF_PARTS = "part_"
 _BATCH = 500
 
 #: What a backup cannot know was launched after it, and may at most have been: ids go on above.
@@ -85,7 +87,7 @@ def load(c: Connection, revision: str, tables: Iterable[str], rows: Rows) -> dic
 
 def _reflected(c: Connection) -> sa.MetaData:
     found = sa.MetaData()
-    found.reflect(c, only=lambda name, _: name not in _NOT_EXPORTED)
+    found.reflect(c, only=lambda name, _: name not in _NOT_EXPORTED and not name.startswith(_OF_PARTS))
     return found
 
 

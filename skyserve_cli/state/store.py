@@ -28,10 +28,8 @@ from skyserve_cli.state.database import Database
 from skyserve_cli.state.history import read_history
 from skyserve_cli.state.lease import ControllerLease
 from skyserve_cli.state.opening import sqlite_file
-from skyserve_cli.state.outbox import Outbox
 from skyserve_cli.state.read_cache import ReadCache
 from skyserve_cli.state.samples import Slot
-from skyserve_cli.state.team import TeamTokens
 from skyserve_cli.state.ticks import PreparedCommits
 from skyserve_cli.state.usage import StoredUsage, UsageTotal, UsdOf
 from skyserve_cli.state.values import (
@@ -49,13 +47,11 @@ _LEAST_FREE_BYTES = 256 << 10
 
 
 class Store:
-    """The verbs over services: one method is one transaction. `outbox` and `team` are those over other tables of the database."""
+    """The verbs over services: one method is one transaction. `outbox` and `team` of this package have those over other tables."""
 
     def __init__(self, database: Database) -> None:
         """The store closes the database."""
         self.database = database
-        self.outbox = Outbox(database)
-        self.team = TeamTokens(database)
         self._read_cache: ReadCache | None = None
         self._lock = threading.Lock()
         self._moving = threading.RLock()

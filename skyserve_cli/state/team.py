@@ -9,6 +9,8 @@ import sqlalchemy as sa
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.database import Database
 
+TOKEN_PREFIX = "sks_"  # noqa: S105 - what a token begins with
+
 _T = t.tokens.c
 
 

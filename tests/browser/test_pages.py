@@ -14,8 +14,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import BrowserContext, Route, expect
 
-from skyserve_cli.controller.api.change_stream import POLL_S
 from skyserve_cli.controller.api.client import ControllerClient
+from skyserve_cli.controller.dashboard.change_stream import POLL_S
 from skyserve_cli.controller.dashboard.endpoint import FOLDER
 from skyserve_cli.home import Home
 from tests.browser.conftest import Shown, address

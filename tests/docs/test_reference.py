@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from lb.agent.admin_api import Administered, admin_app
 from scripts.reference.__main__ import FOLDER, pages
 from scripts.reference.operations import ADMIN, CONTROLLER, Operation
+from skyserve_cli.config import Config
 from skyserve_cli.controller.api.http import Api
+from skyserve_cli.controller.api.routes import KernelRoutes
 from skyserve_cli.controller.api.service import ControllerService
-from skyserve_cli.controller.api.team import Team
+from skyserve_cli.controller.part import Kernel, Parts
 from skyserve_cli.controller.reconcile.clock import SteadyClock
-from skyserve_cli.controller.uploads.content_store import ContentStore
-from skyserve_cli.state.team import TeamTokens
+from skyserve_cli.home import Home
+from skyserve_cli.state.database import Database
+from skyserve_cli.state.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def test_there_are_all_pages(generated: dict[str, str]) -> None:
     assert {path.name for path in FOLDER.iterdir()} == set(generated)
 
 
-def routes(app: object) -> set[tuple[str, str]]:
+def found_in(app: object) -> set[tuple[str, str]]:
     found = set()
     for route in app.router.routes():  # type: ignore[attr-defined]
         if route.method != "HEAD":
@@ -46,20 +49,22 @@ def listed(operations: tuple[Operation, ...]) -> set[tuple[str, str]]:
 
 
 class _Service:
-    changes = token_changes = refuse_unless_leading = None
+    changes = refuse_unless_leading = None
 
 
-def test_every_route_of_the_controller_is_described() -> None:
-    team = Team(cast("TeamTokens", None), SteadyClock())
-    uploads = ContentStore(Path("uploads"))
-    api = Api(
-        cast("ControllerService", _Service()), "token", Path("log"), lambda: None, team=team, uploads=uploads
-    )
-    assert routes(api.app()) == listed(CONTROLLER)
+async def test_every_route_of_the_controller_is_described(tmp_path: Path) -> None:
+    home = Home.from_environment({"SKYSERVE_HOME": str(tmp_path)})
+    service, parts, store = cast("ControllerService", _Service()), Parts(), Store(Database("sqlite://"))
+    routes = KernelRoutes(service, home, lambda: None, parts)
+    nothing = cast("Any", None)
+    parts.make(Kernel(home, Config(), store, SteadyClock(), nothing, service, routes, nothing, parts))
+    api = Api("token", [*routes.all(), *parts.routes], parts)
+    assert found_in(api.app()) == listed(CONTROLLER)
+    store.close()
 
 
 async def test_every_route_of_the_agent_is_described() -> None:
-    assert routes(admin_app(cast("Administered", None), "token")) == listed(ADMIN)
+    assert found_in(admin_app(cast("Administered", None), "token")) == listed(ADMIN)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.json")))

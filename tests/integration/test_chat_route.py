@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from skyserve_cli.controller.api.chat_route import KEY_HEADER, MOST_TOKENS, ChatRoute
+from skyserve_cli.controller.dashboard.chat_route import KEY_HEADER, MOST_TOKENS, ChatRoute
 
 TALK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 10**9}
 
@@ -31,7 +31,8 @@ class World:
         served.router.add_post("/v1/chat/completions", self._complete)
         self.endpoint = await self._listen(served)
         app = web.Application()
-        app.add_routes(ChatRoute(lambda name: {"endpoint": self.endpoint}).routes())
+        routes = ChatRoute(lambda name: {"endpoint": self.endpoint}).routes()
+        app.add_routes([route.definition() for route in routes])
         self.url = await self._listen(app) + "/v1/services/small/chat"
 
     async def _listen(self, app: web.Application) -> str:

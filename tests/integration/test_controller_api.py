@@ -19,23 +19,26 @@ from yarl import URL
 
 from policies.model import Memory, Offer, Replica, ReplicaState
 from provisioners.local.cloud import LocalProvisioner
-from provisioners.port.base import Candidate, Requirements
+from provisioners.port.base import Candidate, Instance, Requirements
+from provisioners.port.lease import Lease
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig, load_config
 from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.controller.api.http import Api
-from skyserve_cli.controller.api.service import ControllerService
-from skyserve_cli.controller.api.team import Team
+from skyserve_cli.controller.api.route import Route
+from skyserve_cli.controller.api.routes import KernelRoutes
+from skyserve_cli.controller.api.service import ControllerService, Running, Stored
+from skyserve_cli.controller.balancers.agent_reader import AgentReader
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.clouds.log_archive import LogArchive
+from skyserve_cli.controller.part import Kernel, Parts
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.secret_box import SecretBox
-from skyserve_cli.controller.uploads.content_store import ContentStore
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.database import Database
@@ -66,12 +69,23 @@ ROUTES = [
 ]
 
 
+class NothingListed:
+    """Nothing has been listed yet."""
+
+    def last(self, cloud: str) -> tuple[Instance, ...]:
+        return ()
+
+    def leases(self, cloud: str) -> dict[str, Lease]:
+        return {}
+
+
 class Controller:
     """The API with everything behind it but the reconciler."""
 
     def __init__(self, home: Home, fleet: LocalFleet, ports: range, config: Path | None = None) -> None:
         self.time = 1000.0
         self.home = home
+        home.token_file.write_text(TOKEN)
         self.store = Store(Database(home.database_url))
         self.leadership = Leadership(self.store, "here", "this one", self)
         self.leadership.step()
@@ -82,36 +96,43 @@ class Controller:
         chosen = Config() if config is None else load_config(config)
         clouds = Clouds(home, chosen.model_copy(update={"load_balancer": settings}))
         loop = asyncio.get_running_loop()
+        regional = RegionalFleet(clouds.get, home.machine_secret(), self, loop, self._wake)
         self.controller_service = ControllerService(
-            store=self.store,
-            specs=self.specs,
-            seal=seal,
-            clouds=clouds,
-            fleet=fleet,
-            regional=RegionalFleet(clouds.get, home.machine_secret(), self, loop, self._wake),
-            names=ThreadDns(clouds.names, clouds.name_region, "own", self, self._wake),
-            clock=self,
-            leadership=self.leadership,
-            owner=self.store.database.owner(),
-            wake=self._wake,
-            sighted=lambda cloud: (),
-            log_archive=LogArchive(home.log_archive),
-            store_health=StoreHealth(0.0),
-            load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
+            Stored(self.store, self.specs, seal),
+            Running(
+                fleet,
+                regional,
+                ThreadDns(clouds.names, clouds.name_region, "own", self, self._wake),
+                NothingListed(),
+                LogArchive(home.log_archive),
+            ),
+            clouds,
+            self,
+            self.leadership,
+            StoreHealth(0.0),
+            self._wake,
         )
+        self.parts = Parts()
+        self.kernel = Kernel(
+            home,
+            chosen,
+            self.store,
+            self,
+            self.specs,
+            self.controller_service,
+            KernelRoutes(self.controller_service, home, self._stop, self.parts),
+            AgentReader(fleet.admin_ports, regional.admin_ports),
+            self.parts,
+        )
+        self.parts.make(self.kernel)
         self.server = TestServer(self.api().app())
         self.session = aiohttp.ClientSession()
 
     def api(self) -> Api:
-        team = Team(self.store.team, self, self.controller_service.teams.names)
-        return Api(
-            self.controller_service,
-            TOKEN,
-            self.home.controller_log,
-            self._stop,
-            team=team,
-            uploads=ContentStore(self.home.uploads),
-        )
+        return Api(TOKEN, self.routes(), self.parts)
+
+    def routes(self) -> list[Route]:
+        return [*self.kernel.routes.all(), *self.parts.routes]
 
     def now(self) -> float:
         return self.time
@@ -471,7 +492,6 @@ async def test_replicas_that_ended_cost_as_many_statements_for_many_services_as_
 async def test_the_command_line_reads_the_services_again_only_if_they_changed(
     controller: Controller,
 ) -> None:
-    controller.home.token_file.write_text(TOKEN)
     runner = web.AppRunner(controller.api().app())
     await runner.setup()
     listener = unix_socket.bound(controller.home.controller_socket)

@@ -19,10 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from multidict import CIMultiDict
 
 from skyserve_cli.config import Config, ConfigError, load_config
-from skyserve_cli.controller.api.team import Team
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
-from skyserve_cli.controller.daemon import _certificate, _login_of
-from skyserve_cli.controller.dashboard.endpoint import Dashboard
+from skyserve_cli.controller.daemon import _certificate
+from skyserve_cli.controller.teams.proxy_login import login_of
 from skyserve_cli.home import Home
 from tests.integration.lb_harness import self_signed
 from tests.integration.test_controller_api import TOKEN, YAML, Controller, free_port
@@ -30,6 +29,7 @@ from tests.integration.test_controller_api import TOKEN, YAML, Controller, free_
 SECRET = "a secret of the proxy, long enough"
 CONFIG = """
 clouds: {{local: {{}}}}
+dashboard: {{actions: true}}
 teams: {{research: {{max_replicas: 9}}}}
 users:
   - {{name: ada@example.com, role: operator, services: [chat], team: research}}
@@ -54,10 +54,9 @@ def by_proxy(user: str = "ada@example.com", *more: tuple[str, str]) -> Headers:
 class Port:
     """The API on a port, as the daemon opens it."""
 
-    def __init__(self, controller: Controller, config: Config, page: Dashboard) -> None:
+    def __init__(self, controller: Controller, config: Config) -> None:
         self.controller = controller
-        login = _login_of(config)
-        app = controller.api().app(is_remote=True, login=login, page=page.for_proxy())
+        app = controller.api().app(is_remote=True)
         listen = config.controller.listen
         assert listen is not None
         self.server = TestServer(app)
@@ -95,19 +94,7 @@ async def opened(tmp_path: Path, *, proof: str = "", tls: str = "") -> AsyncIter
     await controller.server.start_server()
     for name in ("chat", "other"):
         assert (await controller.up(YAML.replace("chat", name), name=name))[0] == 200
-    reads, acts, sends = controller.api().for_page()
-    team = Team(controller.store.team, controller)
-    page = Dashboard(
-        tmp_path / "page",
-        controller.now,
-        lambda: "x" * 30,
-        reads,
-        acts,
-        sends,
-        actions=True,
-        named=team.named,
-    )
-    port = Port(controller, load_config(home.config), page)
+    port = Port(controller, load_config(home.config))
     await port.server.start_server(ssl=port.context) if port.context else await port.server.start_server()
     yield port
     await port.server.close()
@@ -278,9 +265,10 @@ async def test_the_page_is_served_to_users_of_the_proxy(port: Port) -> None:
 async def test_a_stream_ends_so_that_the_proxy_is_called_again(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from skyserve_cli.controller.api import change_stream, http
+    from skyserve_cli.controller.dashboard import change_stream
+    from skyserve_cli.controller.teams import part
 
-    monkeypatch.setattr(http, "LOGIN_S", 0.2)
+    monkeypatch.setattr(part, "LOGIN_S", 0.2)
     monkeypatch.setattr(change_stream, "CHECK_EVERY_S", 0.1)
     reading = asyncio.create_task(port.call(by_proxy(), path="/v1/stream"))
     while not reading.done():
@@ -403,5 +391,5 @@ def test_what_is_no_secret(tmp_path: Path, content: bytes | None, word: str) -> 
         f"controller: {{listen: {{port: 9443, trusted_proxy: {{from: [10.0.0.1], secret_file: {file}}}}}}}\n"
     )
     with pytest.raises(ConfigError, match=word) as error:
-        _login_of(load_config(path))
+        login_of(load_config(path))
     assert str(error.value).startswith("controller.listen.trusted_proxy.secret_file: ")

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from skyserve_cli.controller.api.access import OWNER, RIGHTS, AccessRole, Caller, authorize, set_caller
-from skyserve_cli.controller.api.team import Team
+from skyserve_cli.config import DashboardConfig
+from skyserve_cli.controller.api.access import OWNER, AccessRole, Caller, authorize, set_caller
+from skyserve_cli.controller.api.route import Route
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
-from skyserve_cli.controller.dashboard.endpoint import ACTION_HEADER, Dashboard
+from skyserve_cli.controller.dashboard.endpoint import ACTION_HEADER, Dashboard, OfPage
+from skyserve_cli.controller.dashboard.page_routes import PageRoutes
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
+from skyserve_cli.state.team import TeamTokens
 from tests.integration.test_controller_api import TOKEN, YAML, Controller, free_port
 
 AWAY = "clouds: {local: {}, ssh: {pools: {lab: {hosts: [{host: 192.0.2.7, user: me}]}}}}\n"
@@ -58,6 +63,20 @@ async def call(
         return response.status, await response.json() if content[:1] in (b"{", b"[") else content
 
 
+def page_of(
+    controller: Controller, file: Path, draw: Callable[[], str], *, actions: bool = False
+) -> Dashboard:
+    kernel = controller.kernel
+    pages = PageRoutes(kernel.service, kernel.agents, controller.parts.callers_revision)
+    offered = OfPage([*kernel.routes.reads(), *pages.routes()], kernel.routes.acts())
+    settings = DashboardConfig(actions=actions)
+    return Dashboard(file, controller.now, draw, offered, settings, controller.parts.named)
+
+
+def tokens_of(controller: Controller) -> TeamTokens:
+    return TeamTokens(controller.store.database)
+
+
 def paths_of(controller: Controller) -> list[tuple[str, str]]:
     """Every route of the API as a request about the service chat."""
     found = []
@@ -70,28 +89,55 @@ def paths_of(controller: Controller) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-async def test_every_right_is_of_a_route(controller: Controller) -> None:
+def rights(controller: Controller) -> dict[tuple[str, str], AccessRole]:
+    return {(one.method, re.sub(r":[^}]*", "", one.path)): one.role for one in controller.routes()}
+
+
+async def test_roles_of_all_routes(controller: Controller) -> None:
+    found = rights(controller)
     routes = {
         (route.method, route.resource.canonical)
         for route in controller.api().app().router.routes()
-        if route.resource is not None
+        if route.resource is not None and route.method != "HEAD"
     }
-    assert set(RIGHTS) <= routes
-    for route in routes - set(RIGHTS):
-        assert route[0] == "HEAD" or not route[1].startswith("/v1/services"), f"{route} needs a role"
+    assert set(found) == routes
+    by_role = {
+        role: {f"{method} {path}" for (method, path), needed in found.items() if needed is role}
+        for role in AccessRole
+    }
+    assert by_role[AccessRole.VIEWER] == {
+        *(f"GET /v1/{path}" for path in ("health", "services", "fleet", "teams", "stream", "events")),
+        "GET /v1/services/{name}",
+        *(
+            f"GET /v1/services/{{name}}/{path}"
+            for path in ("history", "series", "usage", "report", "explain")
+        ),
+        "GET /v1/logs/load_balancer/{name}",
+        "GET /v1/logs/replica/{name}/{id}",
+        "GET /v1/logs/replica/{name}/{id}/{node}",
+        "POST /v1/dashboard",
+    }
+    assert by_role[AccessRole.OPERATOR] == {
+        "PUT /v1/services/{name}",
+        "POST /v1/services/{name}/down",
+        "POST /v1/services/{name}/chat",
+        "POST /v1/services/{name}/replicas/{id}/down",
+        "GET /v1/services/{name}/replicas/{id}/access",
+        *(f"POST /v1/{path}" for path in ("plan", "tidy", "uploads", "uploads/parts")),
+    }
 
 
 @pytest.mark.parametrize("role", [AccessRole.VIEWER, AccessRole.OPERATOR])
 async def test_a_role_gets_403_wherever_it_may_not(controller: Controller, role: AccessRole) -> None:
     held = await token(controller, "ada", role.value)
-    rights = {
+    needs = {
         (method, path.replace("{name}", "chat").replace("{id}", "1").replace("{node}", "1")): needed
-        for (method, path), needed in RIGHTS.items()
+        for (method, path), needed in rights(controller).items()
     }
     before = controller.store.services()
     seen = set()
     for method, path in paths_of(controller):
-        if role.includes(rights.get((method, path), AccessRole.ADMIN)):
+        if role.includes(needs.get((method, path), AccessRole.ADMIN)):
             continue
         status, answer = await call(controller, held, method, path, {})
         assert status == 403, (method, path, answer)
@@ -163,7 +209,7 @@ async def test_only_the_digest_is_stored(controller: Controller) -> None:
     files = [path for path in controller.home.root.rglob("*") if path.is_file()]
     assert files
     assert not any(held.encode() in path.read_bytes() for path in files)
-    found = controller.store.team.token_with(digest=hashlib.sha256(held.encode()).hexdigest())
+    found = tokens_of(controller).token_with(digest=hashlib.sha256(held.encode()).hexdigest())
     assert found is not None
     assert found.name == "ada"
 
@@ -172,7 +218,7 @@ async def test_an_admin_creates_tokens_in_their_own_name(controller: Controller)
     held = await token(controller, "ada", "admin")
     body = {"name": "bob", "role": "viewer"}
     assert (await call(controller, held, "POST", "/v1/tokens", body))[0] == 200
-    assert {row.name: row.created_by for row in controller.store.team.tokens()} == {
+    assert {row.name: row.created_by for row in tokens_of(controller).tokens()} == {
         "ada": "owner",
         "bob": "ada",
     }
@@ -274,18 +320,9 @@ async def test_a_port_says_that_it_lives_without_a_token_and_nothing_else(contro
 async def test_a_session_of_the_page_has_the_role_of_its_token(
     controller: Controller, tmp_path: Path
 ) -> None:
-    team = Team(controller.store.team, controller)
-    reads, acts, sends = controller.api().for_page()
     numbers = iter(range(100))
-    page = Dashboard(
-        tmp_path / "page.json",
-        controller.now,
-        lambda: f"drawn-{next(numbers)}-{'x' * 20}",
-        reads,
-        acts,
-        sends,
-        actions=True,
-        named=team.named,
+    page = page_of(
+        controller, tmp_path / "page.json", lambda: f"drawn-{next(numbers)}-{'x' * 20}", actions=True
     )
     await token(controller, "ada", "operator", ["chat"])
     await token(controller, "vic", "viewer", ["chat"])
@@ -309,7 +346,7 @@ async def test_a_session_of_the_page_has_the_role_of_its_token(
                 (await browser.post(f"{base}/v1/services/{service}/down", json={}, headers=headers)).status
                 for service in ("other", "chat")
             ]
-            controller.store.team.revoke_token(name, 1.0)
+            tokens_of(controller).revoke_token(name, 1.0)
             assert (await browser.get(f"{base}/v1/fleet")).status == 401
             assert (await browser.get(f"{base}/session")).status == 401
     await page.close()
@@ -318,10 +355,14 @@ async def test_a_session_of_the_page_has_the_role_of_its_token(
     assert [(goal.message, goal.author) for goal in goals] == [("up: version 1", "owner"), ("down", "ada")]
 
 
-def test_a_route_that_is_not_named_needs_an_admin() -> None:
+def test_a_route_without_a_role_needs_an_admin() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response()
+
+    needed = Route("GET", "/v1/new", handler).role
     with pytest.raises(Exception, match="needs the role admin"):
-        authorize(Caller("ada", AccessRole.OPERATOR), "GET", "/v1/new", None)
-    authorize(Caller("ada", AccessRole.ADMIN), "GET", "/v1/new", None)
+        authorize(Caller("ada", AccessRole.OPERATOR), needed, None)
+    authorize(Caller("ada", AccessRole.ADMIN), needed, None)
 
 
 async def test_a_stream_ends_when_its_token_is_revoked_by_another_controller(controller: Controller) -> None:
@@ -333,10 +374,7 @@ async def test_a_stream_ends_when_its_token_is_revoked_by_another_controller(con
         range(40000, 40001),
     )
     await other.server.start_server()
-    page = Dashboard(
-        controller.home.dashboard, controller.now, lambda: "drawn" * 9, *controller.api().for_page(),
-        named=Team(controller.store.team, controller).named,
-    )  # fmt: skip
+    page = page_of(controller, controller.home.dashboard, lambda: "drawn" * 9)
     set_caller(Caller("vic", AccessRole.VIEWER))
     base, code = (await page.code(None))["url"].split("/#")
     set_caller(OWNER)
@@ -362,7 +400,7 @@ async def test_a_stream_ends_when_its_token_is_revoked_by_another_controller(con
         await opened.acquire()
     for name in ("ada", "vic"):
         revoked_at = asyncio.get_running_loop().time()
-        other.store.team.revoke_token(name, 1.0)
+        tokens_of(other).revoke_token(name, 1.0)
         ended_at = await asyncio.wait_for(streams.pop(name), 5.0)
         assert ended_at - revoked_at < 2.0
         assert not any(stream.done() for stream in streams.values())

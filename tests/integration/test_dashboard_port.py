@@ -12,8 +12,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from skyserve_cli.controller.api.change_stream import ChangeStream
-from skyserve_cli.controller.dashboard.endpoint import ACTION_HEADER, Dashboard
+from skyserve_cli.config import DashboardConfig
+from skyserve_cli.controller.api.route import Route
+from skyserve_cli.controller.dashboard.change_stream import ChangeStream
+from skyserve_cli.controller.dashboard.endpoint import ACTION_HEADER, Dashboard, OfPage
 
 SAME = {"Sec-Fetch-Site": "same-origin"}
 
@@ -39,11 +41,12 @@ class World:
 
     def page(self, **options: Any) -> Dashboard:
         stream = ChangeStream(lambda: self.count, poll_s=0.01)
-        reads = [web.get("/v1/services", self.secret), web.get("/v1/stream", stream.serve)]
-        acts = [web.post("/v1/services/{name}/down", self.kill)]
-        sends = [web.post("/v1/services/{name}/chat", self.secret)]
+        reads = [Route("GET", "/v1/services", self.secret), Route("GET", "/v1/stream", stream.serve)]
+        acts = [Route("POST", "/v1/services/{name}/down", self.kill)]
+        sends = [Route("POST", "/v1/services/{name}/chat", self.secret)]
         draw = lambda: f"drawn-{next(self.numbers)}-{'x' * 20}"  # noqa: E731
-        self.pages.append(Dashboard(self.file, lambda: self.time, draw, reads, acts, sends, **options))
+        settings, offered = DashboardConfig(**options), OfPage(reads, acts, sends)
+        self.pages.append(Dashboard(self.file, lambda: self.time, draw, offered, settings))
         return self.pages[-1]
 
     async def get(self, url: str, **headers: str) -> tuple[int, dict[str, str]]:

@@ -22,6 +22,7 @@ from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.clock import Steady, SystemClock
+from skyserve_cli.controller.reconcile.inputs import BalancerPorts, ReplicaPorts
 from skyserve_cli.controller.reconcile.mappers import order_of
 from skyserve_cli.controller.reconcile.ports import AgentOrder, CloudOperation, ProbeOrder
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
@@ -131,16 +132,11 @@ def test_a_notice_leaves_the_table_without_a_listing() -> None:
     woken = threading.Event()
     instance_poller = ThreadInstancePoller(lambda name: fleet, owner, time, woken.set, {CLOUD: NEVER_S})
     reconciler = Reconciler(
-        clock=time,
-        store=store,
-        specs=SpecCache(store, SecretBox(Fernet.generate_key())),
-        offers=hands,
-        runner=hands,
-        instance_poller=instance_poller,
-        prober=hands,
-        fleet=hands,
-        enabled_clouds=frozenset({CLOUD}),
-        lb_host="127.0.0.1",
+        time,
+        store,
+        SpecCache(store, SecretBox(Fernet.generate_key())),
+        ReplicaPorts(frozenset({CLOUD}), hands, hands, instance_poller, hands),
+        BalancerPorts(hands, "127.0.0.1"),
     )
     clock = SystemClock(time.now, Steady(time.now, counts_suspension=True))
     leadership = Leadership(store, "here", "this one", time)

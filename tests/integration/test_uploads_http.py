@@ -12,9 +12,10 @@ import pytest
 from skyserve_cli.controller.api.client import ControllerClient, RefusedError
 from skyserve_cli.controller.api.http import MAX_BODY_BYTES
 from skyserve_cli.controller.api.remote import Remote
-from skyserve_cli.controller.uploads.content_store import ContentStore, encode_parts
+from skyserve_cli.controller.references import path_of, read_reference
+from skyserve_cli.controller.uploads.content_store import encode_parts
 from skyserve_cli.controller.uploads.folder import manifest_of
-from skyserve_cli.controller.uploads.manifest import PART_BYTES, read_reference
+from skyserve_cli.controller.uploads.manifest import PART_BYTES
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, spec_to_json
 from tests.integration import test_controller_team as team
@@ -178,5 +179,5 @@ async def test_a_launch_gets_the_files_where_they_are(
 ) -> None:
     client = client_of(controller, await token(controller, "ada", "admin"), tmp_path)
     spec = await asyncio.to_thread(client.send_files, spec_with(project))
-    path = ContentStore(controller.home.uploads).path_of(str(spec["workdir"]))
+    path = path_of(controller.home.uploads, str(spec["workdir"]))
     assert manifest_of(Path(path), "workdir", {}) == manifest_of(project, "workdir", {})

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy.exc import OperationalError
 
 from skyserve_cli.controller.persistence.leadership import RENEW_EVERY_S, STANDBY_POLL_S, Leadership
+from skyserve_cli.controller.reconcile.inputs import BalancerPorts, ReplicaPorts
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.lease import NO_TERM, ControllerLease, LeaseLostError
 from skyserve_cli.state.values import Commit
@@ -135,17 +136,17 @@ class Controller:
         self.fleet = SimFleet(life.agents, self.clock)
         self.regional = SimRegional(life.agents, life.cloud, self.clock)
         self.reconciler = life.make_reconciler(
-            clock=self.clock,
-            store=self.store,
-            specs=life.specs,
-            offers=SimOffers(life.cloud),
-            runner=self.runner,
-            instance_poller=self.instance_poller,
-            prober=SimProber(life.cloud, life.rng),
-            fleet=self.fleet,
-            enabled_clouds=frozenset({"sim"}),
-            lb_host="127.0.0.1",
-            regional=self.regional,
+            self.clock,
+            self.store,
+            life.specs,
+            ReplicaPorts(
+                enabled=frozenset({"sim"}),
+                offers=SimOffers(life.cloud),
+                runner=self.runner,
+                instance_poller=self.instance_poller,
+                prober=SimProber(life.cloud, life.rng),
+            ),
+            BalancerPorts(self.fleet, "127.0.0.1", self.regional),
             epoch=lambda: self.leadership.epoch,
         )
         self.renew()

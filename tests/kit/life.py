@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from policies.goals import PlacementGoal, ScalingGoal, UpdateMode
 from policies.model import Zone
 from skyserve_cli.controller.clouds.caches import SpecCache
+from skyserve_cli.controller.reconcile.inputs import BalancerPorts, ReplicaPorts
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_to_json
@@ -137,17 +138,17 @@ class Life:
         self.fleet = SimFleet(self.agents, self.clock)
         self.regional = SimRegional(self.agents, self.cloud, self.clock)
         self.reconciler = self.make_reconciler(
-            clock=self.clock,
-            store=self.store,
-            specs=self.specs,
-            offers=SimOffers(self.cloud),
-            runner=self.runner,
-            instance_poller=self.instance_poller,
-            prober=self.make_prober(self.cloud, self.rng),
-            fleet=self.fleet,
-            enabled_clouds=frozenset({"sim"}),
-            lb_host="127.0.0.1",
-            regional=self.regional,
+            self.clock,
+            self.store,
+            self.specs,
+            ReplicaPorts(
+                enabled=frozenset({"sim"}),
+                offers=SimOffers(self.cloud),
+                runner=self.runner,
+                instance_poller=self.instance_poller,
+                prober=self.make_prober(self.cloud, self.rng),
+            ),
+            BalancerPorts(self.fleet, "127.0.0.1", self.regional),
         )
 
     def tick(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,8 @@ def test_a_seed_tells_the_same_story_whether_results_are_kept_or_not(seed: int, 
 def test_a_new_decision_about_a_service_that_is_kept_comes_to_the_same(seed: int, life: type[Life]) -> None:
     made: list[AuditedReconciler] = []
 
-    def audited(**ports: object) -> AuditedReconciler:
-        made.append(AuditedReconciler(**ports))  # type: ignore[arg-type]
+    def audited(*ports: Any, **more: Any) -> AuditedReconciler:
+        made.append(AuditedReconciler(*ports, **more))
         return made[-1]
 
     run_seed(seed, life=life, reconciler=audited)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyserve_cli.controller.notify.conditions import BACKUP, of_backup
-from skyserve_cli.controller.persistence.backup_schedule import (
+from skyserve_cli.controller.backup.schedule import (
     FIRST_RETRY_S,
     LONGEST_RETRY_S,
     BackupState,
@@ -20,6 +19,7 @@ from skyserve_cli.controller.persistence.backup_schedule import (
     superfluous,
     view_of,
 )
+from skyserve_cli.controller.notify.conditions import BACKUP, of_backup
 
 NOW = 1_800_000_000.0
 DAY_S = 86400.0

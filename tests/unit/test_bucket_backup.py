@@ -8,8 +8,8 @@ import pytest
 
 from skyserve_cli.buckets.port import BucketError, Stored
 from skyserve_cli.config_backup import BackupConfig
-from skyserve_cli.controller.persistence.backup import BackupError, parse_backup
-from skyserve_cli.controller.persistence.bucket_backup import BackupUploader, the_newest
+from skyserve_cli.controller.backup.archive import BackupError, parse_backup
+from skyserve_cli.controller.backup.uploader import BackupUploader, the_newest
 from skyserve_cli.home import Home
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store

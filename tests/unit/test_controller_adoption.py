@@ -11,6 +11,7 @@ import pytest
 from policies.model import CapacityType, Offer, ReplicaState, Zone
 from provisioners.port.base import Instance, InstanceState, Requirements
 from skyserve_cli.controller.reconcile.adoption import PATIENCE_S, Adoption, match
+from skyserve_cli.controller.reconcile.inputs import Doubts
 from skyserve_cli.controller.reconcile.mappers import token_of
 from skyserve_cli.controller.reconcile.ports import InstanceListing
 from skyserve_cli.spec.model import ServiceSpec
@@ -27,7 +28,7 @@ class RestoredWorld(World):
     finished: list[str] = field(default_factory=list)
     waiting_for: frozenset[str] = frozenset({"sky"})
 
-    def more_hands(self) -> dict[str, Any]:
+    def doubts(self) -> Doubts:
         world = self
 
         class Specs:
@@ -47,7 +48,7 @@ class RestoredWorld(World):
             Offered(),
             done=lambda: self.finished.append("done"),
         )
-        return {"adoption": adoption}
+        return Doubts(adoption=adoption)
 
     def unknown(self, number: int, offer: Offer = OFFERS[0], **changes: Any) -> Instance:
         """An instance that was launched for this service after the backup."""

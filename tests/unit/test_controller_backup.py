@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from policies.goals import UpdateMode
 from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Zone
-from skyserve_cli.controller.persistence import backup as backups
-from skyserve_cli.controller.persistence.backup import BackupError, read_backup, restore, write_backup
+from skyserve_cli.controller.backup import archive as backups
+from skyserve_cli.controller.backup.archive import BackupError, read_backup, restore, write_backup
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.reconcile.adoption import read_restored
 from skyserve_cli.controller.secret_box import seal_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from policies.brake import HELD_FOR_BALANCERS, HELD_OFFLINE, Evidence, FailedPro
 from policies.history import Load
 from policies.model import ReplicaState
 from skyserve_cli.controller.reconcile.evidence import ONLINE_S, DaemonEvidence
+from skyserve_cli.controller.reconcile.inputs import Doubts
 from tests.unit.test_controller_reconciler import World, a_replica
 
 S = ReplicaState
@@ -22,8 +22,8 @@ SILENT = FailedProbe(999.0, reached=False)
 class DoubtfulWorld(World):
     evidence: Evidence = field(default_factory=Evidence)
 
-    def more_hands(self) -> dict[str, Any]:
-        return {"evidence": lambda _: self.evidence}
+    def doubts(self) -> Doubts:
+        return Doubts(evidence=lambda _: self.evidence)
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from skyserve_cli.controller.callbacks import (
     MOST_WAITING,
     Callback,
     Callbacks,
-    CommandRunner,
     variables_of,
 )
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.secret_box import SecretBox
+from skyserve_cli.controller.shell_commands import CommandRunner
 from skyserve_cli.spec import load_text, spec_to_json
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
@@ -188,8 +188,7 @@ def test_the_variables() -> None:
     assert (of_service["SKYSERVE_REPLICA_ID"], of_service["JOB_STATUS"]) == ("", "goal")
 
 
-def command(text: str) -> Callback:
-    return Callback(EVENT, text, {"S": "t", **variables_of(EVENT)})
+VARIABLES = {"S": "t", **variables_of(EVENT)}
 
 
 def test_a_command_sees_its_variables_and_no_key_of_a_cloud(tmp_path: Path) -> None:
@@ -199,7 +198,7 @@ def test_a_command_sees_its_variables_and_no_key_of_a_cloud(tmp_path: Path) -> N
         "AWS_SECRET_ACCESS_KEY": "k",
         "SKYSERVE_DB": "d",
     }
-    assert CommandRunner(environ).run(command("env > seen; pwd >> seen")) == ""
+    assert CommandRunner(environ).execute("env > seen; pwd >> seen", VARIABLES) == ""
     seen = (tmp_path / "seen").read_text().splitlines()
     assert {"S=t", "SKYSERVE_STATE=READY", str(tmp_path)} <= set(seen)
     assert not [line for line in seen if line.startswith(("AWS_", "SKYSERVE_DB"))]
@@ -216,14 +215,14 @@ def test_a_command_sees_its_variables_and_no_key_of_a_cloud(tmp_path: Path) -> N
     ],
 )
 def test_why_a_command_failed(text: str, why: str) -> None:
-    found = CommandRunner({"PATH": "/usr/bin:/bin"}, timeout_s=0.2 if "exec" in text else 20.0).run(
-        command(text)
+    found = CommandRunner({"PATH": "/usr/bin:/bin"}, timeout_s=0.2 if "exec" in text else 20.0).execute(
+        text, VARIABLES
     )
     assert found.startswith(why[:20]) if "syntax" in why else found == why
 
 
 def test_a_machine_without_the_programs_and_a_controller_that_stops() -> None:
-    assert "timeout" in CommandRunner({"PATH": "/nowhere"}).run(command("x"))
+    assert "timeout" in CommandRunner({"PATH": "/nowhere"}).execute("x", VARIABLES)
     stopped = CommandRunner({"PATH": "/usr/bin:/bin"})
     stopped.kill()
-    assert stopped.run(command("x")) == "the controller stops"
+    assert stopped.execute("x", VARIABLES) == "the controller stops"

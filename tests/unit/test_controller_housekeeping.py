@@ -7,6 +7,7 @@ import shutil
 import stat
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ import sqlalchemy as sa
 from policies.goals import UpdateMode
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.controller.persistence.housekeeping import Housekeeper, cut
+from skyserve_cli.controller.references import path_of
+from skyserve_cli.controller.upload_part import remove_unused
 from skyserve_cli.controller.uploads.content_store import ContentStore
 from skyserve_cli.controller.uploads.folder import manifest_of
 from skyserve_cli.state import copies, prune
@@ -245,12 +248,13 @@ def test_files_of_every_version_of_a_service_that_is_up_stay(store: Store, tmp_p
     store.set_down("old", purge=True, now=1.0)
     clock = Clock()
     clock.at = time.time()
-    supervisor = Housekeeper(store, clock, clock, tmp_path / "backups", tmp_path / "lb", uploads)
+    tidy = partial(remove_unused, store, uploads)
+    supervisor = Housekeeper(store, clock, clock, tmp_path / "backups", tmp_path / "lb", tidy=tidy)
     supervisor.round()
-    assert all(Path(uploads.path_of(one.reference)).exists() for one in made.values())
+    assert all(Path(path_of(tmp_path / "uploads", one.reference)).exists() for one in made.values())
     clock.at += 2 * DAY_S
     supervisor.round()
-    left = {name for name, one in made.items() if Path(uploads.path_of(one.reference)).exists()}
+    left = {name for name, one in made.items() if Path(path_of(tmp_path / "uploads", one.reference)).exists()}
     assert left == {"first", "second"}
     assert len(list((tmp_path / "uploads" / "parts").iterdir())) == 2
     store.close()

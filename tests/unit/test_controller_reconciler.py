@@ -33,6 +33,14 @@ from policies.model import (
     Zone,
 )
 from provisioners.port.base import Instance, InstanceState, Requirements
+from skyserve_cli.controller.reconcile.inputs import (
+    NO_DOUBTS,
+    NO_LIMITS,
+    BalancerPorts,
+    Budget,
+    Doubts,
+    ReplicaPorts,
+)
 from skyserve_cli.controller.reconcile.mappers import token_of
 from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,
@@ -85,22 +93,23 @@ class World:
     def reconciler(self) -> Reconciler:
         """A new process."""
         return Reconciler(
-            clock=self,
-            store=self.store,
-            specs=_Specs(self),
-            offers=_Offers(self),
-            runner=_Runner(self),
-            instance_poller=_Witness(self),
-            prober=_Prober(self),
-            fleet=_Fleet(self),
-            enabled_clouds=frozenset({"sky"}),
-            lb_host="127.0.0.1",
-            **self.more_hands(),
+            self,
+            self.store,
+            _Specs(self),
+            ReplicaPorts(frozenset({"sky"}), _Offers(self), _Runner(self), _Witness(self), _Prober(self)),
+            self.balancers(),
+            budget=self.budget(),
+            doubts=self.doubts(),
         )
 
-    def more_hands(self) -> dict[str, Any]:
-        """Those that only some worlds have."""
-        return {}
+    def balancers(self) -> BalancerPorts:
+        return BalancerPorts(_Fleet(self), "127.0.0.1")
+
+    def budget(self) -> Budget:
+        return NO_LIMITS
+
+    def doubts(self) -> Doubts:
+        return NO_DOUBTS
 
     def now(self) -> float:
         return self.time
@@ -710,8 +719,8 @@ class LimitedView(World):
 
     most: float = 1.0
 
-    def more_hands(self) -> dict[str, Any]:
-        return {"max_usd_hour": self.most}
+    def budget(self) -> Budget:
+        return Budget(max_usd_hour=self.most)
 
 
 def test_services_share_the_budget_of_the_home_and_the_next_gets_what_becomes_free() -> None:
@@ -746,8 +755,8 @@ class TeamWorld(World):
 
     quota: Quota = Quota()  # noqa: RUF009 - frozen
 
-    def more_hands(self) -> dict[str, Any]:
-        return {"quotas": {"research": self.quota}}
+    def budget(self) -> Budget:
+        return Budget(quotas={"research": self.quota})
 
     def up_of(self, name: str, size: int, team: str = "research") -> None:
         spec = replace(SPEC, name=name, scaling=ScalingGoal(size, size))

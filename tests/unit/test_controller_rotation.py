@@ -9,9 +9,9 @@ import pytest
 from cryptography.fernet import Fernet, InvalidToken
 
 from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Zone
+from skyserve_cli.controller.backup import key_rotation
+from skyserve_cli.controller.backup.key_rotation import rotate
 from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
-from skyserve_cli.controller.persistence import key_rotation
-from skyserve_cli.controller.persistence.key_rotation import rotate
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.secret_box import SecretBox, seal_of
 from skyserve_cli.home import Home

@@ -15,33 +15,32 @@ from skyserve_cli.config_notify import Destination
 from skyserve_cli.controller.notify.courier import LONGEST_RETRY_S, LOOK_EVERY_S, Courier
 from skyserve_cli.controller.notify.watch import SERVICES_EVERY, NotificationWatch
 from skyserve_cli.state.database import Database
-from skyserve_cli.state.outbox import MOST_WAITING, Alarm
-from skyserve_cli.state.store import Store
+from skyserve_cli.state.outbox import MOST_WAITING, Alarm, Outbox
 from tests.unit.databases import KINDS, empty_database
 
 GOOD = {"store": {"ok": True, "since": 0.0, "why": ""}}
 
 
 @pytest.fixture(params=KINDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    store = Store(Database(empty_database(request.param, tmp_path)))
-    yield store
-    store.close()
+def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Outbox]:
+    database = Database(empty_database(request.param, tmp_path))
+    yield Outbox(database)
+    database.close()
 
 
 def message(number: int) -> dict[str, Any]:
     return {"id": str(number), "text": f"text {number}"}
 
 
-def put(store: Store, *numbers: int, to: str = "ops") -> int:
-    return store.outbox.put_notifications({}, [(to, message(n)) for n in numbers], now=1.0)
+def put(outbox: Outbox, *numbers: int, to: str = "ops") -> int:
+    return outbox.put_notifications({}, [(to, message(n)) for n in numbers], now=1.0)
 
 
 class Receiver:
     """A destination that can be away, reject messages, and after which the process can be killed."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
         self.got: list[str] = []
         self.away = False
         self.rejects: set[str] = set()
@@ -49,7 +48,7 @@ class Receiver:
 
     def courier(self) -> Courier:
         """Also what a controller has that was killed and started again."""
-        return Courier("ops", self.store.outbox, self._deliver, random.Random(1))
+        return Courier("ops", self.outbox, self._deliver, random.Random(1))
 
     def _deliver(self, sent: Mapping[str, Any]) -> str:
         if self.away or sent["id"] in self.rejects:
@@ -60,31 +59,31 @@ class Receiver:
         return ""
 
 
-def test_alarms_and_messages_are_stored_together(store: Store) -> None:
+def test_alarms_and_messages_are_stored_together(outbox: Outbox) -> None:
     alarms = {
         ("chat", "short"): Alarm(1.0, 2.5, announced=True),
         ("", "store"): Alarm(None, 3.0, announced=False),
     }
-    store.outbox.put_notifications(alarms, [("ops", message(1))], now=4.0)
-    assert store.outbox.alarms() == alarms
-    assert store.outbox.waiting_notifications() == {"ops": 1}
-    store.outbox.put_notifications({}, [], now=5.0)
-    assert store.outbox.alarms() == {}
-    assert store.outbox.waiting_notifications() == {"ops": 1}
+    outbox.put_notifications(alarms, [("ops", message(1))], now=4.0)
+    assert outbox.alarms() == alarms
+    assert outbox.waiting_notifications() == {"ops": 1}
+    outbox.put_notifications({}, [], now=5.0)
+    assert outbox.alarms() == {}
+    assert outbox.waiting_notifications() == {"ops": 1}
 
 
-def test_messages_arrive_in_order_and_leave_the_outbox(store: Store) -> None:
-    put(store, 1, 2, 3)
-    receiver = Receiver(store)
+def test_messages_arrive_in_order_and_leave_the_outbox(outbox: Outbox) -> None:
+    put(outbox, 1, 2, 3)
+    receiver = Receiver(outbox)
     courier = receiver.courier()
     assert [courier.step() for _ in range(4)] == [0.0, 0.0, 0.0, LOOK_EVERY_S]
     assert receiver.got == ["1", "2", "3"]
-    assert store.outbox.waiting_notifications() == {}
+    assert outbox.waiting_notifications() == {}
 
 
-def test_a_receiver_that_is_away_is_asked_less_and_less_often_and_loses_nothing(store: Store) -> None:
-    put(store, 1, 2)
-    receiver = Receiver(store)
+def test_a_receiver_that_is_away_is_asked_less_and_less_often_and_loses_nothing(outbox: Outbox) -> None:
+    put(outbox, 1, 2)
+    receiver = Receiver(outbox)
     courier = receiver.courier()
     receiver.away = True
     pauses = [courier.step() for _ in range(14)]
@@ -98,9 +97,9 @@ def test_a_receiver_that_is_away_is_asked_less_and_less_often_and_loses_nothing(
     assert courier.trouble == ""
 
 
-def test_one_that_is_rejected_does_not_hold_up_the_others(store: Store) -> None:
-    put(store, 1, 2, 3)
-    receiver = Receiver(store)
+def test_one_that_is_rejected_does_not_hold_up_the_others(outbox: Outbox) -> None:
+    put(outbox, 1, 2, 3)
+    receiver = Receiver(outbox)
     receiver.rejects = {"1"}
     courier = receiver.courier()
     for _ in range(5):
@@ -111,9 +110,9 @@ def test_one_that_is_rejected_does_not_hold_up_the_others(store: Store) -> None:
     assert receiver.got == ["2", "3", "1"]
 
 
-def test_a_process_that_is_killed_after_receipt_sends_again_and_loses_nothing(store: Store) -> None:
-    put(store, 1, 2)
-    receiver = Receiver(store)
+def test_a_process_that_is_killed_after_receipt_sends_again_and_loses_nothing(outbox: Outbox) -> None:
+    put(outbox, 1, 2)
+    receiver = Receiver(outbox)
     receiver.dies_after_receipt = True
     with pytest.raises(KeyboardInterrupt):
         receiver.courier().step()
@@ -124,35 +123,35 @@ def test_a_process_that_is_killed_after_receipt_sends_again_and_loses_nothing(st
     assert receiver.got == ["1", "1", "2"]
 
 
-def test_the_outbox_is_bounded_by_destination(store: Store) -> None:
-    assert put(store, *range(MOST_WAITING)) == 0
-    assert put(store, 1, to="other") == 0
-    assert put(store, MOST_WAITING, MOST_WAITING + 1) == 2
-    assert store.outbox.waiting_notifications() == {"ops": MOST_WAITING, "other": 1}
-    first = store.outbox.next_notification("ops")
+def test_the_outbox_is_bounded_by_destination(outbox: Outbox) -> None:
+    assert put(outbox, *range(MOST_WAITING)) == 0
+    assert put(outbox, 1, to="other") == 0
+    assert put(outbox, MOST_WAITING, MOST_WAITING + 1) == 2
+    assert outbox.waiting_notifications() == {"ops": MOST_WAITING, "other": 1}
+    first = outbox.next_notification("ops")
     assert first is not None
     assert first.message == message(2)
 
 
-def test_notifications_of_a_removed_destination_are_dropped(store: Store) -> None:
-    put(store, 1)
-    put(store, 2, to="old")
-    assert store.outbox.forget_destinations(["ops"]) == 1
-    assert store.outbox.waiting_notifications() == {"ops": 1}
+def test_notifications_of_a_removed_destination_are_dropped(outbox: Outbox) -> None:
+    put(outbox, 1)
+    put(outbox, 2, to="old")
+    assert outbox.forget_destinations(["ops"]) == 1
+    assert outbox.waiting_notifications() == {"ops": 1}
 
 
 def test_what_was_received_is_not_sent_again_by_a_process_whose_store_was_away(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(store, 1)
-    receiver = Receiver(store)
+    put(outbox, 1)
+    receiver = Receiver(outbox)
     courier = receiver.courier()
     with monkeypatch.context() as broken:
-        broken.setattr(store.outbox, "notification_received", _away)
+        broken.setattr(outbox, "notification_received", _away)
         assert courier.step() > 0.0
     courier.step()
     assert receiver.got == ["1"]
-    assert store.outbox.waiting_notifications() == {}
+    assert outbox.waiting_notifications() == {}
 
 
 def _away(*args: object, **options: object) -> Any:
@@ -165,8 +164,8 @@ def _away(*args: object, **options: object) -> Any:
 class World:
     """A watch whose threads do not run, and whose couriers are stepped by hand."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
         self.at = 1000.0
         self.health: Mapping[str, Any] = GOOD
         self.views: list[dict[str, Any]] = []
@@ -179,7 +178,7 @@ class World:
     def fresh(self) -> NotificationWatch:
         to = [Destination(name="ops", command="x"), Destination(name="few", command="x", services=("code",))]
         return NotificationWatch(
-            to, self.store, self, lambda: self.health, lambda: self.views, lambda: str(next(self.ids))
+            to, self.outbox, self, lambda: self.health, lambda: self.views, lambda: str(next(self.ids))
         )
 
     def look(self) -> None:
@@ -188,7 +187,7 @@ class World:
             self.watch.step()
 
     def waiting(self) -> dict[str, int]:
-        return self.store.outbox.waiting_notifications()
+        return self.outbox.waiting_notifications()
 
 
 def given_up(name: str) -> dict[str, Any]:
@@ -198,8 +197,8 @@ def given_up(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_what_begins_is_stored_once_for_each_destination_that_wants_it(store: Store) -> None:
-    world = World(store)
+def test_what_begins_is_stored_once_for_each_destination_that_wants_it(outbox: Outbox) -> None:
+    world = World(outbox)
     world.views = [given_up("chat"), given_up("code")]
     world.look()
     assert world.waiting() == {"ops": 2, "few": 1}
@@ -211,11 +210,11 @@ def test_what_begins_is_stored_once_for_each_destination_that_wants_it(store: St
     assert world.waiting() == {"ops": 4, "few": 2}
 
 
-def test_what_cannot_be_stored_is_decided_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(store)
+def test_what_cannot_be_stored_is_decided_again(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(outbox)
     world.views = [given_up("chat")]
     with monkeypatch.context() as broken:
-        broken.setattr(store.outbox, "put_notifications", _away)
+        broken.setattr(outbox, "put_notifications", _away)
         with pytest.raises(OperationalError):
             world.watch.step()
     world.look()
@@ -223,13 +222,13 @@ def test_what_cannot_be_stored_is_decided_again(store: Store, monkeypatch: pytes
 
 
 def test_a_store_that_is_away_is_notified_of_without_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, got = World(store), list[Mapping[str, Any]]()
+    world, got = World(outbox), list[Mapping[str, Any]]()
     world.look()
     world.health = {"store": {"ok": False, "since": 1000.0, "why": "disk full"}}
     with monkeypatch.context() as broken:
-        broken.setattr(store.outbox, "put_notifications", _away)
+        broken.setattr(outbox, "put_notifications", _away)
         for _ in range(4):
             world.at += 1.0
             with suppress(OperationalError):  # the thread logs it
@@ -243,8 +242,8 @@ def test_a_store_that_is_away_is_notified_of_without_it(
     assert world.waiting() == {"ops": 1, "few": 1}  # that it is over
 
 
-def test_how_many_wait_and_why_is_shown(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(store)
+def test_how_many_wait_and_why_is_shown(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(outbox)
     world.views = [given_up("chat")]
     world.look()
     courier = world.watch.couriers["ops"]
@@ -254,5 +253,5 @@ def test_how_many_wait_and_why_is_shown(store: Store, monkeypatch: pytest.Monkey
         "ops": {"waiting": 1, "trouble": "exit code 3"},
         "few": {"waiting": 0, "trouble": ""},
     }
-    monkeypatch.setattr(store.outbox, "waiting_notifications", _away)
+    monkeypatch.setattr(outbox, "waiting_notifications", _away)
     assert world.watch.view()["ops"] == {"waiting": None, "trouble": "exit code 3"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.regions.base import LocalCost, PeerView
+from policies.regions.names import REGION_NAMES
 from policies.regions.one_cost import OneCost
 from policies.regions.registry import REGION_POLICIES, UnknownRegionPolicyError, make_region_policy
 
@@ -115,5 +116,6 @@ def test_gorgo_compares_the_round_trip_with_the_queue_here() -> None:
 
 
 def test_an_unknown_policy_is_named() -> None:
+    assert sorted(REGION_POLICIES) == sorted(REGION_NAMES)
     with pytest.raises(UnknownRegionPolicyError, match="'nearest'; known: gorgo, local, one_cost, skywalker"):
         make_region_policy("nearest")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from policies.history import Load
 from policies.model import Event, Launched, ProbePassed, Replica, ReplicaState, Role, Terminated
 from policies.regions.ownership import NO_DISTANCES, Distances
 from provisioners.port.base import InstanceState
+from skyserve_cli.controller.reconcile.inputs import BalancerPorts
 from skyserve_cli.controller.reconcile.ports import NameOrder, OperationKind, RegionalOrder
 from skyserve_cli.spec.model import AgentPlace, DnsName, RegionalAgents
 from tests.unit.test_controller_reconciler import SPEC, Killed, World, a_replica
@@ -32,8 +32,8 @@ class RegionalWorld(World):
     reported: list[Load] = field(default_factory=list)
     distances: Distances = NO_DISTANCES
 
-    def more_hands(self) -> dict[str, Any]:
-        return {"regional": _Regional(self), "names": _Names(self)}
+    def balancers(self) -> BalancerPorts:
+        return replace(super().balancers(), regional=_Regional(self), names=_Names(self))
 
     def agent(self) -> Replica:
         (found,) = self.row().balancers

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.routing.base import Choice, RequestView, RoutingPolicy, TargetView
-from policies.routing.registry import DEFAULT_POLICY, POLICIES, UnknownPolicyError, make_policy
+from policies.routing.names import DEFAULT_POLICY, NAMES
+from policies.routing.registry import POLICIES, UnknownPolicyError, make_policy
 
 REQUEST = RequestView("r", "POST", "/v1/chat/completions")
 SESSION = REQUEST._replace(session="alice", scope="m", prompt=b"You are a helpful assistant. " * 20)
@@ -165,6 +166,8 @@ def test_an_unknown_policy_names_the_known_ones() -> None:
     with pytest.raises(UnknownPolicyError, match=r"'best'.*cache_aware.*least_load.*round_robin"):
         make_policy("best")
     assert DEFAULT_POLICY in POLICIES
+    assert set(NAMES) == set(POLICIES)
+    assert all(make_policy(name).name == name for name in NAMES)
 
 
 @EVERY_POLICY

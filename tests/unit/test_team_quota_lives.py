@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from policies.goals import Quota, UpdateMode
+from skyserve_cli.controller.reconcile.inputs import Budget
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ServiceSpec
@@ -61,7 +62,7 @@ class LimitedPair(_Limited, PairLife):
 def test_a_quota_holds_at_every_tick(kind: type[Any]) -> None:
     reached = set()
     for seed in range(3):
-        life = kind(seed, HOSTILE, reconciler=partial(Reconciler, quotas={"research": QUOTA}))
+        life = kind(seed, HOSTILE, reconciler=partial(Reconciler, budget=Budget(quotas={"research": QUOTA})))
         user = life.make_user()
         end = life.clock.now() + 600.0
         while life.clock.now() < end:

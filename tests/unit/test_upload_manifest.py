@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skyserve_cli.controller.references import ManifestError, Reference, read_reference, references_of
 from skyserve_cli.controller.uploads.folder import Known, manifest_of, part_of
 from skyserve_cli.controller.uploads.manifest import (
     FILE,
@@ -19,12 +20,8 @@ from skyserve_cli.controller.uploads.manifest import (
     PART_BYTES,
     Entry,
     Manifest,
-    ManifestError,
-    Reference,
     checked,
     manifest_from,
-    read_reference,
-    references_of,
     stays_inside,
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from skyserve_cli.controller.references import ManifestError, Reference, path_of
 from skyserve_cli.controller.uploads import content_store
 from skyserve_cli.controller.uploads.content_store import (
     ContentStore,
@@ -17,15 +18,7 @@ from skyserve_cli.controller.uploads.content_store import (
     encode_parts,
 )
 from skyserve_cli.controller.uploads.folder import manifest_of
-from skyserve_cli.controller.uploads.manifest import (
-    FILE,
-    FOLDER,
-    PART_BYTES,
-    Entry,
-    Manifest,
-    ManifestError,
-    Reference,
-)
+from skyserve_cli.controller.uploads.manifest import FILE, FOLDER, PART_BYTES, Entry, Manifest
 from skyserve_cli.controller.uploads.sending import Local, send, with_references
 
 
@@ -55,7 +48,7 @@ class World:
         return send(local, lambda _: self.store.announce(local.manifest), store, lambda sent, total: None)
 
     def tree(self, manifest: Manifest) -> Path:
-        return Path(self.store.path_of(manifest.reference))
+        return Path(path_of(self.home, manifest.reference))
 
     def files(self) -> set[str]:
         return {path.name for path in self.home.rglob("*") if path.is_file()}

@@ -1,30 +1,23 @@
 """Who calls the API, and what they may do: the owner of the home, or the holder of a token with a role.
 
-`RIGHTS` names the role that each route needs; a route that it does not name needs `admin`. A token may be limited to some
-services. What runs or reads on the controller's own host needs `admin` too, because it could read the keys of the home.
+Each route names the role that it needs (`route.Route`). A token may be limited to some services. What runs or reads on the controller's own host needs `admin` too, because it could read the keys of the home.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from enum import Enum
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
 
-from provisioners.port.base import Requirements
-from provisioners.remote.bootstrap_steps import is_url
+from provisioners.port.base import Requirements, is_url
 from skyserve_cli.controller.reconcile.resource_match import copies_of
-from skyserve_cli.controller.uploads.manifest import read_reference
+from skyserve_cli.controller.references import read_reference
+from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.state.team import TokenRow
-
-TOKEN_PREFIX = "sks_"  # noqa: S105 - what a token begins with
 
 
 class AccessRole(str, Enum):
@@ -39,8 +32,10 @@ class AccessRole(str, Enum):
         return order.index(self) >= order.index(other)
 
 
-class ForbiddenError(Exception):
+class ForbiddenError(RejectedError):
     """The caller may not do this; the text names what is missing."""
+
+    status = 403
 
 
 class Caller(NamedTuple):
@@ -69,38 +64,6 @@ _caller: ContextVar[Caller] = ContextVar("caller", default=OWNER)
 StillValid = Callable[[], Awaitable[object | None]]
 _still_valid: ContextVar[StillValid | None] = ContextVar("still_valid", default=None)
 
-_VIEWER, _OPERATOR = AccessRole.VIEWER, AccessRole.OPERATOR
-#: By method and path, as the router has it.
-RIGHTS: Mapping[tuple[str, str], AccessRole] = MappingProxyType(
-    {
-        ("GET", "/v1/health"): _VIEWER,
-        ("GET", "/v1/services"): _VIEWER,
-        ("GET", "/v1/services/{name}"): _VIEWER,
-        ("GET", "/v1/services/{name}/history"): _VIEWER,
-        ("GET", "/v1/services/{name}/series"): _VIEWER,
-        ("GET", "/v1/services/{name}/usage"): _VIEWER,
-        ("GET", "/v1/services/{name}/report"): _VIEWER,
-        ("GET", "/v1/services/{name}/explain"): _VIEWER,
-        ("GET", "/v1/fleet"): _VIEWER,
-        ("GET", "/v1/teams"): _VIEWER,
-        ("GET", "/v1/stream"): _VIEWER,
-        ("GET", "/v1/events"): _VIEWER,
-        ("GET", "/v1/logs/load_balancer/{name}"): _VIEWER,
-        ("GET", "/v1/logs/replica/{name}/{id}"): _VIEWER,
-        ("GET", "/v1/logs/replica/{name}/{id}/{node}"): _VIEWER,
-        ("POST", "/v1/dashboard"): _VIEWER,
-        ("PUT", "/v1/services/{name}"): _OPERATOR,
-        ("POST", "/v1/services/{name}/down"): _OPERATOR,
-        ("POST", "/v1/services/{name}/chat"): _OPERATOR,
-        ("POST", "/v1/services/{name}/replicas/{id}/down"): _OPERATOR,
-        ("GET", "/v1/services/{name}/replicas/{id}/access"): _OPERATOR,
-        ("POST", "/v1/plan"): _OPERATOR,
-        ("POST", "/v1/tidy"): _OPERATOR,
-        ("POST", "/v1/uploads"): _OPERATOR,
-        ("POST", "/v1/uploads/parts"): _OPERATOR,
-    }
-)
-
 
 def calling() -> Caller:
     """Return the caller of the request that is being served; the owner where there is none."""
@@ -128,22 +91,8 @@ def valid_for(seconds: float) -> StillValid:
     return check
 
 
-def new_token() -> str:
-    return TOKEN_PREFIX + secrets.token_urlsafe(32)
-
-
-def digest_of(token: str) -> str:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def caller_of(row: TokenRow) -> Caller:
-    services = None if row.services is None else frozenset(row.services)
-    return Caller(row.name, AccessRole(row.role), services, row.team)
-
-
-def authorize(caller: Caller, method: str, path: str, service: str | None) -> None:
-    """Raise ForbiddenError unless the caller may use this route, for this service if the path names one."""
-    needed = RIGHTS.get(("GET" if method == "HEAD" else method, path), AccessRole.ADMIN)
+def authorize(caller: Caller, needed: AccessRole, service: str | None) -> None:
+    """Raise ForbiddenError unless the caller has the role, and the caller's token covers the service, if one is named."""
     if not caller.role.includes(needed):
         raise ForbiddenError(
             f"{caller.label} has the role {caller.role.value}; this needs the role {needed.value}"

@@ -265,7 +265,7 @@ class ControllerClient:
         """
         if self._remote is None:
             return spec
-        from skyserve_cli.controller.uploads.manifest import ManifestError
+        from skyserve_cli.controller.references import ManifestError
         from skyserve_cli.controller.uploads.sending import send
 
         query = {"service": str(spec["name"])}
@@ -289,7 +289,7 @@ class ControllerClient:
         """Return the spec with references to local files, which are read and not sent, and these files. Raises RefusedError."""
         if self._remote is None:
             return spec, []
-        from skyserve_cli.controller.uploads.manifest import ManifestError
+        from skyserve_cli.controller.references import ManifestError
         from skyserve_cli.controller.uploads.sending import with_references
 
         try:

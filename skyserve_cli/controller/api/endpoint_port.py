@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from skyserve_cli.config import LoadBalancerConfig
 from skyserve_cli.controller.balancers.front_address import choose_port, is_free
+from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
 
 
-class NoFreePortError(Exception):
+class NoFreePortError(RejectedError):
     """No port is left for another endpoint."""
 
 

@@ -6,14 +6,14 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from policies.goals import UpdateMode
 from policies.model import EndReason, Replica, ReplicaState, Role
-from provisioners.port.base import Instance, Provisioner
+from provisioners.port.base import Instance, Provisioner, is_url
 from provisioners.port.lease import Lease
-from provisioners.remote.bootstrap_steps import is_url
 from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.api.access import calling, insist_on_other_hosts
@@ -38,6 +38,7 @@ from skyserve_cli.controller.reconcile.planning import first_plan, insist_on_reg
 from skyserve_cli.controller.reconcile.resource_match import copies_of
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.reconcile.update_plan import changes
+from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.model import ServiceSpec
@@ -52,56 +53,67 @@ ENDED_SHOWN_FOR_S = 3600.0
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 
 
-class NoSuchReplicaError(Exception):
+class NoSuchReplicaError(RejectedError):
     """The service has no live replica of that id."""
+
+    status = 404
+
+
+class Sightings(Protocol):
+    """What this needs of `clouds.instance_poller.ThreadInstancePoller`."""
+
+    def last(self, cloud: str) -> Sequence[Instance]: ...
+
+    def leases(self, cloud: str) -> Mapping[str, Lease]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What is stored: rows, the specs in them, and the key of their secrets."""
+
+    store: Store
+    specs: SpecCache
+    seal: SecretBox
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What runs: load balancers here and in regions, their names, the instances that were last listed, and logs of ended replicas."""
+
+    fleet: LocalFleet
+    regional: RegionalFleet
+    names: ThreadDns
+    sightings: Sightings
+    log_archive: LogArchive
 
 
 class ControllerService:
-    """One per daemon. What changes something raises NotLeadingError where another controller leads. `wake` makes the reconciler look at once, `sighted` is a cloud's last listing."""
+    """One per daemon. What changes something raises NotLeadingError where another controller leads. `wake` makes the reconciler look at once."""
 
     def __init__(
         self,
-        *,
-        store: Store,
-        specs: SpecCache,
-        seal: SecretBox,
+        stored: Stored,
+        running: Running,
         clouds: Clouds,
-        fleet: LocalFleet,
-        regional: RegionalFleet,
-        names: ThreadDns,
         clock: Clock,
         leadership: Leadership,
-        owner: str,
-        wake: Callable[[], None],
-        sighted: Callable[[str], Sequence[Instance]],
-        leases: Callable[[str], Mapping[str, Lease]] = lambda cloud: {},
-        log_archive: LogArchive,
-        load_balancer_log: Callable[[str], Path],
         store_health: StoreHealth,
-        backup: Callable[[], Mapping[str, Any] | None] = lambda: None,
+        wake: Callable[[], None],
     ) -> None:
-        self._store = store
+        self._store, self._specs, self._seal = stored.store, stored.specs, stored.seal
+        self._running = running
         self._store_health = store_health
-        self._backup = backup
-        self._specs = specs
-        self._seal = seal
         self._clouds = clouds
-        self._fleet = fleet
-        self._regional = regional
-        self._names = names
         self._clock = clock
         self._leadership = leadership
-        self._owner = owner
+        self._owner = self._store.database.owner()
         self._wake = wake
-        self._sighted = sighted
-        self._leases = leases
-        self.log_archive = log_archive
         self._started_at = clock.now()
         self._choosing = threading.Lock()
-        self.load_balancer_log = load_balancer_log
-        self.teams = TeamRules(store, specs, clouds, clock)
+        self.log_archive = running.log_archive
+        self.teams = TeamRules(self._store, self._specs, clouds, clock)
         self.refuse_unless_leading = leadership.refuse_unless_leading
-        self.garbage_collector = janitor_of(store, specs, clouds, clock, leadership.may_terminate)
+        self.garbage_collector = janitor_of(self._store, self._specs, clouds, clock, leadership.may_terminate)
 
     def health(self) -> dict[str, Any]:
         return {
@@ -112,7 +124,6 @@ class ControllerService:
             "store": self._store_health.to_json(),
             "database": self._store.database.url.render_as_string(hide_password=True),
             "lease": self._leadership.to_json(),
-            "backup": self._backup(),
         }
 
     def put(
@@ -236,10 +247,6 @@ class ControllerService:
         """Return how many times the database has changed."""
         return self._store.count()
 
-    def token_changes(self) -> tuple[object, ...]:
-        """Return what differs when a token was created or revoked."""
-        return self._store.team.token_changes()
-
     def events(self, service: str | None, *, after: int, limit: int, newest: bool) -> list[dict[str, Any]]:
         """Return the event log, oldest first."""
         return [
@@ -332,7 +339,7 @@ class ControllerService:
         if replica.instance_id is None:
             return cloud, None, lives
         # A client that follows a log polls several times a second, which is more than a cloud should be.
-        found = _by_id(self._sighted(cloud.name), replica.instance_id)
+        found = _by_id(self._running.sightings.last(cloud.name), replica.instance_id)
         if found is None and not self.log_archive.find(name, replica_id, node):
             found = _by_id(cloud.instances(self._owner, name), replica.instance_id)
         return cloud, found, lives
@@ -345,16 +352,16 @@ class ControllerService:
         kept = {
             r.id: self.log_archive.find(row.name, r.id) for r in shown if r.end_reason in REASONS_WITH_LOG
         }
-        is_local = self._fleet.view(row.name).alive
+        is_local = self._running.fleet.view(row.name).alive
         is_local |= self._leadership.leads and has_local_agent(row, spec)
-        loads = [self._fleet.load(row.name)] if is_local else []
+        loads = [self._running.fleet.load(row.name)] if is_local else []
         view = service_view(
             row,
             spec,
             goal_of(row, spec, now),
-            local_agent=self._fleet.view(row.name) if is_local else None,
-            agents={agent.id: self._regional.view(row.name, agent.id) for agent in row.balancers},
-            load=merged([*loads, *self._regional.loads(row.name)]),
+            local_agent=self._running.fleet.view(row.name) if is_local else None,
+            agents={agent.id: self._running.regional.view(row.name, agent.id) for agent in row.balancers},
+            load=merged([*loads, *self._running.regional.loads(row.name)]),
             spent=spent,
             host=shown_host(spec.load_balancer.host or self._clouds.config.load_balancer.host),
             ended=recently if ended else (),
@@ -365,10 +372,15 @@ class ControllerService:
             now=now,
             failure=last_failure(row, recently),
             day=self._day(row.name, now) if spec.slo is not None else (),
-            leases={cloud: self._leases(cloud) for cloud in {r.zone.cloud for r in row.attempts}},
+            leases={
+                cloud: self._running.sightings.leases(cloud) for cloud in {r.zone.cloud for r in row.attempts}
+            },
             logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
         )
-        troubles = [self._fleet.view(row.name).trouble if is_local else "", self._names.trouble(row.name)]
+        troubles = [
+            self._running.fleet.view(row.name).trouble if is_local else "",
+            self._running.names.trouble(row.name),
+        ]
         view["notes"] = "; ".join(filter(None, [row.notes, *troubles]))
         return view
 

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from posixpath import dirname
 from typing import Any
 
-from provisioners.local.cloud import LocalProvisioner
 from provisioners.port.base import Instance, LoginSource, Provisioner
 from provisioners.port.commands import ShellError
 from provisioners.port.errors import ProvisionError
@@ -26,7 +25,7 @@ def access_to(source: Provisioner, instance: Instance | None, node: int) -> dict
         raise NoAccessError("has no machine, or none any more")
     if instance.state.is_gone:
         raise NoAccessError(f"is gone ({instance.state.value})")
-    if isinstance(source, LocalProvisioner):
+    if source.name == "local":
         return {"kind": "local", "token": instance.token, "node": node}
     if not isinstance(source, LoginSource):
         raise NoAccessError(f"is on {source.name}, which has no shell to log in to")

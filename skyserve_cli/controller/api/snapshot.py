@@ -8,9 +8,12 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import orjson
+from aiohttp import web
 
+from skyserve_cli.controller.api.access import calling, visible
 from skyserve_cli.controller.reconcile.clock import Clock
 
+PIECE_BYTES = 64 * 1024
 OLDEST_S = 1.0  # loads, ages and costs change without a change in the database
 
 
@@ -49,3 +52,21 @@ class Snapshots:
 def rendered(body: bytes, changes: int, at: float) -> Rendered:
     """Return the body with its ETag."""
     return Rendered(body, f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"', changes, at)
+
+
+async def snapshot_response(request: web.Request, found: Rendered) -> web.StreamResponse:
+    if calling().services is not None and request.match_info.get("name") is None:
+        found = await asyncio.to_thread(lambda: rendered(visible(found.body), found.changes, found.at))
+    headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
+    if found.etag in (tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")):
+        return web.Response(status=304, headers=headers)
+    if len(found.body) <= PIECE_BYTES:
+        return web.Response(body=found.body, content_type="application/json", headers=headers)
+    # Written at once, asyncio would move the rest of it after each piece that the socket takes.
+    response = web.StreamResponse(headers=headers)
+    response.content_type, response.content_length = "application/json", len(found.body)
+    await response.prepare(request)
+    for start in range(0, len(found.body), PIECE_BYTES):
+        await response.write(found.body[start : start + PIECE_BYTES])
+    await response.write_eof()
+    return response

@@ -15,7 +15,7 @@ from typing import Any
 
 from provisioners.port.base import Provisioner
 from provisioners.port.errors import ProvisionError, RegionClosedError, TransientError
-from provisioners.vm_provisioner import VmProvisioner
+from provisioners.port.vm import Renting
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.controller.clouds import orphans as leaks
 from skyserve_cli.controller.clouds.caches import SpecCache
@@ -140,7 +140,7 @@ class GarbageCollector:
 
     def rents(self, cloud: str) -> bool:
         """Return whether there can be anything but instances."""
-        return isinstance(self._provisioners(cloud), VmProvisioner)
+        return isinstance(self._provisioners(cloud), Renting)
 
     def inspect(self, cloud: str) -> CloudFindings:
         """Return the resources there. A region that does not respond is named, the others are listed."""
@@ -199,7 +199,7 @@ class GarbageCollector:
         notes = self._notes_of(cloud)
         with notes.lock:
             provisioner = self._provisioners(cloud)
-            if not isinstance(provisioner, VmProvisioner):
+            if not isinstance(provisioner, Renting):
                 return ()
             if cloud in self._known().clouds:
                 return (f"a service uses {cloud}, so nothing that machines share is removed",)
@@ -256,7 +256,7 @@ class GarbageCollector:
         """
         provisioner = self._provisioners(cloud)
         orphans: dict[Orphan, Callable[[], None] | None] = {}
-        if not isinstance(provisioner, VmProvisioner):
+        if not isinstance(provisioner, Renting):
             instances = provisioner.instances(self._owner)
             for instance in leaks.stray_instances(instances, self._known()):
                 orphans[leaks.of_instance(instance)] = partial(provisioner.terminate, instance)

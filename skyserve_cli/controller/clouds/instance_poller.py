@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from provisioners.port.base import Instance, InstanceList, Provisioner, RegionalSource, ReportSource
 from provisioners.port.errors import AuthError, ProvisionError, TransientError
 from provisioners.port.lease import Lease
-from provisioners.vm_provisioner import BUSY_POLL_S, VmProvisioner
+from provisioners.port.vm import Renting
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.leases import LeaseWatch, Warn
 from skyserve_cli.controller.reconcile.listing_events import same_objects
@@ -22,7 +22,7 @@ from skyserve_cli.controller.reconcile.ports import InstanceListing
 
 log = logging.getLogger(__name__)
 
-DEFAULT_POLL_S = BUSY_POLL_S
+DEFAULT_POLL_S = 10.0
 LOCAL = "local"  # the cloud of processes on this machine, which needs no network
 PATIENCE = 3  # listings that fail in a row until it is reported
 BURST_S = 0.05  # reports of many machines that come so close together are read at once
@@ -65,7 +65,7 @@ class ThreadInstancePoller:
         self._trouble: dict[str, str] = {}
         self._listed_at: dict[str, float] = {}  # clouds beyond this machine
         self._stop = threading.Event()
-        self._fleets: dict[str, VmProvisioner] = {}  # as last listed
+        self._fleets: dict[str, Renting] = {}  # as last listed
         self._reports: dict[str, threading.Event] = {}  # by cloud: set when a machine of it has reported
 
     def watch(self, clouds: frozenset[str]) -> None:
@@ -114,7 +114,7 @@ class ThreadInstancePoller:
                 asked_at = self._clock.now()
                 try:
                     provisioner = self._provisioners(cloud)
-                    if isinstance(provisioner, VmProvisioner):
+                    if isinstance(provisioner, Renting):
                         self._fleets[cloud] = provisioner
                     if isinstance(provisioner, ReportSource):
                         provisioner.on_report(self._reports[cloud].set)
@@ -173,7 +173,7 @@ class ThreadInstancePoller:
 
     def _note_clock(self, cloud: str, provisioner: Provisioner) -> None:
         """Report once a cloud whose clock differs from ours, and again after it has been right."""
-        warning = provisioner.clock_warning() if isinstance(provisioner, VmProvisioner) else ""
+        warning = provisioner.clock_warning() if isinstance(provisioner, Renting) else ""
         if warning and cloud not in self._off:
             log.warning("%s: %s", cloud, warning)
             self._report_clock(f"{cloud}: {warning}")

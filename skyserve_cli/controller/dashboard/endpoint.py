@@ -10,18 +10,21 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from provisioners.files import write_json
+from skyserve_cli.config import DashboardConfig
 from skyserve_cli.controller.api.access import OWNER, AccessRole, Caller, calling, set_caller
-from skyserve_cli.controller.api.http import PageClosedError
+from skyserve_cli.controller.api.route import Route
 from skyserve_cli.controller.dashboard.guards import HEADERS, refusal
 from skyserve_cli.controller.dashboard.sessions import CODE_S, SESSION_S, Session, Sessions, action_token
+from skyserve_cli.controller.rejected import RejectedError
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +32,32 @@ HOST = "127.0.0.1"
 FOLDER = Path(__file__).parent / "static"
 ACTION_HEADER = "X-Skyserve-Action"
 MAX_BODY_BYTES = 64 * 1024
+_DEFAULTS = DashboardConfig()
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+class PageClosedError(RejectedError):
+    """The port of the page cannot be opened; the text names it and the reason."""
+
+    status = 409
+
+
+@dataclass(frozen=True, slots=True)
+class OfPage:
+    """Routes of the API that the page may use. `acts` are served only if the configuration has `actions`."""
+
+    reads: Sequence[Route]
+    acts: Sequence[Route]
+    sends: Sequence[Route] = ()
+
+
 class Dashboard:
     """One per daemon. `file` keeps the port and the digests of sessions; `now` is UNIX time.
 
-    `port` is the configured one; None: that of before, or any. `reads` and `acts` are routes of the API; `acts` are served only if `actions`, `sends` for every session.
-    `named` returns the holder of a session, None once the token is revoked; without it every session is the owner's.
+    Without a configured port it is that of before, or any. `named` returns the holder of a session, None once the token is revoked;
+    without it every session is the owner's.
     """
 
     def __init__(
@@ -46,13 +65,8 @@ class Dashboard:
         file: Path,
         now: Callable[[], float],
         draw: Callable[[], str],
-        reads: Sequence[web.RouteDef],
-        acts: Sequence[web.RouteDef],
-        sends: Sequence[web.RouteDef] = (),
-        *,
-        port: int | None = None,
-        actions: bool = False,
-        hosts: Collection[str] = (),
+        routes: OfPage,
+        settings: DashboardConfig = _DEFAULTS,
         named: Callable[[str], Awaitable[Caller | None]] | None = None,
     ) -> None:
         self._named = named or _owner_alone
@@ -60,10 +74,10 @@ class Dashboard:
         self._now = now
         kept = _kept(file)
         self._sessions = Sessions(draw, kept["sessions"])
-        self._port: int | None = port or kept["port"]
-        self._reads, self._acts, self._sends = reads, acts, sends
-        self._actions = actions
-        self._hosts = frozenset(host.lower() for host in hosts)
+        self._port: int | None = settings.port or kept["port"]
+        self._routes = routes
+        self._actions = settings.actions
+        self._hosts = frozenset(host.lower() for host in settings.hosts)
         self._runner: web.AppRunner | None = None
         self._opening = asyncio.Lock()
 
@@ -92,14 +106,14 @@ class Dashboard:
             runner, self._runner = self._runner, None
             await runner.cleanup()
 
-    def for_proxy(self) -> list[web.RouteDef]:
+    def for_proxy(self) -> list[Route]:
         """Return the routes of the page for users whom a proxy has authenticated, beside those of the API.
 
-        The proxy's cookie takes the place of a session here; `proxy_login` rejects what pages of other sites send.
+        The proxy's cookie takes the place of a session here; `teams.proxy_login` rejects what pages of other sites send.
         """
         return [
-            web.get("/session", self._session_by_proxy),
-            web.get("/{path:.*}", self._static_by_proxy),
+            Route("GET", "/session", self._session_by_proxy, for_proxy=True),
+            Route("GET", "/{path:.*}", self._static_by_proxy, for_proxy=True),
         ]
 
     def app(self) -> web.Application:
@@ -117,12 +131,12 @@ class Dashboard:
         app.on_response_prepare.append(add_headers)
         app.router.add_get("/session", self._session)
         app.router.add_post("/session", self._enter)
-        for route in self._reads:
-            app.router.add_get(route.path, self._with_session(route.handler))
-        for route in self._acts:
-            app.router.add_post(route.path, self._acting(route.handler))
-        for route in self._sends:
-            app.router.add_post(route.path, self._with_session(route.handler))
+        for route in self._routes.reads:
+            app.router.add_get(route.path, self._with_session(route.definition().handler))
+        for route in self._routes.acts:
+            app.router.add_post(route.path, self._acting(route.definition().handler))
+        for route in self._routes.sends:
+            app.router.add_post(route.path, self._with_session(route.definition().handler))
         app.router.add_get("/{path:.*}", self._static)
         return app
 

@@ -12,16 +12,15 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from skyserve_cli.config_notify import Destination
-from skyserve_cli.controller.callbacks import CommandRunner
 from skyserve_cli.controller.notify.alarms import Notice, decide
 from skyserve_cli.controller.notify.conditions import BACKUP, KINDS, STORE, of_backup, of_services, of_store
 from skyserve_cli.controller.notify.courier import Courier
 from skyserve_cli.controller.notify.delivery import deliver
 from skyserve_cli.controller.notify.message import message_of
 from skyserve_cli.controller.reconcile.clock import Clock
+from skyserve_cli.controller.shell_commands import CommandRunner
 from skyserve_cli.state.lease import LeaseLostError
-from skyserve_cli.state.outbox import Alarm, Key
-from skyserve_cli.state.store import Store
+from skyserve_cli.state.outbox import Alarm, Key, Outbox
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class NotificationWatch(threading.Thread):
     def __init__(
         self,
         destinations: Sequence[Destination],
-        store: Store,
+        outbox: Outbox,
         clock: Clock,
         health: Callable[[], View],
         services: Callable[[], Sequence[View]],
@@ -46,7 +45,7 @@ class NotificationWatch(threading.Thread):
     ) -> None:
         super().__init__(name="notifications", daemon=True)
         self._destinations = destinations
-        self._store = store
+        self._outbox = outbox
         self._clock = clock
         self._health = health
         self._services = services
@@ -62,7 +61,7 @@ class NotificationWatch(threading.Thread):
         def send(message: View) -> str:
             return deliver(to, message, self._clock.now(), self._commands.execute)
 
-        return Courier(to.name, self._store.outbox, send, random.Random())
+        return Courier(to.name, self._outbox, send, random.Random())
 
     def run(self) -> None:
         for courier in self.couriers.values():
@@ -88,7 +87,7 @@ class NotificationWatch(threading.Thread):
         """Return for each destination how many notifications wait (None: the store cannot be read) and why the last one failed."""
         waiting: Mapping[str, int] | None = None
         with suppress(SQLAlchemyError):
-            waiting = self._store.outbox.waiting_notifications() if self.couriers else {}
+            waiting = self._outbox.waiting_notifications() if self.couriers else {}
         return {
             name: {"waiting": None if waiting is None else waiting.get(name, 0), "trouble": courier.trouble}
             for name, courier in self.couriers.items()
@@ -120,7 +119,7 @@ class NotificationWatch(threading.Thread):
             if to.accepts(notice.kind, notice.service)
         ]
         try:
-            dropped = self._store.outbox.put_notifications(alarms, routed, now=now)
+            dropped = self._outbox.put_notifications(alarms, routed, now=now)
         except SQLAlchemyError:
             self._send_of_store(alarms, messages)
             raise
@@ -134,10 +133,10 @@ class NotificationWatch(threading.Thread):
 
     def _begin(self) -> dict[Key, Alarm]:
         """Return what an earlier controller decided."""
-        dropped = self._store.outbox.forget_destinations(list(self.couriers))
+        dropped = self._outbox.forget_destinations(list(self.couriers))
         if dropped:
             log.warning("%d notifications to destinations that are no longer configured are dropped", dropped)
-        return self._store.outbox.alarms()
+        return self._outbox.alarms()
 
     def _send_of_store(self, alarms: Mapping[Key, Alarm], messages: Sequence[tuple[Notice, View]]) -> None:
         """Send that the store cannot be written, which cannot be stored."""

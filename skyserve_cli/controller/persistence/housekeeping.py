@@ -9,18 +9,15 @@ import logging
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.controller.reconcile.team_ledger import month_start
-from skyserve_cli.controller.uploads.content_store import ContentStore, ids_of
-from skyserve_cli.controller.uploads.manifest import references_of
 from skyserve_cli.state.copies import NoRoomError, copy_of_day
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.opening import sqlite_file
@@ -32,8 +29,6 @@ ROUND_S = 10.0
 PRUNE_EVERY_S = 3600.0
 KEEP_ENDED_S = 7 * 86400.0
 KEEP_EVENTS_S = 30 * 86400.0
-#: For what is uploaded and is of no version yet, or of none any more.
-KEEP_UPLOADS_S = 86400.0
 #: Between two steps of a removal; the tick and the API write meanwhile.
 PAUSE_S = 0.05
 
@@ -44,7 +39,7 @@ KEPT_LOGS = 2
 class Housekeeper(threading.Thread):
     """`clock` dates rows and copies, `steady` measures how long ago the last removal was.
 
-    With `keeps_month` replicas that terminated in the current month stay, because what the month has cost is computed from them.
+    `tidy` is called with the present instant after each removal. With `keeps_month` replicas that terminated in the current month stay, because what the month has cost is computed from them.
     """
 
     def __init__(
@@ -54,8 +49,8 @@ class Housekeeper(threading.Thread):
         steady: Clock,
         copies: Path,
         agents: Path,
-        uploads: ContentStore | None = None,
         *,
+        tidy: Callable[[float], None] = lambda now: None,
         keeps_month: bool = False,
     ) -> None:
         super().__init__(name="housekeeper", daemon=True)
@@ -65,7 +60,7 @@ class Housekeeper(threading.Thread):
         self._copies = copies
         self._agents = agents
         self._keeps_month = keeps_month
-        self._uploads = uploads
+        self._tidy = tidy
         self._stopping = threading.Event()
         self._pruned_at: float | None = None
         self._trouble = ""
@@ -126,19 +121,11 @@ class Housekeeper(threading.Thread):
         self._store.fold_demand(int(at // 60), pause=self._pause)
         self._store.fold_series(at, pause=self._pause)
         self._store.fold_usage(at, pause=self._pause)
-        if self._uploads is not None:
-            # Read first: what is uploaded meanwhile is younger than KEEP_UPLOADS_S.
-            used = self._store.specs_of_versions()
-            self._uploads.prune(uploads_of(used), before=at - KEEP_UPLOADS_S)
+        self._tidy(at)
 
     def _pause(self) -> None:
         if self._stopping.wait(PAUSE_S):
             raise _StoppingError
-
-
-def uploads_of(specs: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Return the ids of the uploaded files that these specs name."""
-    return ids_of(reference for spec in specs for reference in references_of(spec))
 
 
 class _StoppingError(Exception):

@@ -27,6 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.ports import OperationKind
 from skyserve_cli.controller.reconcile.store_health import sentence_of
+from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.home import Home
 from skyserve_cli.state.lease import ControllerLease
 from skyserve_cli.state.store import Store
@@ -41,8 +42,10 @@ RESPONSE_WITHIN_S = TTL_S / 2
 STUCK_AFTER_STEPS = 30  # a minute
 
 
-class NotLeadingError(Exception):
+class NotLeadingError(RejectedError):
     """Another controller of this database leads, and only it takes orders."""
+
+    status = 409
 
 
 class Leadership:

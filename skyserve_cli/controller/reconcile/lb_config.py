@@ -14,7 +14,7 @@ from policies import rollout
 from policies.goals import Goal
 from policies.model import Json, Replica, ReplicaState
 from policies.regions.residency import served_zones
-from policies.routing.registry import DEFAULT_POLICY, POLICIES
+from policies.routing.names import DEFAULT_POLICY, NAMES
 from policies.throughput import qps_of
 from skyserve_cli.spec.model import ServiceSpec
 
@@ -51,7 +51,7 @@ def table_of(
             _target(replica, spec, goal, tls_name(replica))
             for replica in rollout.serving(replicas, goal, rollout_memory)
         ),
-        policy if policy in POLICIES else DEFAULT_POLICY,
+        policy if policy in NAMES else DEFAULT_POLICY,
         replace(
             limits,
             time_to_first_byte_s=_within_a_day(limits.time_to_first_byte_s),

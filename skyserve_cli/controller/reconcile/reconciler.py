@@ -19,41 +19,33 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from policies.brake import Evidence
 from policies.budget import usd_hour
-from policies.goals import Quota
 from policies.model import Event, Launch, Plan
-from provisioners.offers.egress import egress_usd_per_gb
-from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.demand_cache import DemandCache
+from skyserve_cli.controller.reconcile.inputs import (
+    NO_DOUBTS,
+    NO_LIMITS,
+    BalancerPorts,
+    Budget,
+    Doubts,
+    ReplicaPorts,
+)
 from skyserve_cli.controller.reconcile.mappers import agent_addresses
 from skyserve_cli.controller.reconcile.orphan_watch import OrphanWatch
 from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,
-    BalancerFleet,
     CloudOperation,
-    Firewalls,
-    InstancePoller,
     NameOrder,
-    Names,
-    NoDns,
-    NoFirewalls,
-    NoRegions,
-    Offers,
-    OperationRunner,
     ProbeOrder,
-    Prober,
-    Regional,
     RegionalOrder,
     Specs,
 )
-from skyserve_cli.controller.reconcile.region_tables import Egress
 from skyserve_cli.controller.reconcile.service_orders import OrderMaker
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.reconcile.team_ledger import TeamLedger
@@ -92,79 +84,44 @@ class _Turn:
 
 
 class Reconciler:
-    """Brings every service to its goal, one tick at a time.
-
-    `enabled_clouds` are polled even when no replica is there, so that orphans of an earlier life are found.
-    """
+    """Brings every service to its goal, one tick at a time."""
 
     def __init__(
         self,
-        *,
         clock: Clock,
         store: Store,
         specs: Specs,
-        offers: Offers,
-        runner: OperationRunner,
-        instance_poller: InstancePoller,
-        prober: Prober,
-        fleet: BalancerFleet,
-        enabled_clouds: frozenset[str],
-        lb_host: str,
-        regional: Regional | None = None,
-        names: Names | None = None,
-        firewalls: Firewalls | None = None,
-        evidence: Callable[[str], Evidence] | None = None,
-        adoption: Adoption | None = None,
+        replicas: ReplicaPorts,
+        balancers: BalancerPorts,
+        *,
+        budget: Budget = NO_LIMITS,
+        doubts: Doubts = NO_DOUBTS,
         epoch: Callable[[], int] = lambda: 0,
         keeps: bool = True,
-        targets_ca: str = "",
-        max_usd_hour: float | None = None,
-        quotas: Mapping[str, Quota] | None = None,
-        egress: Egress = egress_usd_per_gb,
     ) -> None:
-        """`keeps` False decides about every service in every tick, to the same result.
-
-        `max_usd_hour` is the budget of all services together, `quotas` has what each team may use, `egress` is the price of a GB
-        from one zone to another.
-        """
-        self._max_usd_hour = max_usd_hour
+        """`epoch` is the controller's term. `keeps` False decides about every service in every tick, to the same result."""
         self._clock = clock
         self._store = store
         self._specs = specs
-        self._offers = TickOffers(offers)
-        self._runner = runner
-        self._instance_poller = instance_poller
-        self._prober = prober
-        self._fleet = fleet
-        self._enabled_clouds = enabled_clouds
-        self._regional: Regional = NoRegions() if regional is None else regional
-        self._names: Names = NoDns() if names is None else names
-        self._firewalls: Firewalls = NoFirewalls() if firewalls is None else firewalls
-        self._adoption = adoption
-        owner = store.database.owner()
+        self._replicas = replicas
+        self._balancers = balancers
+        self._budget = budget
+        self._adoption = doubts.adoption
         self._epoch = epoch
+        self._offers = TickOffers(replicas.offers)
+        owner = store.database.owner()
         self._seen: Counter[str] = Counter()  # listings of each cloud since this process started
         self._demand = DemandCache(store)
         self._service_turn = ServiceTurn(
-            owner=owner,
-            specs=specs,
-            offers=self._offers,
-            instance_poller=instance_poller,
-            fleet=fleet,
-            regional=self._regional,
-            names=self._names,
-            evidence=_no_doubt if evidence is None else evidence,
-            adoption=adoption,
-            seen=self._seen,
-            demand=self._demand,
+            owner, specs, self._offers, replicas.instance_poller, balancers, doubts, self._seen, self._demand
         )
-        self._orphans = OrphanWatch(owner, runner, self._seen, adoption)
+        self._orphans = OrphanWatch(owner, replicas.runner, self._seen, doubts.adoption)
         self._keeps = keeps
-        maker = OrderMaker(specs, owner, lb_host, epoch, targets_ca, self._regional.distances, egress)
+        maker = OrderMaker(specs, owner, balancers, epoch)
         self._kept = TurnCache(specs, self._offers, self._demand, self._service_turn, maker)
-        self._teams = TeamLedger(store, specs, quotas or {}, self._kept.cheapest)
+        self._teams = TeamLedger(store, specs, budget.quotas, self._kept.cheapest)
         self._orders: dict[str, Orders] = {}  # of each service, as last given
-        self._turn = _Turn(clouds=set(enabled_clouds))  # of all services, as last given
+        self._turn = _Turn(clouds=set(replicas.enabled))  # of all services, as last given
         self._listings = Listings()
         self.decided = 0  # services, in the last tick
         self.plans: dict[str, Plan] = {}  # of the last tick
@@ -183,13 +140,16 @@ class Reconciler:
 
     def _tick(self, now: float) -> None:
         rows = self._store.services()  # first: if it fails, no event and no listing is lost
-        results = _by_service((*self._runner.drain(), *self._prober.drain(), *self._regional.drain()))
-        listings = self._instance_poller.drain()
+        replicas, balancers = self._replicas, self._balancers
+        results = _by_service(
+            (*replicas.runner.drain(), *replicas.prober.drain(), *balancers.regional.drain())
+        )
+        listings = replicas.instance_poller.drain()
         complete = [listing for listing in listings if listing.is_listing]
         self._seen.update(one.cloud for one in complete)
         if self._adoption is not None and self._adoption.take(rows, complete, now):
             rows = self._store.services()
-        around = Around(self._epoch(), frozenset(self._seen), self._instance_poller.trouble())
+        around = Around(self._epoch(), frozenset(self._seen), replicas.instance_poller.trouble())
         tick = Observed(now, results, listings, self._listings.changed(listings), around)
         orders, decided = self._decide(rows, tick)
         self.decided = len(decided)
@@ -197,15 +157,15 @@ class Reconciler:
         self._kept.forget_others(orders.keys())
         self.plans = self._kept.plans()
         turn = self._gathered([(row.name, orders[row.name]) for row in rows])
-        self._firewalls.ensure(agent_addresses(rows))  # before any launch
-        self._fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
-        self._regional.ensure(turn.regional)
-        self._names.ensure(turn.names)
-        self._prober.watch(turn.probes)
-        self._runner.ensure(turn.calls)
+        replicas.firewalls.ensure(agent_addresses(rows))  # before any launch
+        balancers.fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
+        balancers.regional.ensure(turn.regional)
+        balancers.names.ensure(turn.names)
+        replicas.prober.watch(turn.probes)
+        replicas.runner.ensure(turn.calls)
         if complete:
             self._orphans.abandon(complete, self._store.services())
-        self._instance_poller.watch(frozenset(turn.clouds))
+        replicas.instance_poller.watch(frozenset(turn.clouds))
 
     def _decide(self, rows: Iterable[ServiceRow], tick: Observed) -> tuple[dict[str, Orders], list[Decided]]:
         """Return the orders of services whose last turn stands, or about which nothing can be decided, and new decisions."""
@@ -261,15 +221,15 @@ class Reconciler:
 
     def _room(self, rows: Iterable[ServiceRow]) -> float:
         """Return the rest of the budget of all services together, USD per hour."""
-        if self._max_usd_hour is None:
+        if self._budget.max_usd_hour is None:
             return math.inf
-        return self._max_usd_hour - sum(usd_hour(row.attempts) for row in rows)
+        return self._budget.max_usd_hour - sum(usd_hour(row.attempts) for row in rows)
 
     def _gathered(self, orders: Sequence[tuple[str, Orders]]) -> _Turn:
         """Return all of them; the same object as in the last tick if they are the same."""
         last = self._orders
         if len(last) != len(orders) or any(last.get(name) is not one for name, one in orders):
-            self._turn = _Turn(clouds=set(self._enabled_clouds))
+            self._turn = _Turn(clouds=set(self._replicas.enabled))
             for _, one in orders:
                 self._turn.add(one)
             self._orders = dict(orders)
@@ -329,10 +289,6 @@ class Reconciler:
 
 class _NotWrittenError(Exception):
     """The commit of a service failed."""
-
-
-def _no_doubt(_: str) -> Evidence:
-    return Evidence()
 
 
 def _by_service(events: Iterable[tuple[str, Event]]) -> dict[str, list[Event]]:

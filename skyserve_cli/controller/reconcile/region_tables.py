@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from lb.config.regions import PeerAgent, Place, Regions
 from lb.config.schema import Readiness, Standby, Table, Target
 from policies.model import Replica, ReplicaState, Zone
+from policies.regions.names import DEFAULT_REGION_POLICY
 from policies.regions.ownership import BACK_AFTER_S, Ownership, ownership
-from policies.regions.registry import DEFAULT_REGION_POLICY
 from policies.regions.residency import ResidencyZone, entered_zones, served_zones
 from provisioners.offers.egress import egress_usd_per_gb
 from provisioners.port.base import peers_port

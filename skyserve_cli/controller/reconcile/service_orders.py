@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from lb.config.schema import Table
 from policies.model import Replica, ReplicaState, Role
-from policies.regions.ownership import NO_DISTANCES, Distances, Ownership
-from provisioners.offers.egress import egress_usd_per_gb
+from policies.regions.ownership import Ownership
 from provisioners.port.base import Instance, InstanceState, peers_port
+from skyserve_cli.controller.reconcile.inputs import BalancerPorts
 from skyserve_cli.controller.reconcile.lb_config import table_of, without_loopback
 from skyserve_cli.controller.reconcile.listing_events import unattended
 from skyserve_cli.controller.reconcile.mappers import (
@@ -30,7 +30,6 @@ from skyserve_cli.controller.reconcile.ports import (
     Specs,
 )
 from skyserve_cli.controller.reconcile.region_tables import (
-    Egress,
     entered_table,
     is_linked,
     own_table,
@@ -57,30 +56,15 @@ _OUTSTANDING = {
 
 
 class OrderMaker:
-    """Makes the orders of one service at a time.
+    """Makes the orders of one service at a time. `epoch` is the controller's term."""
 
-    `epoch` is the controller's term, `targets_ca` the certificate by which load balancers know replicas.
-    """
-
-    def __init__(
-        self,
-        specs: Specs,
-        owner: str,
-        lb_host: str,
-        epoch: Callable[[], int],
-        targets_ca: str = "",
-        distances: Callable[[str], Distances] = lambda service: NO_DISTANCES,
-        egress: Egress = egress_usd_per_gb,
-    ) -> None:
-        self._egress = egress
-        self._distances = distances
-        self._owners: dict[str, Ownership] = {}  # by service, as last decided
-        self._linked_since: dict[str, float] = {}  # when a service with linked agents was first decided about
-        self._targets_ca = targets_ca
+    def __init__(self, specs: Specs, owner: str, balancers: BalancerPorts, epoch: Callable[[], int]) -> None:
         self._specs = specs
         self._owner = owner
-        self._lb_host = lb_host
+        self._balancers = balancers
         self._epoch = epoch
+        self._owners: dict[str, Ownership] = {}  # by service, as last decided
+        self._linked_since: dict[str, float] = {}  # when a service with linked agents was first decided about
 
     def of(self, decided: Decided, listings: Sequence[InstanceListing], now: float) -> Orders:
         """Return what the rows, as they now stand, require."""
@@ -88,13 +72,15 @@ class OrderMaker:
         live, agents = decided.change.live(), decided.agents.live()
         tls_name = partial(tls_name_of, self._owner, row)
         rollout = decided.plan.memory.rollout
-        table = table_of(row.name, spec, live, goal, rollout, now, self._epoch(), self._targets_ca, tls_name)
+        table = table_of(
+            row.name, spec, live, goal, rollout, now, self._epoch(), self._balancers.targets_ca, tls_name
+        )
         window_s = spec.load_window_s
         counts_demand = goal.scaling.slo is not None
         tls = None if spec.tls is None else (spec.tls.certfile, spec.tls.keyfile)
         local_orders: dict[str, AgentOrder | None] = {}
         if (live or not goal.down) and has_local_agent(row, spec):
-            host = spec.load_balancer.host or self._lb_host
+            host = spec.load_balancer.host or self._balancers.host
             local_orders[row.name] = AgentOrder(
                 row.name, host, row.lb_port, table, tls, window_s, counts_demand, spec.load_balancer.workers
             )
@@ -125,7 +111,7 @@ class OrderMaker:
     ) -> None:
         """Decide whose the replicas are, if anything is known of that: after a start agents have not reported yet."""
         waited_s = now - self._linked_since.setdefault(service, now)
-        distances, before = self._distances(service), self._owners.get(service)
+        distances, before = self._balancers.regional.distances(service), self._owners.get(service)
         if before is not None or distances.rtts_s or waited_s >= _MEASURED_WITHIN_S:
             before = before or Ownership(0, distances.owners)
             self._owners[service] = owners_of(live, agents, distances.rtt_s, now, spec.residency, before)
@@ -136,7 +122,7 @@ class OrderMaker:
             return False
         owners = self._owners.get(service)
         living = {region_of(one.zone) for one in agents if one.state is ReplicaState.READY}
-        return owners is None or unmeasured(owners, living, self._distances(service).rtt_s)
+        return owners is None or unmeasured(owners, living, self._balancers.regional.distances(service).rtt_s)
 
     def forget(self, service: str) -> None:
         """The service is gone."""
@@ -168,7 +154,7 @@ class OrderMaker:
         def token(agent: Replica) -> str:
             return token_of(self._owner, row.name, row.incarnation, agent.id, agent.offer)
 
-        distances, before = self._distances(row.name), self._owners.get(row.name)
+        distances, before = self._balancers.regional.distances(row.name), self._owners.get(row.name)
         agent = next(one for one in agents if one.id == order.replica_id)
         own, elsewhere = own_table(
             order.table,
@@ -184,7 +170,7 @@ class OrderMaker:
             before=before,
             is_decided=before is not None,
             has_tls=spec.tls is not None,
-            egress=self._egress,
+            egress=self._balancers.egress,
         )
         return replace(order, table=own, peers_port=peers_port(order.port), elsewhere=elsewhere)
 

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from policies.brake import Evidence, TerminationLog, confirmed
+from policies.brake import TerminationLog, confirmed
 from policies.deadlines import due
 from policies.goals import Goal, TeamRoom
 from policies.history import Load
 from policies.model import EndReason, Event, GaveUp, Memory, Offer, Plan, Replica
 from provisioners.port.base import Requirements
-from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.demand import merged
 from skyserve_cli.controller.reconcile.demand_cache import DemandCache
 from skyserve_cli.controller.reconcile.fleets import AgentFleet, Fleet, ReplicaFleet, Service
+from skyserve_cli.controller.reconcile.inputs import BalancerPorts, Doubts
 from skyserve_cli.controller.reconcile.mappers import goal_of, has_local_agent
-from skyserve_cli.controller.reconcile.ports import (
-    BalancerFleet,
-    InstanceListing,
-    InstancePoller,
-    Names,
-    Offers,
-    Regional,
-    Specs,
-)
+from skyserve_cli.controller.reconcile.ports import InstanceListing, InstancePoller, Offers, Specs
 from skyserve_cli.controller.reconcile.transitions import TickTransitions
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import Commit, EventRecord, ServiceRow
@@ -90,16 +82,12 @@ class ServiceTurn:
 
     def __init__(
         self,
-        *,
         owner: str,
         specs: Specs,
         offers: TickOffers,
         instance_poller: InstancePoller,
-        fleet: BalancerFleet,
-        regional: Regional,
-        names: Names,
-        evidence: Callable[[str], Evidence],
-        adoption: Adoption | None,
+        balancers: BalancerPorts,
+        doubts: Doubts,
         seen: Mapping[str, int],
         demand: DemandCache,
     ) -> None:
@@ -107,11 +95,8 @@ class ServiceTurn:
         self._specs = specs
         self._offers = offers
         self._instance_poller = instance_poller
-        self._fleet = fleet
-        self._regional = regional
-        self._names = names
-        self._evidence = evidence
-        self._adoption = adoption
+        self._balancers = balancers
+        self._doubts = doubts
         self._seen = seen
         self._demand = demand
         self._given_up: dict[str, TerminationLog] = {}  # for failed probes, by service
@@ -131,11 +116,12 @@ class ServiceTurn:
         load = self.load(row, spec)
         history = None if goal.scaling.slo is None else self._demand.history(row.name, now)
         service = Service(row, spec, goal, load, now, room_usd_hour, history, team)
-        is_awaited = self._adoption is not None and self._adoption.is_awaited(row.name, now)
+        adoption = self._doubts.adoption
+        is_awaited = adoption is not None and adoption.is_awaited(row.name, now)
         happened = (results, listings)
         replicas = ReplicaFleet(service, self._specs)
         own = self._turn_fleet(replicas, service, happened, row.memory, is_early=is_awaited)
-        balancers = AgentFleet(service, self._owner, self._specs, self._names, own.change)
+        balancers = AgentFleet(service, self._owner, self._specs, self._balancers.names, own.change)
         agents = self._turn_fleet(balancers, service, happened, own.memory, is_early=own.plan is None)
         decided = self._noted(_together(row, own, agents), own, agents)
         if is_awaited:
@@ -185,13 +171,13 @@ class ServiceTurn:
 
     def load(self, row: ServiceRow, spec: ServiceSpec) -> Load:
         """Return the demand that all agents of the service have seen."""
-        local_loads = [self._fleet.load(row.name)] if has_local_agent(row, spec) else []
-        return merged([*local_loads, *self._regional.loads(row.name)])
+        local_loads = [self._balancers.fleet.load(row.name)] if has_local_agent(row, spec) else []
+        return merged([*local_loads, *self._balancers.regional.loads(row.name)])
 
     def take_demand(self, row: ServiceRow, spec: ServiceSpec, now: float) -> bool:
         """Store the minutes that its agents have reported. Returns whether there were any."""
-        local_demands = [self._fleet.demand(row.name)] if has_local_agent(row, spec) else []
-        return self._demand.take(row.name, [*local_demands, *self._regional.demands(row.name)], now)
+        local_demands = [self._balancers.fleet.demand(row.name)] if has_local_agent(row, spec) else []
+        return self._demand.take(row.name, [*local_demands, *self._balancers.regional.demands(row.name)], now)
 
     def _give_up(self, service: str, fleet: Fleet, change: TickTransitions) -> str:
         """Apply the deadlines that have passed, as far as this controller can trust its own probes. Returns why not all."""
@@ -199,7 +185,7 @@ class ServiceTurn:
         overdue = tuple(due(replicas, fleet.goal, fleet.load, change.now))
         if not overdue:
             return ""
-        evidence = fleet.for_fleet(self._evidence(service))
+        evidence = fleet.for_fleet(self._doubts.evidence(service))
         terminated = self._given_up.setdefault(fleet.name, TerminationLog())
         verdict = confirmed(overdue, replicas, fleet.goal, evidence, terminated, change.now)
         change.take(verdict.events)

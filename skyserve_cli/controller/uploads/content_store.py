@@ -22,16 +22,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from provisioners.files import write_bytes
+from skyserve_cli.controller.references import ManifestError, Reference
+from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.controller.uploads.manifest import (
     FILE,
     FOLDER,
     PART_BYTES,
     Entry,
     Manifest,
-    ManifestError,
-    Reference,
     manifest_from,
-    read_reference,
 )
 
 MOST_STORED_BYTES = 64 << 30
@@ -39,12 +38,16 @@ LEAST_FREE_BYTES = 256 << 20
 _DRAFT = ".draft-"
 
 
-class NoRoomForUploadError(Exception):
+class NoRoomForUploadError(RejectedError):
     """The store, or its disk, is too full; the text has how full."""
 
+    status = 507
 
-class NotUploadedError(Exception):
+
+class NotUploadedError(RejectedError):
     """Files are missing that have to be sent first; the text names what."""
+
+    status = 409
 
 
 class ContentStore:
@@ -108,17 +111,12 @@ class ContentStore:
     def insist_on(self, references: Iterable[Reference]) -> None:
         """Raise NotUploadedError unless all of these are complete. They are kept for a day at least."""
         for reference in references:
-            if not (self._trees / reference.id / reference.name).exists():
+            if not reference.below(self._root).exists():
                 raise NotUploadedError(
                     f"the files of {reference.name} are not at the controller; run the command again, which sends them"
                 )
             with suppress(FileNotFoundError):
                 os.utime(self._trees / f"{reference.id}.json")
-
-    def path_of(self, source: str) -> str:
-        """Return the path of uploaded files on this host; other sources as they are."""
-        reference = read_reference(source)
-        return source if reference is None else str(self._trees / reference.id / reference.name)
 
     def prune(self, in_use: Collection[str], before: float) -> int:
         """Remove trees that are not `in_use` (by id) and were not announced since `before` (UNIX time), and parts without a tree.
@@ -196,10 +194,6 @@ class ContentStore:
                     with (self._parts / part).open("rb") as content:
                         shutil.copyfileobj(content, out, PART_BYTES)
             path.chmod(entry.mode)
-
-
-def ids_of(references: Iterable[Reference]) -> frozenset[str]:
-    return frozenset(reference.id for reference in references)
 
 
 def encode_parts(parts: Mapping[str, bytes]) -> bytes:

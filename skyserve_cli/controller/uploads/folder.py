@@ -10,16 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from provisioners.remote.archive import entries_of
-from skyserve_cli.controller.uploads.manifest import (
-    FILE,
-    FOLDER,
-    LINK,
-    PART_BYTES,
-    Entry,
-    Manifest,
-    ManifestError,
-    checked,
-)
+from skyserve_cli.controller.references import ManifestError
+from skyserve_cli.controller.uploads.manifest import FILE, FOLDER, LINK, PART_BYTES, Entry, Manifest, checked
 
 
 class _State(NamedTuple):

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from skyserve_cli.controller.references import SCHEME, ManifestError
 
 PART_BYTES = 4 << 20
 MOST_BYTES = 10 << 30
 MOST_ENTRIES = 30_000
 
-SCHEME = "upload://"
 FOLDER, FILE, LINK = "folder", "file", "link"
 #: Modes that files and folders may have: readable for others or not, executable or not.
 MODES = (0o600, 0o644, 0o700, 0o755)
@@ -24,11 +24,6 @@ MODES = (0o600, 0o644, 0o700, 0o755)
 _LONGEST_PATH_BYTES = 4000
 _LONGEST_NAME_BYTES = 255
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_REFERENCE = re.compile(r"upload://([0-9a-f]{64})/([^/\0]+)")
-
-
-class ManifestError(Exception):
-    """A file or folder cannot be sent, or a manifest is not acceptable; the text names the path and the reason."""
 
 
 class Entry(NamedTuple):
@@ -81,31 +76,6 @@ class Manifest(NamedTuple):
 
     def to_json(self) -> list[dict[str, Any]]:
         return [{**entry._asdict(), "parts": list(entry.parts)} for entry in self.entries]
-
-
-class Reference(NamedTuple):
-    """What a spec has in place of a path: the manifest's id, and the name of the whole."""
-
-    id: str
-    name: str
-
-
-def read_reference(text: str) -> Reference | None:
-    """Return None for a path or the URL of a bucket. Raises ManifestError for a reference that cannot be right."""
-    if not text.startswith(SCHEME):
-        return None
-    found = _REFERENCE.fullmatch(text)
-    if found is None or found[2] in (".", ".."):
-        raise ManifestError(f"{text[:200]!r} is no reference to uploaded files")
-    return Reference(found[1], found[2])
-
-
-def references_of(spec: Mapping[str, Any]) -> list[Reference]:
-    """Return the uploaded files that the JSON of a spec names. Raises ManifestError."""
-    mounts = spec.get("file_mounts") or ()
-    sources = [source for mount in mounts for source in mount["sources"]]
-    found = (read_reference(str(source)) for source in [spec.get("workdir") or "", *sources])
-    return [reference for reference in found if reference is not None]
 
 
 def manifest_from(value: Any) -> Manifest:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from skyserve_cli.controller.references import ManifestError
 from skyserve_cli.controller.uploads.content_store import encode_parts
 from skyserve_cli.controller.uploads.folder import Known, manifest_of, part_of
-from skyserve_cli.controller.uploads.manifest import FILE, PART_BYTES, Manifest, ManifestError
+from skyserve_cli.controller.uploads.manifest import FILE, PART_BYTES, Manifest
 
 #: The name of every work directory: where it is on a person's machine is no part of a version.
 WORKDIR = "workdir"

@@ -15,6 +15,9 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from skyserve_cli.controller.api.access import AccessRole
+from skyserve_cli.controller.api.route import Route
+
 KEY_HEADER = "X-Skyserve-Key"
 MOST_AT_ONCE = 16
 MOST_TOKENS = 4096
@@ -30,8 +33,8 @@ class ChatRoute:
         self._view = view
         self._chats = 0
 
-    def routes(self) -> list[web.RouteDef]:
-        return [web.post("/v1/services/{name}/chat", self.send)]
+    def routes(self) -> list[Route]:
+        return [Route("POST", "/v1/services/{name}/chat", self.send, AccessRole.OPERATOR)]
 
     async def send(self, request: web.Request) -> web.StreamResponse:
         """Raise NoSuchServiceError, ValueError, KeyError, TypeError."""

@@ -10,38 +10,49 @@ bounded by the manifests, each request by the API's limit of a body, and all tog
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
-from skyserve_cli.controller.api.access import ForbiddenError, calling, insist_on
+from skyserve_cli.controller.api.access import AccessRole, ForbiddenError, calling, insist_on
+from skyserve_cli.controller.api.route import Route
+from skyserve_cli.controller.part import Kernel, Part
+from skyserve_cli.controller.references import ManifestError, references_of
 from skyserve_cli.controller.uploads.content_store import ContentStore, decode_parts
-from skyserve_cli.controller.uploads.manifest import ManifestError, manifest_from, references_of
+from skyserve_cli.controller.uploads.manifest import manifest_from
+from skyserve_cli.state.store import Store
 
 _AT_ONCE = 2
+#: For what is uploaded and is of no version yet, or of none any more.
+KEEP_UPLOADS_S = 86400.0
 
 
-class UploadRoutes:
-    """Routes over a store. `refuse_unless_leading` raises NotLeadingError: replicas are launched by the leader."""
+class UploadsPart(Part):
+    """Receives files, admits no spec whose files are missing, and removes those that no version names any more."""
 
-    def __init__(self, store: ContentStore, refuse_unless_leading: Callable[[], None]) -> None:
-        self._store = store
-        self._refuse_unless_leading = refuse_unless_leading
+    name = "uploads"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._store = kernel.store
+        self._uploads = ContentStore(kernel.home.uploads)
+        # Replicas are launched by the leader, so files are sent to it.
+        self._refuse_unless_leading = kernel.service.refuse_unless_leading
         #: A large tree takes a while to make; the threads that serve other requests must not all wait for it.
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> Sequence[Route]:
         return [
-            web.post("/v1/uploads", self._announce),
-            web.post("/v1/uploads/parts", self._add),
+            Route("POST", "/v1/uploads", self._announce, AccessRole.OPERATOR),
+            Route("POST", "/v1/uploads/parts", self._add, AccessRole.OPERATOR),
         ]
 
-    async def insist_on(self, spec: Mapping[str, Any]) -> None:
+    def admit(self, spec: Mapping[str, Any]) -> None:
         """Raise NotUploadedError unless the uploaded files that a spec names are complete, ManifestError."""
-        references = references_of(spec)
-        if references:
-            await asyncio.to_thread(self._store.insist_on, references)
+        self._uploads.insist_on(references_of(spec))
+
+    def tidy(self, now: float) -> None:
+        remove_unused(self._store, self._uploads, now)
 
     async def _announce(self, request: web.Request) -> web.Response:
         self._insist(request)
@@ -51,14 +62,14 @@ class UploadRoutes:
         # A manifest has up to some megabytes, so it is read on a thread, too.
         async with self._turns:
             manifest = await asyncio.to_thread(manifest_from, body.get("manifest"))
-            missing = await asyncio.to_thread(self._store.announce, manifest)
+            missing = await asyncio.to_thread(self._uploads.announce, manifest)
         return web.json_response({"reference": manifest.reference, "missing": missing})
 
     async def _add(self, request: web.Request) -> web.Response:
         self._insist(request)
         body = await request.read()
         async with self._turns:
-            stored = await asyncio.to_thread(lambda: self._store.add(decode_parts(body)))
+            stored = await asyncio.to_thread(lambda: self._uploads.add(decode_parts(body)))
         return web.json_response({"stored": stored})
 
     def _insist(self, request: web.Request) -> None:
@@ -67,3 +78,11 @@ class UploadRoutes:
             raise ForbiddenError("an upload must name its service")
         insist_on(calling(), [service] if service else [])
         self._refuse_unless_leading()
+
+
+def remove_unused(store: Store, uploads: ContentStore, now: float) -> None:
+    """Remove what no stored spec names, and is older than KEEP_UPLOADS_S."""
+    # Read first: what is uploaded meanwhile is younger than that.
+    used = store.specs_of_versions()
+    ids = {reference.id for spec in used for reference in references_of(spec)}
+    uploads.prune(ids, before=now - KEEP_UPLOADS_S)

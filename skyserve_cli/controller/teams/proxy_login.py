@@ -15,9 +15,11 @@ from typing import Protocol
 
 from aiohttp import web
 
-from skyserve_cli.config import ConfigError
+from skyserve_cli.config import Config, ConfigError
 from skyserve_cli.config_listen import MemberConfig, TrustedProxyConfig, is_user_name
-from skyserve_cli.controller.api.access import TOKEN_PREFIX, AccessRole, Caller
+from skyserve_cli.controller.api.access import AccessRole, Caller
+from skyserve_cli.controller.rejected import RejectedError
+from skyserve_cli.state.team import TOKEN_PREFIX
 
 LEAST_SECRET = 16
 #: A response that goes on ends after this time, so that the proxy is called again and can refuse.
@@ -33,12 +35,11 @@ class Headers(Protocol):
     def get(self, key: str, default: str, /) -> str: ...
 
 
-class LoginRefusedError(Exception):
+class LoginRefusedError(RejectedError):
     """The proxy's word is not accepted; `status` is that of the response, the text names the reason."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+        super().__init__(message, status)
 
 
 class ProxyLogin:
@@ -140,6 +141,12 @@ def cross_site(method: str, headers: Headers) -> bool:
     if site:
         return site != "same-origin"
     return bool(origin) and origin.partition("://")[2].lower() != headers.get("Host", "").lower()
+
+
+def login_of(config: Config) -> ProxyLogin | None:
+    """Return None without a trusted proxy. Raises ConfigError if its secret cannot be read."""
+    proxy = None if config.controller.listen is None else config.controller.listen.trusted_proxy
+    return None if proxy is None else ProxyLogin(proxy, secret_of(proxy), config.users, config.groups)
 
 
 def secret_of(settings: TrustedProxyConfig) -> str | None:

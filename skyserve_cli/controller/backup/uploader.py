@@ -15,8 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from skyserve_cli.buckets.port import Bucket, BucketError
 from skyserve_cli.config_backup import BackupConfig
-from skyserve_cli.controller.persistence.backup import BackupError, packed, read_passphrase, sealed
-from skyserve_cli.controller.persistence.backup_schedule import (
+from skyserve_cli.controller.backup.archive import BackupError, packed, read_passphrase, sealed
+from skyserve_cli.controller.backup.schedule import (
     BackupState,
     Named,
     failed,

@@ -1,0 +1,80 @@
+"""A route of the API: the role that it needs, and its responses in place of errors."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
+
+from skyserve_cli.clouds import CloudNotEnabledError
+from skyserve_cli.config import ConfigError
+from skyserve_cli.controller.api.access import AccessRole, authorize, calling
+from skyserve_cli.controller.api.team_rules import TeamError
+from skyserve_cli.controller.reconcile.store_health import sentence_of
+from skyserve_cli.controller.rejected import RejectedError
+from skyserve_cli.state.lease import LeaseLostError
+from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, StillGoingDownError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Route(NamedTuple):
+    """`{name}` in the path is a service, which the caller's token must cover.
+
+    `for_proxy`: a file for users whom a proxy has authenticated, whichever role they have, on the port alone.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    role: AccessRole = AccessRole.ADMIN
+    for_proxy: bool = False
+
+    def definition(self) -> web.RouteDef:
+        """Return the route for an application whose requests have a caller (`access.set_caller`)."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if self.for_proxy and calling().by_proxy:
+                return await self.handler(request)
+            return await self._response(request)
+
+        # A GET is a HEAD, too.
+        return (
+            web.get(self.path, handle) if self.method == "GET" else web.route(self.method, self.path, handle)
+        )
+
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        """Return the handler's response, or one that says what was wrong."""
+        try:
+            authorize(calling(), self.role, request.match_info.get("name"))
+            return await self.handler(request)
+        except web.HTTPException:
+            raise
+        except RejectedError as error:
+            return refuse(error.status, str(error))
+        except NoSuchServiceError as error:
+            return refuse(404, f"there is no service {error}")
+        except StillGoingDownError as error:
+            return refuse(409, f"service {error} is still going down; try again when it is gone")
+        except ServiceExistsError as error:
+            return refuse(409, f"service {error} is up; use `serve update`, or `serve down` first")
+        except LeaseLostError as error:
+            return refuse(503, str(error))
+        except SQLAlchemyError as error:
+            return refuse(503, f"the controller cannot read or write its state: {sentence_of(error)}")
+        except OSError as error:
+            return refuse(
+                507 if error.errno == errno.ENOSPC else 500,
+                f"the controller's disk: {error.strerror or error}",
+            )
+        except (CloudNotEnabledError, TeamError, ConfigError) as error:
+            return refuse(422, str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            return refuse(400, f"{type(error).__name__}: {error}")
+
+
+def refuse(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)
