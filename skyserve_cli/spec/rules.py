@@ -9,11 +9,12 @@ from skyserve_cli.spec.candidates import ParsedAlternatives
 from skyserve_cli.spec.check import Sound
 from skyserve_cli.spec.front_door import cors
 from skyserve_cli.spec.infra import KUBERNETES
-from skyserve_cli.spec.model import EVERYWHERE, ResourceChoice, ServiceSpec
-from skyserve_cli.spec.problems import Problem, SpecWarning, shown
+from skyserve_cli.spec.model import BUCKETS_BY_NAME, EVERYWHERE, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.problems import Problem, SpecWarning, dotted, shown
 from skyserve_cli.spec.regional import AT, is_ambiguous
 from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceSection
 
+MAX_ALTERNATIVES = 1000
 _POLICY = "service.replica_policy"
 _BALANCER = "service.load_balancer"
 #: The placers whose on-demand replicas the file may request.
@@ -39,6 +40,10 @@ def problems(file: ServiceFile, candidates: ParsedAlternatives, sound: Sound) ->
     if file.run is None and sound("run"):
         yield Problem("run", "is missing: the commands that start the server")
     yield from _images(candidates)
+    yield from _mounts(file, sound)
+    if len(candidates.choices) > MAX_ALTERNATIVES:
+        message = f"names {len(candidates.choices):,} alternatives; {MAX_ALTERNATIVES:,} are the most"
+        yield Problem("resources", message)
     if file.service is None:
         if sound("service"):
             hint = "write `service: {}` to take every default"
@@ -72,6 +77,19 @@ def _images(candidates: ParsedAlternatives) -> Iterator[Problem]:
             elif place in (EVERYWHERE, "aws") and choice.region is None and image.startswith("ami-"):
                 hint = "name the region in infra, or an image for each: {us-east-1: ami-…}"
                 yield Problem(path, f"is an image of one region (got {shown(image)})", image, hint)
+
+
+def _mounts(file: ServiceFile, sound: Sound) -> Iterator[Problem]:
+    for path, mount in (file.file_mounts or {}).items() if sound("file_mounts") else ():
+        at = dotted(("file_mounts", path))
+        if mount.source:
+            continue
+        if mount.name is None:
+            yield Problem(at, "has neither a source nor the name of a bucket")
+        elif mount.store is not None and mount.store.lower() not in BUCKETS_BY_NAME:
+            kinds = ", ".join(BUCKETS_BY_NAME)
+            message = f"a bucket in {mount.store} needs its URL as source (by name: {kinds})"
+            yield Problem(at, message, mount.store)
 
 
 def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:

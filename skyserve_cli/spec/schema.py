@@ -37,6 +37,7 @@ from skyserve_cli.spec.fields import (
     PostData,
     PriceCap,
     ProbePath,
+    ProbeSeconds,
     Seconds,
     SomeSeconds,
     Sources,
@@ -59,8 +60,8 @@ class ProbeSection(Section):
     """How long a replica may take, from its launch, to respond for the first time."""
     timeout_seconds: SomeSeconds = 15.0
     """Of one probe."""
-    endpoint_probe_interval_seconds: SomeSeconds = 10.0
-    """Between two probes of a replica."""
+    endpoint_probe_interval_seconds: ProbeSeconds = 10.0
+    """Between two probes of a replica, 0.1 at the least."""
     consecutive_failure_threshold_timeout: Seconds = 180.0
     """A replica that was ready and then fails for this long is replaced."""
     post_data: PostData | None = None

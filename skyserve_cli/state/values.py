@@ -137,6 +137,10 @@ class Spent:
     usd_on_demand: float
 
 
+class NotKeptError(Exception):
+    """The database gives something else back than it was given; the text is the key. Nothing was stored."""
+
+
 class ServiceExistsError(Exception):
     """A service of that name is up."""
 

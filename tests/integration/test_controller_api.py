@@ -99,7 +99,8 @@ class Controller:
             store_health=StoreHealth(0.0),
             load_balancer_log=lambda name: home.load_balancers / Path(name).name / "agent.log",
         )
-        self.server = TestServer(self.api().app())
+        self.api_of_server = self.api()
+        self.server = TestServer(self.api_of_server.app())
         self.session = aiohttp.ClientSession()
 
     def api(self) -> Api:
@@ -139,7 +140,7 @@ class Controller:
     async def up(
         self, yaml: str = YAML, *, name: str = "chat", mode: str | None = None, **more: Any
     ) -> tuple[int, Any]:
-        spec = spec_to_json(load_text(yaml).spec)
+        spec = spec_to_json(load_text(yaml, name=name).spec)
         return await self.call("PUT", f"/v1/services/{name}", {"spec": spec, "mode": mode} | more)
 
     def has(self, *replicas: Replica) -> None:
@@ -294,10 +295,17 @@ async def test_a_wrong_body_is_a_wrong_request(
     [
         ({"mode": "sideways"}, "sideways"),
         ({"mode": 3}, "3"),
-        ({"secrets": None}, "NoneType"),
-        ({"secrets": [1]}, "TypeError"),
+        ({"secrets": None}, "secrets: must be a mapping"),
+        ({"secrets": [1]}, "secrets: must be a mapping"),
+        ({"secrets": {"A": 1}}, "secrets.A: must be text"),
     ],
-    ids=["an unknown mode", "a mode that is no word", "secrets: null", "secrets: a list"],
+    ids=[
+        "an unknown mode",
+        "a mode that is no word",
+        "secrets: null",
+        "secrets: a list",
+        "a secret that is no text",
+    ],
 )
 async def test_a_wrong_field_is_a_wrong_request(
     controller: Controller, more: dict[str, Any], says: str

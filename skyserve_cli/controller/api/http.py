@@ -42,11 +42,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from policies.goals import UpdateMode
 from provisioners.port.base import LogSource
 from skyserve_cli.controller.api.access import (
     OWNER,
-    AccessRole,
     Caller,
     ForbiddenError,
     StillValid,
@@ -57,7 +55,8 @@ from skyserve_cli.controller.api.access import (
     visible,
 )
 from skyserve_cli.controller.api.chat_route import ChatRoute
-from skyserve_cli.controller.api.errors import refuse, with_errors, with_json_errors
+from skyserve_cli.controller.api.errors import failures, refuse, with_errors, with_json_errors
+from skyserve_cli.controller.api.json_body import json_body, sent_order
 from skyserve_cli.controller.api.log_responses import file_response, log_response, read_file
 from skyserve_cli.controller.api.page_routes import AdminReader, PageRoutes
 from skyserve_cli.controller.api.proxy_login import LOGIN_S, LoginRefusedError, ProxyLogin
@@ -70,11 +69,13 @@ from skyserve_cli.controller.api.upload_routes import UploadRoutes
 from skyserve_cli.controller.api.usage_view import usage_question
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.controller.uploads.content_store import ContentStore
+from skyserve_cli.spec import spec_to_json
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8 << 20
 PIECE_BYTES = 64 * 1024
+MOST_PORT = 65_535
 
 OpenPage = Callable[[int | None], Awaitable[dict[str, Any]]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -149,7 +150,7 @@ class Api:
                 return await handler(request)
             return await with_errors(request, handler)
 
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[failures, guard])
         app.add_routes([*self._shown(), *self._chat.routes(), *self._actions(), *self._own(), *page])
         return app
 
@@ -225,18 +226,14 @@ class Api:
         return web.json_response(await asyncio.to_thread(self._controller_service.teams.view))
 
     async def _put(self, request: web.Request) -> web.Response:
-        body = await _body(request)
-        mode = None if body.get("mode") is None else UpdateMode(body["mode"])
-        name = request.match_info["name"]
+        order = await asyncio.to_thread(sent_order, await json_body(request), request.match_info["name"])
         if self._uploads is not None:
-            await self._uploads.insist_on(dict(body["spec"]))
-        version = await asyncio.to_thread(
-            self._controller_service.put, name, body["spec"], dict(body.get("secrets", {})), mode
-        )
-        return web.json_response({"name": name, "version": version})
+            await self._uploads.insist_on(spec_to_json(order.spec))
+        version = await asyncio.to_thread(self._controller_service.put, *order)
+        return web.json_response({"name": order.spec.name, "version": version})
 
     async def _down(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await json_body(request)
         await asyncio.to_thread(
             self._controller_service.down, request.match_info["name"], bool(body.get("purge"))
         )
@@ -282,13 +279,9 @@ class Api:
         return web.json_response(found, dumps=lambda content: orjson.dumps(content).decode())
 
     async def _plan(self, request: web.Request) -> web.Response:
-        body = await _body(request)
-        insist_on(calling(), [str(body["spec"]["name"])])
-        mode = None if body.get("mode") is None else UpdateMode(body["mode"])
-        planned = await asyncio.to_thread(
-            self._controller_service.plan, body["spec"], dict(body.get("secrets", {})), mode
-        )
-        return web.json_response(planned)
+        order = await asyncio.to_thread(sent_order, await json_body(request))
+        insist_on(calling(), [order.spec.name])
+        return web.json_response(await asyncio.to_thread(self._controller_service.plan, *order))
 
     async def _events(self, request: web.Request) -> web.Response:
         query = request.query
@@ -341,7 +334,7 @@ class Api:
         return refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
 
     async def _tidy(self, request: web.Request) -> web.Response:
-        names = [str(name) for name in (await _body(request))["services"]]
+        names = [str(name) for name in (await json_body(request))["services"]]
         insist_on(calling(), names)
         return web.json_response(await asyncio.to_thread(self._controller_service.tidy, names))
 
@@ -352,7 +345,7 @@ class Api:
         return web.json_response(look.view())
 
     async def _remove_leak(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await json_body(request)
         key = request.match_info["cloud"], str(body["kind"]), str(body["id"]), str(body["region"])
         refusal = await asyncio.to_thread(self._controller_service.garbage_collector.remove, key)
         return web.json_response(refusal.view())
@@ -364,15 +357,19 @@ class Api:
         return web.json_response({"problems": list(problems)})
 
     async def _dashboard(self, request: web.Request) -> web.Response:
-        port = (await _body(request)).get("port")
+        port = (await json_body(request)).get("port")
         if calling().by_proxy:
             raise ForbiddenError("the page is at the address of the proxy; open that in a browser")
-        if port is not None and calling().role is not AccessRole.ADMIN:
-            raise ForbiddenError("choosing the port of the page needs the role admin; leave --port out")
+        if port is not None and calling() != OWNER:
+            raise ForbiddenError(
+                "the page's port is the owner's to choose, for all who use it; leave --port out"
+            )
+        if port is not None and not (type(port) is int and 1 <= port <= MOST_PORT):
+            return refuse(400, f"port: must be null or a whole number from 1 to {MOST_PORT}")
         if self._open_page is None:
             return refuse(404, "this controller has no page")
         try:
-            return web.json_response(await self._open_page(None if port is None else int(port)))
+            return web.json_response(await self._open_page(port))
         except PageClosedError as error:
             return refuse(409, str(error))
 
@@ -397,10 +394,3 @@ async def _snapshot_response(request: web.Request, found: Rendered) -> web.Strea
         await response.write(found.body[start : start + PIECE_BYTES])
     await response.write_eof()
     return response
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    body = await request.json() if request.can_read_body else {}
-    if not isinstance(body, dict):
-        raise TypeError("the body must be a JSON object")
-    return body

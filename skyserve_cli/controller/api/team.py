@@ -24,6 +24,7 @@ from skyserve_cli.controller.api.access import (
     digest_of,
     new_token,
 )
+from skyserve_cli.controller.api.json_body import json_body
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.state.team import TeamTokens, TokenRow
 
@@ -68,7 +69,7 @@ class Team:
 
     async def _create(self, request: web.Request) -> web.Response:
         """Raise TokenExistsError, KeyError, TypeError, ValueError."""
-        row, token = self._row(await request.json()), new_token()
+        row, token = self._row(await json_body(request)), new_token()
         await asyncio.to_thread(self._tokens.add_token, row, digest_of(token))
         return web.json_response({"token": token}, headers={"Cache-Control": "no-store"})
 
