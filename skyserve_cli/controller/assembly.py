@@ -258,6 +258,7 @@ def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
         max_usd_hour=base.config.controller.max_usd_hour,
         quotas={name: team.quota for name, team in base.config.teams.items()},
         egress=partial(egress_usd_per_gb, own=egress_rates(base.config)),
+        stopwatch=base.steady.now,
     )
 
 

@@ -15,6 +15,7 @@ from skyserve_cli.spec.regional import AT, is_ambiguous
 from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceSection
 
 MAX_ALTERNATIVES = 1000
+MAX_HEDGED = 1000  # replicas whose places risk_hedge finds within a second or two
 _POLICY = "service.replica_policy"
 _BALANCER = "service.load_balancer"
 #: The placers whose on-demand replicas the file may request.
@@ -168,6 +169,7 @@ def _placement(policy: ReplicaPolicySection | None, sound: Sound) -> Iterator[Pr
         message = f"is chosen by risk_hedge itself (got {policy.num_overprovision})"
         hint = "leave it out, or use spot_placer: dynamic_fallback without availability_target"
         yield Problem(f"{_POLICY}.num_overprovision", message, policy.num_overprovision, hint)
+    yield from _hedged(policy)
     if placer is None or placer in _FALL_BACK:
         return
     given = {
@@ -178,6 +180,22 @@ def _placement(policy: ReplicaPolicySection | None, sound: Sound) -> Iterator[Pr
         if value is not None:
             message = f"is not for spot_placer: {placer}, which has its own rule for on-demand replicas"
             yield Problem(f"{_POLICY}.{key}", message, value)
+
+
+def _hedged(policy: ReplicaPolicySection) -> Iterator[Problem]:
+    """What risk_hedge computes grows with the number of replicas; other services wait for it."""
+    chooses = policy.spot_placer == "auto" and not policy.num_overprovision
+    if not (policy.spot_placer == "risk_hedge" or chooses or policy.availability_target is not None):
+        return
+    for path, count in (
+        ("min_replicas", policy.min_replicas),
+        ("max_replicas", policy.max_replicas),
+        *((f"schedule[{index}].min_replicas", one.min_replicas) for index, one in enumerate(policy.schedule)),
+        *((f"schedule[{index}].max_replicas", one.max_replicas) for index, one in enumerate(policy.schedule)),
+    ):
+        if count is not None and count > MAX_HEDGED:
+            message = f"must be at most {MAX_HEDGED} for risk_hedge (got {count})"
+            yield Problem(f"{_POLICY}.{path}", message, count, "or choose spot_placer: dynamic_fallback")
 
 
 def _load_balancing(service: ServiceSection, sound: Sound) -> Iterator[Problem]:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
+from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.home import Home
 from skyserve_cli.spec import load_text, reference_text, sent_spec, spec_from_json, spec_to_json
 from tests.integration.test_controller_api import Controller, free_port
@@ -182,6 +184,51 @@ async def test_what_the_database_changes_is_not_stored(
     assert status == 500
     assert answer["error"].startswith("num_nodes: the database would not give it back as it was sent")
     assert here.store.services(down=True) == []
+
+
+# --- what is stored and cannot be read --------------------------------------------------------------------------
+
+
+DAMAGED = {
+    "a number that is null": '{"name": "alpha", "run": "x", "drain_timeout_s": null}',
+    "of another program": '{"title": "alpha"}',
+    "no JSON": '{"name": "al',
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+async def test_a_service_that_cannot_be_read_is_broken_and_no_other(
+    controller: tuple[Controller, str], text: str
+) -> None:
+    here, held = controller
+    for name in ("alpha", "beta"):
+        assert (await here.up(SMALL, name=name))[0] == 200
+    with here.store.database.writing() as c:
+        c.execute(sa.text("UPDATE versions SET spec = :text WHERE service = 'alpha'"), {"text": text})
+    _, found = await here.call("GET", "/v1/services")
+    alpha, beta = found["services"]
+    assert (alpha["name"], alpha["status"], beta["status"]) == ("alpha", "BROKEN", "REPLICA_INIT")
+    assert re.match(
+        r"version 1 cannot be read \(.+\); its replicas are left as they are: `serve update", alpha["notes"]
+    )
+    assert beta["notes"] == ""
+    for path in (
+        "fleet",
+        "services/alpha",
+        "services/alpha/history",
+        "services/alpha/usage",
+        "events",
+        "teams",
+    ):
+        assert (await here.call("GET", f"/v1/{path}"))[0] == 200, path
+    assert (await put(here, held, SPEC, mode="rolling"))[0] == 200
+    _, found = await here.call("GET", "/v1/services")
+    assert found["services"][0]["status"] != "BROKEN"
+    with here.store.database.writing() as c:
+        c.execute(sa.text("UPDATE versions SET spec = :text WHERE version = 2"), {"text": text})
+    here.specs.__init__(here.store, SecretBox(here.home.sealing_key()))  # type: ignore[misc]  # as after a restart
+    status, answer = await call(here, held, "POST", "/v1/services/alpha/down", {})
+    assert (status, answer) == (200, {})
 
 
 # --- drawn specs ------------------------------------------------------------------------------------------------

@@ -84,19 +84,19 @@ class World:
 
     def reconciler(self) -> Reconciler:
         """A new process."""
-        return Reconciler(
-            clock=self,
-            store=self.store,
-            specs=_Specs(self),
-            offers=_Offers(self),
-            runner=_Runner(self),
-            instance_poller=_Witness(self),
-            prober=_Prober(self),
-            fleet=_Fleet(self),
-            enabled_clouds=frozenset({"sky"}),
-            lb_host="127.0.0.1",
-            **self.more_hands(),
-        )
+        hands = {
+            "clock": self,
+            "store": self.store,
+            "specs": _Specs(self),
+            "offers": _Offers(self),
+            "runner": _Runner(self),
+            "instance_poller": _Witness(self),
+            "prober": _Prober(self),
+            "fleet": _Fleet(self),
+            "enabled_clouds": frozenset({"sky"}),
+            "lb_host": "127.0.0.1",
+        }
+        return Reconciler(**(hands | self.more_hands()))
 
     def more_hands(self) -> dict[str, Any]:
         """Those that only some worlds have."""
@@ -239,6 +239,9 @@ class _Specs(_Hand):
             spec = spec_from_json(dict(self.world.store.version(service, version).spec))
             self.world.specs[service, version] = spec
         return self.world.specs[service, version]
+
+    def trouble(self, service: str, version: int) -> str:
+        return ""
 
     def probe(self, service: str, version: int) -> Probe:
         if service in self.world.unprobeable:

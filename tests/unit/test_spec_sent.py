@@ -51,6 +51,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         policy(min_replicas=5, max_replicas=2),
         "replica_policy.max_replicas: must be >= min_replicas (got 2 < 5)",
     ),
+    "many replicas to hedge": (
+        policy(min_replicas=1001, max_replicas=1001, spot_placer="risk_hedge", dynamic_ondemand_fallback=True)
+        | {"resources": [SPOT]},
+        "replica_policy.min_replicas: must be at most 1000 for risk_hedge (got 1001)",
+    ),
     "no target": (policy(max_replicas=2), "replica_policy.target_qps_per_replica: is needed to choose"),
     "no node": ({"num_nodes": 0}, "num_nodes: must be at least 1"),
     "nodes below zero": ({"num_nodes": -1000}, "num_nodes: must be at least"),

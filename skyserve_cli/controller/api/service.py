@@ -36,6 +36,7 @@ from skyserve_cli.controller.reconcile.mappers import goal_of, has_local_agent, 
 from skyserve_cli.controller.reconcile.planning import first_plan, insist_on_regions, update_plan
 from skyserve_cli.controller.reconcile.resource_match import copies_of
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
+from skyserve_cli.controller.reconcile.troubles import BROKEN, broken
 from skyserve_cli.controller.reconcile.update_plan import changes
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_to_json
@@ -363,6 +364,9 @@ class ControllerService:
         )
         troubles = [self._fleet.view(row.name).trouble if is_local else "", self._names.trouble(row.name)]
         view["notes"] = "; ".join(filter(None, [row.notes, *troubles]))
+        unreadable = row.trouble or self._specs.trouble(row.name, row.version)
+        if unreadable and not row.down:
+            view["status"], view["notes"] = BROKEN, broken(row, unreadable)
         return view
 
     def _day(self, name: str, now: float) -> Sequence[DemandRow]:
