@@ -44,11 +44,11 @@ FULL["load_balancer"] = {**FULL["load_balancer"], "port": None, "access": SPEC["
 
 
 @asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[tuple[Controller, str]]:
+async def running(folder: Path, config: str = AWAY) -> AsyncIterator[tuple[Controller, str]]:
     """A controller, and the token of an operator of alpha alone."""
     home = Home.from_environment({"SKYSERVE_HOME": str(folder)})
     home.create()
-    home.config.write_text(AWAY)
+    home.config.write_text(config)
     first = free_port()
     fleet = LocalFleet(home.load_balancers, asyncio.get_running_loop(), lambda: None)
     controller = Controller(home, fleet, range(first, first + 20), home.config)
