@@ -57,6 +57,7 @@ def _as_text(value: object) -> object:
 
 _MONTH_S = 30 * 24 * 3600
 Count = Annotated[int, BeforeValidator(not_bool), Field(ge=0, le=10_000)]
+Nodes = Annotated[int, BeforeValidator(not_bool), Field(ge=1, le=10_000)]
 Port = Annotated[int, BeforeValidator(not_bool), Field(ge=1, le=65_535)]
 Seconds = Annotated[float, BeforeValidator(not_bool), Field(ge=0, le=_MONTH_S, allow_inf_nan=False)]
 SomeSeconds = Annotated[float, BeforeValidator(not_bool), Field(gt=0, le=_MONTH_S, allow_inf_nan=False)]

@@ -32,6 +32,7 @@ from skyserve_cli.spec.fields import (
     Money,
     MountMode,
     NetworkTier,
+    Nodes,
     Port,
     PortsValue,
     PostData,
@@ -320,7 +321,7 @@ class ServiceFile(Section):
     """What makes this file a service; `service: {}` takes every default."""
     resources: ResourcesSection = ResourcesSection()
     """What one node of a replica needs, and where it may be."""
-    num_nodes: Annotated[Count, Field(ge=1)] = 1
+    num_nodes: Nodes = 1
     """Nodes in one replica; requests go to the first."""
     workdir: Annotated[WorkdirSection | None, Shorthand({"type": "string"}), word_as("path")] = None
     """Folder (or git repository) that is copied to the replica and in which setup and run start."""

@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no target": (policy(max_replicas=2), "replica_policy.target_qps_per_replica: is needed to choose"),
     "no node": ({"num_nodes": 0}, "num_nodes: must be at least 1"),
-    "nodes below zero": ({"num_nodes": -1000}, "num_nodes: must be at least"),
+    "nodes below zero": ({"num_nodes": -1000}, "num_nodes: must be at least 1 (got -1000)"),
     "many nodes": ({"num_nodes": 10**9}, "num_nodes: must be at most 10000"),
     "a port below zero": ({"port": -5, "ports": [-5]}, "port: must be at least 1"),
     "a port too high": ({"ports": [70_000]}, "ports[0]: must lie between 1 and 65535"),
