@@ -7,6 +7,7 @@ instant are seconds on the controller's clock (UNIX time in the daemon, virtual 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -357,7 +358,7 @@ class Observation:
 
     `replicas` are the live ones (not GONE), events already applied. `room_usd_hour` is the rest of the budget of all
     services together, `team` what the service's team leaves to it (None: no team, or one without limits). `history` is None where
-    no policy reads it.
+    no policy reads it. More than `most_launches` are not made now.
     """
 
     now: float
@@ -369,6 +370,7 @@ class Observation:
     room_usd_hour: float = math.inf
     history: History | None = None
     team: TeamRoom | None = None
+    most_launches: int = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     held_back, retry_at = rollout.may_launch(goal, memory.rollout, now)
     if refused and not held_back:  # the offers are those of the refused version
         held_back, retry_at = refused, now
-    limit = 0 if held_back else rollout.launch_limit(size, new, old, goal)
+    limit = 0 if held_back else min(observation.most_launches, rollout.launch_limit(size, new, old, goal))
     view = _view(observation, scaled, new, old, doomed, limit)
     view, leaving, gone = _turn_over(view, leaving, policies, memory, goal)
     decided = policies.placer.decide(view, memory.placement)

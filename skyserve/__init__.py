@@ -15,8 +15,8 @@ All calls block. Values are snapshots; `json` of a value has every field of the 
 from skyserve.client import Client, ServiceFailedError, WaitTimeoutError
 from skyserve.values import Event, Launch, Plan, Replica, Service
 from skyserve_cli.controller.api.client import ControllerDownError, RefusedError, UnreachableError
-from skyserve_cli.spec import Loaded as Spec
 from skyserve_cli.spec import SpecError
+from skyserve_cli.spec.load import Loaded as Spec
 
 __all__ = [
     "Client",

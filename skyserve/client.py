@@ -18,7 +18,8 @@ from skyserve_cli.controller.api.remote import remote_of
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed
-from skyserve_cli.spec import Loaded, spec_to_json
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.load import Loaded
 
 POLL_S = 0.2
 PAGE = 1000  # events per call

@@ -39,6 +39,7 @@ _STYLES = {
     "DOWN": "dim",
     "on_demand": "magenta",
     "FAILED": "bold red",
+    "BROKEN": "bold red",
     "FAILED_CLEANUP": "bold red",
 }
 

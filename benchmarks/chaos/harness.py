@@ -37,7 +37,8 @@ from provisioners.local import process_tree as local_process
 from provisioners.local.store import InstanceFolder, LocalStore
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, RefusedError
 from skyserve_cli.home import Home
-from skyserve_cli.spec import load_text, spec_to_json
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.load import load_text
 
 _T = TypeVar("_T")
 _POLL_S = 0.05

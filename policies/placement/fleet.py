@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from policies.goals import AcceleratorQps
@@ -64,15 +65,21 @@ def ends(
     if count <= 0:
         return []
     in_zone = Counter(replica.zone for replica in replicas)
-    left = list(replicas)
-    chosen = []
-    for _ in range(count):
-        last = min(
-            left, key=lambda r: (_ENDING_ORDER[r.state], r.version, r.zone in own, -in_zone[r.zone], -r.id)
-        )
-        left.remove(last)
-        in_zone[last.zone] -= 1
-        chosen.append(PlannedTermination(last.id, why))
+    groups: dict[tuple[int, int, bool], dict[Zone, list[int]]] = {}
+    for r in sorted(replicas, key=lambda r: r.id):
+        group = groups.setdefault((_ENDING_ORDER[r.state], r.version, r.zone in own), {})
+        group.setdefault(r.zone, []).append(r.id)
+    chosen: list[PlannedTermination] = []
+    for _, by_zone in sorted(groups.items()):
+        # One entry per zone: of those that end, only the zone of the last one has fewer than before.
+        crowds = [(-in_zone[zone], -ids[-1], zone) for zone, ids in by_zone.items()]
+        heapify(crowds)
+        while crowds and len(chosen) < count:
+            _, _, zone = heappop(crowds)
+            chosen.append(PlannedTermination(by_zone[zone].pop(), why))
+            in_zone[zone] -= 1
+            if by_zone[zone]:
+                heappush(crowds, (-in_zone[zone], -by_zone[zone][-1], zone))
     return chosen
 
 

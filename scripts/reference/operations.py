@@ -61,7 +61,7 @@ CONTROLLER = (
     Operation(
         "PUT", "/v1/services/{name}", "Create a service or give it a new version.", "{name, version}",
         body=(
-            ("spec", "the service file as JSON"),
+            ("spec", "the service file as JSON, as `serve validate -o json` prints it; 400 with the path of the key for what no file can say"),
             ("secrets", "values of the secrets that it names; stored encrypted"),
             ("mode", "null for a new service, rolling or blue_green for an update"),
         ),
@@ -107,7 +107,7 @@ CONTROLLER = (
         "POST", "/v1/plan", "Return where a service would run and what it would cost. Launches nothing.",
         "rows of places and prices, warnings",
         body=(
-            ("spec", "the service file as JSON"),
+            ("spec", "the service file as JSON, as `serve validate -o json` prints it; 400 with the path of the key for what no file can say"),
             ("secrets", "values of the secrets that it names"),
             ("mode", "of an update; null for that of the file"),
         ),

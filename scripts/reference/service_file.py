@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scripts.reference.text import NOTE, code, table
-from skyserve_cli.spec import NOT_YET, json_schema, reference_text
+from skyserve_cli.spec import reference_text
+from skyserve_cli.spec.editor_schema import json_schema
+from skyserve_cli.spec.not_yet import NOT_YET
 
 _ROOT = "(top level)"
 _BOUNDS = (

@@ -11,10 +11,11 @@ from provisioners.local.translate import copy_problems
 from provisioners.port.base import is_url
 from provisioners.remote.bootstrap_steps import missing_source
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.reconcile.resource_match import BUCKETS_BY_NAME, copies_of
+from skyserve_cli.controller.reconcile.resource_match import copies_of
 from skyserve_cli.home import Home
 from skyserve_cli.output import WrongUsage, inform
-from skyserve_cli.spec import FileMount, Loaded, Problem, ServiceSpec, SpecError, load_file
+from skyserve_cli.spec import FileMount, Problem, ServiceSpec, SpecError
+from skyserve_cli.spec.load import Loaded, load_file
 from skyserve_cli.spec.problems import SpecWarning, dotted
 
 
@@ -85,18 +86,10 @@ def _missing(spec: ServiceSpec) -> Iterator[Problem]:
     if spec.workdir is not None and not is_url(spec.workdir) and not Path(spec.workdir).is_dir():
         yield Problem("workdir", f"{spec.workdir} is not a folder", spec.workdir)
     for mount in spec.file_mounts:
-        path = dotted(("file_mounts", mount.path))
-        if mount.bucket is None and not mount.sources:
-            yield Problem(path, "has neither a source nor the name of a bucket")
         for source in mount.sources:
             wrong = missing_source(source)
             if wrong is not None:
-                yield Problem(path, wrong, source)
-        if mount.bucket is not None and not mount.sources and mount.store not in (None, *BUCKETS_BY_NAME):
-            kinds = ", ".join(BUCKETS_BY_NAME)
-            yield Problem(
-                path, f"a bucket in {mount.store} needs its URL as source (by name: {kinds})", mount.store
-            )
+                yield Problem(dotted(("file_mounts", mount.path)), wrong, source)
     if spec.tls is not None:
         for key, path in (("keyfile", spec.tls.keyfile), ("certfile", spec.tls.certfile)):
             if not Path(path).is_file():

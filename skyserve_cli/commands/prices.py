@@ -19,7 +19,8 @@ from skyserve_cli.output import (
     saving,
     usd,
 )
-from skyserve_cli.spec import Loaded, Problem, ServiceSpec, SpecError
+from skyserve_cli.spec import Problem, ServiceSpec, SpecError
+from skyserve_cli.spec.load import Loaded
 from skyserve_cli.text_tables import Fitted, table
 
 

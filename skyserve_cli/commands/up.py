@@ -31,7 +31,8 @@ from skyserve_cli.config import load_config
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, inform, put, put_json
-from skyserve_cli.spec import Loaded, spec_to_json
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.load import Loaded
 from skyserve_cli.text_tables import print_table
 
 _NOT_RENTED = frozenset({"local", "ssh", "kubernetes"})

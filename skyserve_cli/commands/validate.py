@@ -11,7 +11,8 @@ import typer
 from skyserve_cli.commands import files
 from skyserve_cli.commands.options import Env, EnvFile, Format, OutputFormat, Secret, SecretFile, Set
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, put, put_json
-from skyserve_cli.spec import SpecError, json_schema, spec_to_json
+from skyserve_cli.spec import SpecError, spec_to_json
+from skyserve_cli.spec.editor_schema import json_schema
 from skyserve_cli.spec.yaml_tree import key_lines, line_of
 
 

@@ -262,6 +262,7 @@ def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
         budget=Budget(
             base.config.controller.max_usd_hour,
             {name: team.quota for name, team in base.config.teams.items()},
+            base.steady.now,
         ),
         doubts=Doubts(
             DaemonEvidence(workers.attention, prober, workers.fleet, regional, watchers).of, adoption

@@ -7,7 +7,8 @@ sees `model` and never YAML, pydantic or a default. Secrets are in the spec by n
 
 The way through it is one page, `load.load_text`: text -> tree (`yaml_tree`) -> overrides -> variables -> sections
 (`schema`, `check`) -> rules between keys (`rules`, `candidates`) -> spec (`build`). `reference.yaml` is the
-documentation of every key, an example, and a fixture of the tests.
+documentation of every key, an example, and a fixture of the tests. What the controller's API is sent goes the same way
+from `check` on (`sent`), so a controller imports nothing of YAML.
 
 The format is that of the SkyServe paper's Listing 1 (arXiv 2411.01438) and of SkyPilot's released service files,
 with keys of our own beside theirs.
@@ -17,8 +18,6 @@ from importlib.resources import files
 
 from policies.goals import AcceleratorQps
 from skyserve_cli.spec.codec import spec_from_json, spec_to_json
-from skyserve_cli.spec.editor_schema import json_schema
-from skyserve_cli.spec.load import Loaded, load_file, load_text
 from skyserve_cli.spec.model import (
     FileMount,
     GitSource,
@@ -29,16 +28,14 @@ from skyserve_cli.spec.model import (
     Tls,
     UpdateSpec,
 )
-from skyserve_cli.spec.not_yet import NOT_YET
 from skyserve_cli.spec.problems import Problem, SpecError, SpecWarning
+from skyserve_cli.spec.sent import sent_spec
 
 __all__ = [
-    "NOT_YET",
     "AcceleratorQps",
     "FileMount",
     "GitSource",
     "LoadBalancerSpec",
-    "Loaded",
     "Probe",
     "Problem",
     "ResourceChoice",
@@ -47,10 +44,8 @@ __all__ = [
     "SpecWarning",
     "Tls",
     "UpdateSpec",
-    "json_schema",
-    "load_file",
-    "load_text",
     "reference_text",
+    "sent_spec",
     "spec_from_json",
     "spec_to_json",
 ]

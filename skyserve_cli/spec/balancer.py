@@ -30,7 +30,7 @@ from lb.config.options import (
 from lb.config.schema import WireError
 from lb.config.workers import AUTO, MOST_WORKERS
 from skyserve_cli.spec.fields import Port, SomeSeconds, Text, not_bool, one_of, refuse
-from skyserve_cli.spec.front_door import CorsSection, Network, SessionSection, cors
+from skyserve_cli.spec.front_door import CorsSection, ListenHost, Network, SessionSection, cors
 from skyserve_cli.spec.model import LoadBalancerSpec
 from skyserve_cli.spec.references import NAME
 from skyserve_cli.spec.section import Section, Shorthand, Words
@@ -309,7 +309,7 @@ class LoadBalancerSection(Section):
         BeforeValidator(_one_per_core),
     ] = None
     """Cores that move the chunks of streams, beside the one that decides which replica gets a request. Default: auto, one per core, up to 16."""
-    host: Text | None = None
+    host: ListenHost | None = None
     """Address the load balancer listens on."""
     port: Port | None = None
     """Port the load balancer listens on; without it a free one is taken."""

@@ -30,7 +30,12 @@ _SENTENCES: Mapping[str, str] = MappingProxyType(
         "string_type": "must be text",
         "string_too_short": "must not be empty",
         "too_short": "must not be empty",
+        "string_too_long": "must have at most {max_length:,} characters",
+        "enum": "must be one of {expected}",
+        "missing": "is required here",
+        "tuple_type": "must be a list",
         "dict_type": "must be a mapping",
+        "dataclass_type": "must be a mapping",
         "model_type": "must be a mapping",
         "model_attributes_type": "must be a mapping",
         "list_type": "must be a list",
@@ -80,7 +85,7 @@ def check(tree: dict[str, Any]) -> tuple[ServiceFile | None, list[Problem], Soun
             left = copy.deepcopy(left)
             for detail in error.errors(include_url=False):
                 loc = _user_loc(detail["loc"], tree)
-                if not any(loc[: len(other)] == other for other in wrong):
+                if not any(loc[:length] in wrong for length in range(len(loc) + 1)):
                     problems.append(_problem(detail, loc))
                     wrong.add(loc)
                 _set_aside(left, loc)
@@ -111,14 +116,19 @@ def _problem(detail: ErrorDetails, loc: Loc) -> Problem:
     if kind == "extra_forbidden":
         return _unknown_key(loc, None if private else value)
     if kind == "missing":
-        return Problem(dotted(loc), "is required here")
+        return Problem(dotted(loc), sentence_of(detail))
     if kind == "refused":
         path = dotted((*loc, *context["at"]))
         return Problem(path, context["sentence"], None if private else value, context["hint"])
-    sentence = _SENTENCES[kind].format(**context) if kind in _SENTENCES else detail["msg"]
     if private:
-        return Problem(dotted(loc), sentence)
-    return Problem(dotted(loc), f"{sentence} (got {shown(value)})", value)
+        return Problem(dotted(loc), sentence_of(detail))
+    return Problem(dotted(loc), f"{sentence_of(detail)} (got {shown(value)})", value)
+
+
+def sentence_of(detail: ErrorDetails) -> str:
+    """Return what is wrong, without the value."""
+    kind, context = detail["type"], detail.get("ctx", {})
+    return _SENTENCES[kind].format(**context) if kind in _SENTENCES else detail["msg"]
 
 
 def _unknown_key(loc: Loc, value: object) -> Problem:

@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from lb.config.key_limits import LIMITS as KEY_LIMITS
+from skyserve_cli.spec.check import sentence_of
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.spec.placement import placement_of
-from skyserve_cli.spec.problems import dotted
+from skyserve_cli.spec.problems import Problem, SpecError, dotted
 
 #: What the JSON calls the limits of a load balancer that a file may set.
 LIMITS: Mapping[str, str] = {
@@ -68,7 +69,7 @@ def spec_from_json(document: Mapping[str, Any]) -> ServiceSpec:
     """Return the inverse.
 
     Fields it lacks take their default and unknown ones are skipped, so that a program of another age can read it. Raises
-    ValueError if a field does not fit.
+    SpecError if a field does not fit. What a spec may say is checked before it is stored, by `sent.sent_spec`.
     """
     policy, balancer = _section(document, "replica_policy"), _section(document, "load_balancer")
     knobs = {name: value for name, value in policy.items() if name != "dynamic_ondemand_fallback"}
@@ -89,7 +90,7 @@ def spec_from_json(document: Mapping[str, Any]) -> ServiceSpec:
             }
         )
     except ValidationError as error:
-        raise ValueError("; ".join(_sentences(error))) from None
+        raise SpecError(_problems(error)) from None
     placement = placement_of(
         spec.placement,
         spec.resources,
@@ -125,11 +126,11 @@ def _pairs(value: object) -> object:
 def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     section = document.get(name, {})
     if not isinstance(section, Mapping):
-        raise ValueError(f"{name}: must be a mapping")
+        raise SpecError([Problem(name, "must be a mapping")])
     return section
 
 
-def _sentences(error: ValidationError) -> Iterator[str]:
+def _problems(error: ValidationError) -> Iterator[Problem]:
     """Yield the problems, by the paths of the JSON; no value, for it may be a secret's."""
     names = {key: name for name, key in LIMITS.items()}
     for each in error.errors(include_url=False, include_input=False):
@@ -142,4 +143,4 @@ def _sentences(error: ValidationError) -> Iterator[str]:
             loc = (loc[0], *(names.get(str(key), key) for key in loc[2:]))
         elif loc[:3] == ("load_balancer", "access", "keys"):
             loc = tuple(part for part in loc if part != "limits")
-        yield f"{dotted(loc)}: {each['msg']}"
+        yield Problem(dotted(loc), sentence_of(each))

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from policies.routing.names import NAMES
+from skyserve_cli.spec.json_text import MAX_BYTES
 from skyserve_cli.spec.model import Pairs
 from skyserve_cli.spec.problems import did_you_mean, shown
 
@@ -56,18 +57,20 @@ def _as_text(value: object) -> object:
 
 _MONTH_S = 30 * 24 * 3600
 Count = Annotated[int, BeforeValidator(not_bool), Field(ge=0, le=10_000)]
+Nodes = Annotated[int, BeforeValidator(not_bool), Field(ge=1, le=10_000)]
 Port = Annotated[int, BeforeValidator(not_bool), Field(ge=1, le=65_535)]
 Seconds = Annotated[float, BeforeValidator(not_bool), Field(ge=0, le=_MONTH_S, allow_inf_nan=False)]
 SomeSeconds = Annotated[float, BeforeValidator(not_bool), Field(gt=0, le=_MONTH_S, allow_inf_nan=False)]
+ProbeSeconds = Annotated[float, BeforeValidator(not_bool), Field(ge=0.1, le=_MONTH_S, allow_inf_nan=False)]
 WindowSeconds = Annotated[float, BeforeValidator(not_bool), Field(ge=1, le=600, allow_inf_nan=False)]
 AboveZero = Annotated[float, BeforeValidator(not_bool), Field(gt=0, le=1e9, allow_inf_nan=False)]
 Money = Annotated[float, BeforeValidator(not_bool), Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, BeforeValidator(not_bool), Field(ge=0, le=10, allow_inf_nan=False)]
 PriceCap = Annotated[float, BeforeValidator(not_bool), Field(ge=1, le=1000, allow_inf_nan=False)]
 Availability = Annotated[float, BeforeValidator(not_bool), Field(ge=0.5, le=0.9999, allow_inf_nan=False)]
-Text = Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
+Text = Annotated[str, BeforeValidator(_as_text), Field(min_length=1, max_length=MAX_BYTES)]
 TeamName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-AnyText = Annotated[str, BeforeValidator(_as_text)]
+AnyText = Annotated[str, BeforeValidator(_as_text), Field(max_length=MAX_BYTES)]
 
 
 def one_of(*names: str) -> Callable[[object], str]:
@@ -138,8 +141,11 @@ def parse_attainment(value: object) -> float:
 
 def parse_duration(value: object) -> float:
     """``90``, ``90s``, ``30m``, ``10h`` or ``2d`` -> seconds."""
-    match = _DURATION.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
-    seconds = None if match is None else float(match[1]) * _UNIT_S[match[2].lower()]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds: float | None = float(value)
+    else:
+        match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+        seconds = None if match is None else float(match[1]) * _UNIT_S[match[2].lower()]
     if seconds is None or not 60.0 <= seconds <= _LONGEST_ENTRY_S:
         raise refuse("must be a duration from 1m to 7d, such as 10h", value)
     return seconds

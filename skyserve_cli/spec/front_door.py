@@ -3,8 +3,10 @@
 What may be written in them is what an agent takes (`lb.config`).
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import fields
+from ipaddress import ip_address
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
@@ -15,6 +17,8 @@ from lb.config.schema import network_problem
 from skyserve_cli.spec.fields import not_bool, one_of, refuse
 from skyserve_cli.spec.section import Section
 
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_LONGEST_HOST = 253
 _cors = Cors()
 _COOKIE = [mode.value for mode in CookieMode]
 _FORMS = {one.name: one.metadata for one in fields(Cors) if one.metadata}
@@ -47,6 +51,17 @@ def _network(value: object) -> str:
     return str(value)
 
 
+def _host(value: object) -> str:
+    name = value if isinstance(value, str) else ""
+    try:
+        return str(ip_address(name))
+    except ValueError:
+        if len(name) > _LONGEST_HOST or not all(_LABEL.fullmatch(label) for label in name.split(".")):
+            raise refuse("must be an address or the name of a host", value) from None
+    return name
+
+
+ListenHost = Annotated[str, PlainValidator(_host), WithJsonSchema({"type": "string"})]
 Network = Annotated[str, PlainValidator(_network), WithJsonSchema({"type": "string"})]
 Seconds = Annotated[int, BeforeValidator(not_bool), Field(ge=0, le=MAX_AGE_S)]
 

@@ -8,23 +8,19 @@ from types import MappingProxyType
 from typing import Any
 
 from skyserve_cli.spec.build import build
-from skyserve_cli.spec.candidates import Origin, expand
-from skyserve_cli.spec.check import Sound, check
+from skyserve_cli.spec.candidates import Origin
 from skyserve_cli.spec.infra import CLOUDS
-from skyserve_cli.spec.keys import digests
+from skyserve_cli.spec.json_text import MAX_BYTES
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.spec.not_yet import not_yet_warnings
 from skyserve_cli.spec.overrides import apply_overrides
 from skyserve_cli.spec.problems import Problem, SpecError, SpecWarning, shown
-from skyserve_cli.spec.rules import problems as rule_problems
-from skyserve_cli.spec.rules import spot_knob
 from skyserve_cli.spec.rules import warnings as rule_warnings
 from skyserve_cli.spec.schema import ServiceFile
 from skyserve_cli.spec.variables import Substitution, gather
-from skyserve_cli.spec.yaml_tree import MAX_BYTES, read_yaml
+from skyserve_cli.spec.whole_file import NAME, checked_file, service_name
+from skyserve_cli.spec.yaml_tree import read_yaml
 
-# SkyPilot's rule for the names of services and clusters, in either case.
-_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", re.IGNORECASE)
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -115,31 +111,28 @@ def load_text(
     tree = substitution.apply(tree)
     problems += variables.problems + substitution.problems
 
-    file, schema_problems, sound = check(tree)
-    problems += schema_problems
-    if file is None:
-        raise SpecError([*problems, *(variables.missing if needs_values else ())])
-    candidates = expand(file.resources, spot_knob(file.service.replica_policy if file.service else None))
-    problems += candidates.problems
-    problems += rule_problems(file, candidates, sound)
-    keys = digests(file.service, variables, environ, sound)
-    problems += keys.problems
-    missing = [*variables.missing, *keys.missing]
+    checked = checked_file(tree, variables, environ)
+    problems += checked.problems
+    missing = [*variables.missing, *checked.keys.missing]
     if needs_values:
         problems += missing
-    service_name = _name(name, file, source, problems, warnings, sound)
+    file = checked.file
+    if file is None:
+        raise SpecError(problems)
+    given = name if name is not None else _name_in_file(file, source, warnings)
+    own_name = service_name(given, checked, problems)
     if problems or file.service is None:
         raise SpecError(problems)
 
-    spec = build(file, file.service, service_name, candidates, variables, keys.keys)
+    spec = build(file, file.service, own_name, checked.candidates, variables, checked.keys.keys)
     warnings += [
         *substitution.warnings,
-        *candidates.warnings,
+        *checked.candidates.warnings,
         *rule_warnings(spec),
         *not_yet_warnings(tree, enabled),
         *(SpecWarning(each.path, each.message) for each in missing if not needs_values),
     ]
-    origins = tuple(candidates.origins.values())
+    origins = tuple(checked.candidates.origins.values())
     return Loaded(spec, tuple(dict.fromkeys(warnings)), variables.secrets, origins, file.name)
 
 
@@ -175,29 +168,18 @@ def _hoist(tree: dict[str, Any], problems: list[Problem]) -> list[SpecWarning]:
     return warnings
 
 
-def _name(
-    given: str | None,
-    file: ServiceFile,
-    source: str,
-    problems: list[Problem],
-    warnings: list[SpecWarning],
-    sound: Sound,
-) -> str:
-    name = given if given is not None else file.name
+def _name_in_file(file: ServiceFile, source: str, warnings: list[SpecWarning]) -> str:
+    """Return what the file calls the service, or else what the file is called."""
+    name = file.name
     if name is None:
         return name_from_path(source)
-    if _NAME.fullmatch(name):
-        return name
     dashed = re.sub(r"[._]+", "-", name)
-    if given is None and _NAME.fullmatch(dashed):
-        # SkyPilot's `name` is that of a task, where these are allowed.
-        message = f"the name of a service has no dots or underscores; {shown(name)} is called {shown(dashed)}"
-        warnings.append(SpecWarning("name", message))
-        return dashed
-    if sound("name"):
-        rule = "must be letters, digits and dashes, begin with a letter, and have at most 63 characters"
-        problems.append(Problem("name", f"{rule} (got {shown(name)})", name))
-    return name
+    if dashed == name or not NAME.fullmatch(dashed):
+        return name
+    # SkyPilot's `name` is that of a task, where these are allowed.
+    message = f"the name of a service has no dots or underscores; {shown(name)} is called {shown(dashed)}"
+    warnings.append(SpecWarning("name", message))
+    return dashed
 
 
 def name_from_path(path: str) -> str:

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lb.config.cors import Cors
@@ -32,6 +33,8 @@ from skyserve_cli.spec.references import substitute
 
 Pairs = tuple[tuple[str, str], ...]
 
+#: Kinds of buckets that a name is enough for, and how their URLs begin. One of Azure's has an account as well.
+BUCKETS_BY_NAME = MappingProxyType({"s3": "s3", "gcs": "gs"})
 EVERYWHERE = "*"  # the place of an image that is for all regions
 
 

@@ -40,7 +40,7 @@ class SpecWarning:
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
-class SpecError(Exception):
+class SpecError(ValueError):
     """The file describes no service we can run; `problems` holds every reason, never only the first."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:

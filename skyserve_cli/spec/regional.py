@@ -23,8 +23,9 @@ def _places(value: object) -> tuple[AgentPlace, ...]:
     if not isinstance(given, list) or not given:
         raise refuse("must be a list of regions, like [aws/us-east-1, gcp/europe-west4]", value)
     places = [_place(one, index) for index, one in enumerate(given)]
+    first = {place: index for index, place in reversed(list(enumerate(places)))}
     for index, place in enumerate(places):
-        if place in places[:index]:
+        if first[place] < index:
             raise refuse("is there twice; count says how many agents a region has", given[index], at=(index,))
     return tuple(places)
 

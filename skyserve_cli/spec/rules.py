@@ -9,11 +9,13 @@ from skyserve_cli.spec.candidates import ParsedAlternatives
 from skyserve_cli.spec.check import Sound
 from skyserve_cli.spec.front_door import cors
 from skyserve_cli.spec.infra import KUBERNETES
-from skyserve_cli.spec.model import EVERYWHERE, ResourceChoice, ServiceSpec
-from skyserve_cli.spec.problems import Problem, SpecWarning, shown
+from skyserve_cli.spec.model import BUCKETS_BY_NAME, EVERYWHERE, ResourceChoice, ServiceSpec
+from skyserve_cli.spec.problems import Problem, SpecWarning, dotted, shown
 from skyserve_cli.spec.regional import AT, is_ambiguous
 from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceSection
 
+MAX_ALTERNATIVES = 1000
+MAX_HEDGED = 1000  # replicas whose places risk_hedge finds within a second or two
 _POLICY = "service.replica_policy"
 _BALANCER = "service.load_balancer"
 #: The placers whose on-demand replicas the file may request.
@@ -39,6 +41,10 @@ def problems(file: ServiceFile, candidates: ParsedAlternatives, sound: Sound) ->
     if file.run is None and sound("run"):
         yield Problem("run", "is missing: the commands that start the server")
     yield from _images(candidates)
+    yield from _mounts(file, sound)
+    if len(candidates.choices) > MAX_ALTERNATIVES:
+        message = f"names {len(candidates.choices):,} alternatives; {MAX_ALTERNATIVES:,} are the most"
+        yield Problem("resources", message)
     if file.service is None:
         if sound("service"):
             hint = "write `service: {}` to take every default"
@@ -72,6 +78,19 @@ def _images(candidates: ParsedAlternatives) -> Iterator[Problem]:
             elif place in (EVERYWHERE, "aws") and choice.region is None and image.startswith("ami-"):
                 hint = "name the region in infra, or an image for each: {us-east-1: ami-…}"
                 yield Problem(path, f"is an image of one region (got {shown(image)})", image, hint)
+
+
+def _mounts(file: ServiceFile, sound: Sound) -> Iterator[Problem]:
+    for path, mount in (file.file_mounts or {}).items() if sound("file_mounts") else ():
+        at = dotted(("file_mounts", path))
+        if mount.source:
+            continue
+        if mount.name is None:
+            yield Problem(at, "has neither a source nor the name of a bucket")
+        elif mount.store is not None and mount.store.lower() not in BUCKETS_BY_NAME:
+            kinds = ", ".join(BUCKETS_BY_NAME)
+            message = f"a bucket in {mount.store} needs its URL as source (by name: {kinds})"
+            yield Problem(at, message, mount.store)
 
 
 def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
@@ -150,6 +169,7 @@ def _placement(policy: ReplicaPolicySection | None, sound: Sound) -> Iterator[Pr
         message = f"is chosen by risk_hedge itself (got {policy.num_overprovision})"
         hint = "leave it out, or use spot_placer: dynamic_fallback without availability_target"
         yield Problem(f"{_POLICY}.num_overprovision", message, policy.num_overprovision, hint)
+    yield from _hedged(policy)
     if placer is None or placer in _FALL_BACK:
         return
     given = {
@@ -160,6 +180,22 @@ def _placement(policy: ReplicaPolicySection | None, sound: Sound) -> Iterator[Pr
         if value is not None:
             message = f"is not for spot_placer: {placer}, which has its own rule for on-demand replicas"
             yield Problem(f"{_POLICY}.{key}", message, value)
+
+
+def _hedged(policy: ReplicaPolicySection) -> Iterator[Problem]:
+    """What risk_hedge computes grows with the number of replicas; other services wait for it."""
+    chooses = policy.spot_placer == "auto" and not policy.num_overprovision
+    if not (policy.spot_placer == "risk_hedge" or chooses or policy.availability_target is not None):
+        return
+    for path, count in (
+        ("min_replicas", policy.min_replicas),
+        ("max_replicas", policy.max_replicas),
+        *((f"schedule[{index}].min_replicas", one.min_replicas) for index, one in enumerate(policy.schedule)),
+        *((f"schedule[{index}].max_replicas", one.max_replicas) for index, one in enumerate(policy.schedule)),
+    ):
+        if count is not None and count > MAX_HEDGED:
+            message = f"must be at most {MAX_HEDGED} for risk_hedge (got {count})"
+            yield Problem(f"{_POLICY}.{path}", message, count, "or choose spot_placer: dynamic_fallback")
 
 
 def _load_balancing(service: ServiceSection, sound: Sound) -> Iterator[Problem]:

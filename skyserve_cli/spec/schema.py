@@ -32,11 +32,13 @@ from skyserve_cli.spec.fields import (
     Money,
     MountMode,
     NetworkTier,
+    Nodes,
     Port,
     PortsValue,
     PostData,
     PriceCap,
     ProbePath,
+    ProbeSeconds,
     Seconds,
     SomeSeconds,
     Sources,
@@ -59,8 +61,8 @@ class ProbeSection(Section):
     """How long a replica may take, from its launch, to respond for the first time."""
     timeout_seconds: SomeSeconds = 15.0
     """Of one probe."""
-    endpoint_probe_interval_seconds: SomeSeconds = 10.0
-    """Between two probes of a replica."""
+    endpoint_probe_interval_seconds: ProbeSeconds = 10.0
+    """Between two probes of a replica, 0.1 at the least."""
     consecutive_failure_threshold_timeout: Seconds = 180.0
     """A replica that was ready and then fails for this long is replaced."""
     post_data: PostData | None = None
@@ -319,7 +321,7 @@ class ServiceFile(Section):
     """What makes this file a service; `service: {}` takes every default."""
     resources: ResourcesSection = ResourcesSection()
     """What one node of a replica needs, and where it may be."""
-    num_nodes: Annotated[Count, Field(ge=1)] = 1
+    num_nodes: Nodes = 1
     """Nodes in one replica; requests go to the first."""
     workdir: Annotated[WorkdirSection | None, Shorthand({"type": "string"}), word_as("path")] = None
     """Folder (or git repository) that is copied to the replica and in which setup and run start."""

@@ -9,25 +9,21 @@ PyYAML parses; the values are built here, because a service file wants more than
 - size, depth and the number of values after aliases are expanded are bounded.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 
 import yaml
 
+from skyserve_cli.spec.json_text import LARGEST, MAX_BYTES, UNUSABLE
 from skyserve_cli.spec.problems import Loc, Problem, SpecError, dotted, shown
 
 Tree = None | bool | int | float | str | list["Tree"] | dict[str, "Tree"]
 
-MAX_BYTES = 256 << 10
 MAX_VALUES = 10_000
 MAX_DEPTH = 50
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
-_LARGEST = (1 << 63) - 1
 _TEXT_SECTIONS = ("envs", "secrets")
-# What no process, header or database can be given: NUL, and halves of surrogate pairs.
-_UNUSABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
@@ -165,7 +161,7 @@ class _Builder:
                 return bool(self._loader.construct_yaml_bool(node))
             if kind == "int":
                 number = int(self._loader.construct_yaml_int(node))
-                if abs(number) <= _LARGEST:
+                if abs(number) <= LARGEST:
                     return number
                 raise OverflowError
             if kind == "float":
@@ -179,7 +175,7 @@ class _Builder:
 
 def _usable(node: yaml.ScalarNode, loc: Loc) -> str:
     text = str(node.value)
-    if _UNUSABLE.search(text):
+    if UNUSABLE.search(text):
         raise _at(node, loc, "holds a character that cannot be passed on (NUL or half a surrogate pair)")
     return text
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Role, Zone
 
 #: UNIX time in 2001. Policies remember instants, and besides rates, counts, prices and versions far below it.
 _FIRST_INSTANT = 1e9
+_E = TypeVar("_E", bound=Enum)
+_WORDS: dict[str, type[Enum]] = {
+    "state": ReplicaState,
+    "capacity_type": CapacityType,
+    "end_reason": EndReason,
+    "role": Role,
+}
 
 
 def replica_to_row(service: str, replica: Replica) -> dict[str, Any]:
@@ -48,13 +56,32 @@ def _zone(row: Any) -> Zone:
     return Zone(row.cloud, row.region, name, reservation)
 
 
+def unread(row: Any) -> str:
+    """Return a sentence if the row of a replica has a word that this program does not know, of a newer one; else "".
+
+    `replica_from_row` takes what harms least for it: a machine that exists and is not ready.
+    """
+    for column, kind in _WORDS.items():
+        word = getattr(row, column)
+        if word is not None and _word(kind, word) is None:
+            return f"{column} of replica {row.id} is {word!r}, which this version does not know"
+    return ""
+
+
+def _word(kind: type[_E], word: str) -> _E | None:
+    try:
+        return kind(word)
+    except ValueError:
+        return None
+
+
 def replica_from_row(row: Any) -> Replica:
     offer = Offer(
         zone=_zone(row),
         instance_type=row.instance_type,
         accelerator=row.accelerator,
         accelerator_count=row.accelerator_count,
-        capacity_type=CapacityType(row.capacity_type),
+        capacity_type=_word(CapacityType, row.capacity_type) or CapacityType.ON_DEMAND,
         price_usd_hour=row.price_usd_hour,
         on_demand_usd_hour=row.on_demand_usd_hour,
         choice=row.choice,
@@ -63,7 +90,7 @@ def replica_from_row(row: Any) -> Replica:
         id=row.id,
         version=row.version,
         offer=offer,
-        state=ReplicaState(row.state),
+        state=_word(ReplicaState, row.state) or ReplicaState.NOT_READY,
         since=row.since,
         created_at=row.created_at,
         instance_id=row.instance_id,
@@ -74,8 +101,8 @@ def replica_from_row(row: Any) -> Replica:
         preempt_at=row.preempt_at,
         retire_at=row.retire_at,
         ended_at=row.ended_at,
-        end_reason=None if row.end_reason is None else EndReason(row.end_reason),
-        role=Role(row.role),
+        end_reason=None if row.end_reason is None else _word(EndReason, row.end_reason),
+        role=_word(Role, row.role) or Role.REPLICA,
         message=row.message,
     )
 
@@ -89,7 +116,8 @@ def memory_to_json(memory: Memory) -> dict[str, Any]:
     }
 
 
-def memory_from_json(json: dict[str, Any], next_replica_id: int) -> Memory:
+def memory_from_json(json: Any, next_replica_id: int) -> Memory:
+    json = json if isinstance(json, dict) else {}
     return Memory(
         next_replica_id=next_replica_id,
         placement=json.get("placement", {}),

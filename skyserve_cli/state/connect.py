@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from typing import Any
@@ -36,6 +37,7 @@ def connected(url: URL, *, in_memory: bool, durable: bool = True) -> sa.Engine:
         engine = sa.create_engine(
             url,
             json_serializer=_to_json,
+            json_deserializer=_from_json,
             poolclass=sa.pool.QueuePool,
             pool_size=1,
             max_overflow=0,
@@ -43,10 +45,16 @@ def connected(url: URL, *, in_memory: bool, durable: bool = True) -> sa.Engine:
         )
     elif url.drivername == "postgresql+psycopg":
         arguments = {name: value for name, value in _POSTGRES_ARGUMENTS.items() if name not in url.query}
-        engine = sa.create_engine(url, json_serializer=_to_json, connect_args=arguments, pool_pre_ping=True)
+        engine = sa.create_engine(
+            url,
+            json_serializer=_to_json,
+            json_deserializer=_from_json,
+            connect_args=arguments,
+            pool_pre_ping=True,
+        )
         sa.event.listen(engine, "connect", _prepare_postgres)
     else:
-        engine = sa.create_engine(url, json_serializer=_to_json)
+        engine = sa.create_engine(url, json_serializer=_to_json, json_deserializer=_from_json)
     if url.get_backend_name() == "sqlite":
         sa.event.listen(engine, "connect", _prepare_sqlite if durable else _prepare_undurable)
         sa.event.listen(engine, "begin", _begin_sqlite)
@@ -61,6 +69,14 @@ def _prepare_postgres(connection: Any, _record: Any) -> None:
 
 def _to_json(value: Any) -> str:
     return orjson.dumps(value).decode()
+
+
+def _from_json(text: str) -> Any:
+    """Damaged text is an empty object, so that a row which cannot be read leaves all others readable."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
 
 
 def _begin_sqlite(connection: Connection) -> None:

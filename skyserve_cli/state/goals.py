@@ -17,10 +17,11 @@ from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import memory_to_json
 from skyserve_cli.state.event_log import append_events
-from skyserve_cli.state.snapshot import live_replicas
+from skyserve_cli.state.snapshot import live_replicas, read_version
 from skyserve_cli.state.values import (
     EventRecord,
     NoSuchServiceError,
+    NotKeptError,
     ServiceExistsError,
     StillGoingDownError,
 )
@@ -94,6 +95,10 @@ def put_service(
             sealed_secrets=new.sealed_secrets,
         )
     )
+    kept = read_version(c, name, version).spec
+    for key, value in new.spec.items():
+        if key not in kept or kept[key] != value:
+            raise NotKeptError(key)
     verb = "up" if mode is None else f"{mode.value} update"
     append_events(c, name, now, [EventRecord("goal", f"{verb}: version {version}", author=author)])
     return version

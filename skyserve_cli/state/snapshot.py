@@ -12,15 +12,20 @@ from policies.goals import UpdateMode
 from policies.model import Replica, ReplicaState, Role
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
-from skyserve_cli.state.codec import memory_from_json, replica_from_row
+from skyserve_cli.state.codec import memory_from_json, replica_from_row, unread
 from skyserve_cli.state.values import ServiceRow, VersionRow
+
+_MODES = {mode.value: mode for mode in UpdateMode}
 
 
 def read_services(c: Connection, *, down: bool) -> list[ServiceRow]:
     """See `Store.services`."""
     rows = c.execute(q.SERVICES).all()
     live: dict[str, list[Replica]] = {}
+    troubles: dict[str, str] = {}
     for row in c.execute(q.LIVE):
+        if trouble := unread(row):
+            troubles.setdefault(row.service, trouble)
         live.setdefault(row.service, []).append(replica_from_row(row))
     kills: dict[str, set[int]] = {}
     for row in c.execute(q.KILLS):
@@ -36,7 +41,7 @@ def read_services(c: Connection, *, down: bool) -> list[ServiceRow]:
             created_at=row.created_at,
             version=row.version,
             same_replicas=frozenset(same[row.name] - {row.version}),
-            update_mode=UpdateMode(row.update_mode),
+            update_mode=_MODES.get(row.update_mode, UpdateMode.ROLLING),
             down=row.down,
             purge=row.purge,
             wanted=row.wanted,
@@ -48,6 +53,7 @@ def read_services(c: Connection, *, down: bool) -> list[ServiceRow]:
             killed=frozenset(kills.get(row.name, ())),
             replicas=_of_role(live.get(row.name, ()), Role.REPLICA),
             balancers=_of_role(live.get(row.name, ()), Role.LOAD_BALANCER),
+            trouble=troubles.get(row.name, ""),
         )
         for row in shown
     ]

@@ -91,7 +91,8 @@ class Store:
 
         `mode` None means "must be new": raises ServiceExistsError if the service is up. A name that is down
         is revived: versions and replica ids go on, so no id is ever used twice; StillGoingDownError as long
-        as replicas of before live. A `mode` raises NoSuchServiceError if there is nothing up to update.
+        as replicas of before live. A `mode` raises NoSuchServiceError if there is nothing up to update. NotKeptError: the spec
+        would not be read back as it is.
         """
         new = goals.NewVersion(spec, replica_hash, sealed_secrets, lb_port, target, team)
         with self.database.writing() as c:

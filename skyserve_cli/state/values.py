@@ -18,7 +18,7 @@ class ServiceRow:
     """One service as stored.
 
     It has the live replicas, the live load balancer agents on machines of their own, and the memory of the policies. `team`
-    "": none.
+    "": none. `trouble` says what of it cannot be read; "": nothing.
     """
 
     name: str
@@ -38,6 +38,7 @@ class ServiceRow:
     replicas: tuple[Replica, ...]
     balancers: tuple[Replica, ...] = ()
     team: str = ""
+    trouble: str = ""
 
     @property
     def attempts(self) -> tuple[Replica, ...]:
@@ -135,6 +136,10 @@ class Spent:
 
     usd: float
     usd_on_demand: float
+
+
+class NotKeptError(Exception):
+    """The database gives something else back than it was given; the text is the key. Nothing was stored."""
 
 
 class ServiceExistsError(Exception):

@@ -24,7 +24,7 @@ from provisioners.local.config import load_cloud, read_market
 from provisioners.local.store import LocalStore
 from skyserve_cli.app import VERBS, build
 from skyserve_cli.config import load_config
-from skyserve_cli.spec import load_text
+from skyserve_cli.spec.load import load_text
 
 ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "docs" / "reference"

@@ -13,8 +13,9 @@ from lb.__main__ import main
 from lb.agent.admin_api import admin_app
 from lb.stream.resume_rules import Reason
 from policies.routing.registry import POLICIES
-from skyserve_cli.spec import LoadBalancerSpec, ServiceSpec, load_text
+from skyserve_cli.spec import LoadBalancerSpec, ServiceSpec
 from skyserve_cli.spec.front_door import CorsSection
+from skyserve_cli.spec.load import load_text
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "howto" / "load-balancer.md").read_text()

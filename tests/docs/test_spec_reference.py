@@ -6,7 +6,10 @@ import jsonschema
 import pytest
 import yaml
 
-from skyserve_cli.spec import NOT_YET, json_schema, load_text, reference_text
+from skyserve_cli.spec import reference_text
+from skyserve_cli.spec.editor_schema import json_schema
+from skyserve_cli.spec.load import load_text
+from skyserve_cli.spec.not_yet import NOT_YET
 
 SCHEMA = json_schema()
 

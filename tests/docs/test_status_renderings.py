@@ -17,7 +17,7 @@ from skyserve_cli.commands.status_tables import tables
 from skyserve_cli.controller.api.views import last_failure, service_view
 from skyserve_cli.controller.balancers.local_fleet import AgentView
 from skyserve_cli.controller.reconcile.mappers import goal_of
-from skyserve_cli.spec import load_text
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.state.values import ServiceRow, Spent
 
 PAGE = (Path(__file__).parents[2] / "docs" / "status.md").read_text()

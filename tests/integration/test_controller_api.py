@@ -40,7 +40,8 @@ from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.home import Home
-from skyserve_cli.spec import load_text, spec_to_json
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.usage import StoredUsage
@@ -160,7 +161,7 @@ class Controller:
     async def up(
         self, yaml: str = YAML, *, name: str = "chat", mode: str | None = None, **more: Any
     ) -> tuple[int, Any]:
-        spec = spec_to_json(load_text(yaml).spec)
+        spec = spec_to_json(load_text(yaml, name=name).spec)
         return await self.call("PUT", f"/v1/services/{name}", {"spec": spec, "mode": mode} | more)
 
     def has(self, *replicas: Replica) -> None:
@@ -315,10 +316,17 @@ async def test_a_wrong_body_is_a_wrong_request(
     [
         ({"mode": "sideways"}, "sideways"),
         ({"mode": 3}, "3"),
-        ({"secrets": None}, "NoneType"),
-        ({"secrets": [1]}, "TypeError"),
+        ({"secrets": None}, "secrets: must be a mapping"),
+        ({"secrets": [1]}, "secrets: must be a mapping"),
+        ({"secrets": {"A": 1}}, "secrets.A: must be text"),
     ],
-    ids=["an unknown mode", "a mode that is no word", "secrets: null", "secrets: a list"],
+    ids=[
+        "an unknown mode",
+        "a mode that is no word",
+        "secrets: null",
+        "secrets: a list",
+        "a secret that is no text",
+    ],
 )
 async def test_a_wrong_field_is_a_wrong_request(
     controller: Controller, more: dict[str, Any], says: str

@@ -21,7 +21,8 @@ from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.dashboard.endpoint import ACTION_HEADER, Dashboard, OfPage
 from skyserve_cli.controller.dashboard.page_routes import PageRoutes
 from skyserve_cli.home import Home
-from skyserve_cli.spec import load_text, spec_to_json
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.state.team import TeamTokens
 from tests.integration.test_controller_api import TOKEN, YAML, Controller, free_port
 

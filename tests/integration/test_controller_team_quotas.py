@@ -11,7 +11,8 @@ import pytest
 
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.home import Home
-from skyserve_cli.spec import load_text, spec_to_json
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.load import load_text
 from tests.integration.test_controller_api import Controller, free_port
 from tests.integration.test_controller_team import call
 

@@ -20,7 +20,8 @@ from skyserve_cli.controller.api.routes import KernelRoutes
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.part import Parts
 from skyserve_cli.home import Home
-from skyserve_cli.spec import load_text, spec_to_json
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.state.export import tables_of
 from tests.integration.test_controller_api import TOKEN, YAML, Controller, free_port
 from tests.integration.test_controller_team import call, token

@@ -17,7 +17,8 @@ from skyserve_cli.controller.uploads.content_store import encode_parts
 from skyserve_cli.controller.uploads.folder import manifest_of
 from skyserve_cli.controller.uploads.manifest import PART_BYTES
 from skyserve_cli.home import Home
-from skyserve_cli.spec import load_text, spec_to_json
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.load import load_text
 from tests.integration import test_controller_team as team
 from tests.integration.test_controller_api import YAML, Controller
 

@@ -21,7 +21,8 @@ from skyserve_cli.controller.callbacks import (
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.controller.shell_commands import CommandRunner
-from skyserve_cli.spec import load_text, spec_to_json
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import EventRecord, StoredEvent

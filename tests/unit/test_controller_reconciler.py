@@ -48,6 +48,7 @@ from skyserve_cli.controller.reconcile.ports import (
     InstanceListing,
     OperationKind,
     ProbeOrder,
+    Specs,
 )
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.spec import spec_from_json, spec_to_json
@@ -95,12 +96,15 @@ class World:
         return Reconciler(
             self,
             self.store,
-            _Specs(self),
+            self.specs_port(),
             ReplicaPorts(frozenset({"sky"}), _Offers(self), _Runner(self), _Witness(self), _Prober(self)),
             self.balancers(),
             budget=self.budget(),
             doubts=self.doubts(),
         )
+
+    def specs_port(self) -> Specs:
+        return _Specs(self)
 
     def balancers(self) -> BalancerPorts:
         return BalancerPorts(_Fleet(self), "127.0.0.1")
@@ -248,6 +252,9 @@ class _Specs(_Hand):
             spec = spec_from_json(dict(self.world.store.version(service, version).spec))
             self.world.specs[service, version] = spec
         return self.world.specs[service, version]
+
+    def trouble(self, service: str, version: int) -> str:
+        return ""
 
     def probe(self, service: str, version: int) -> Probe:
         if service in self.world.unprobeable:

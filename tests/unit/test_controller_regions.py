@@ -31,7 +31,7 @@ from skyserve_cli.controller.reconcile.region_tables import (
     own_table,
     reachable_table,
 )
-from skyserve_cli.spec import load_text
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.spec.model import ServiceSpec, Tls
 from skyserve_cli.state.values import ServiceRow
 

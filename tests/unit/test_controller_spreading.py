@@ -15,7 +15,7 @@ from skyserve_cli.config import Config
 from skyserve_cli.controller.reconcile.planning import first_plan
 from skyserve_cli.controller.reconcile.spreading import Spreading, spreading
 from skyserve_cli.home import Home
-from skyserve_cli.spec import load_text
+from skyserve_cli.spec.load import load_text
 from tests.unit.placement_world import ON_DEMAND, an_offer
 
 A, B = an_offer("c/r/a", 0.70, ON_DEMAND), an_offer("c/r/b", 0.76, ON_DEMAND)

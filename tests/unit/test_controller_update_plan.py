@@ -12,7 +12,8 @@ from skyserve_cli.commands.update import course_sentence
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.controller.reconcile.planning import _new_row
 from skyserve_cli.controller.reconcile.update_plan import changes, course, extra, usual_start_s
-from skyserve_cli.spec import load_text, spec_to_json
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.load import load_text
 from tests.unit.placement_world import ON_DEMAND, an_offer
 
 OFFERS = (an_offer("c/r/a", 1.0, ON_DEMAND),)

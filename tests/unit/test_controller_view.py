@@ -15,7 +15,7 @@ from skyserve_cli.controller.api.views import failure_view, last_failure, servic
 from skyserve_cli.controller.balancers.local_fleet import AgentView
 from skyserve_cli.controller.balancers.regional_view import RegionalView
 from skyserve_cli.controller.reconcile.mappers import goal_of
-from skyserve_cli.spec import load_text
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.state.values import ServiceRow, Spent
 
 S = ReplicaState

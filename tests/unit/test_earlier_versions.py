@@ -18,7 +18,8 @@ from policies.goals import UpdateMode
 from policies.model import Memory, ReplicaState
 from skyserve_cli.controller.reconcile.lb_config import table_of
 from skyserve_cli.controller.reconcile.mappers import goal_of
-from skyserve_cli.spec import ServiceSpec, load_text, spec_from_json, spec_to_json
+from skyserve_cli.spec import ServiceSpec, spec_from_json, spec_to_json
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import ServiceRow

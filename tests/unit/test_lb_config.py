@@ -23,7 +23,7 @@ from policies.model import (
 )
 from policies.routing.base import RequestView
 from skyserve_cli.controller.reconcile.lb_config import table_of
-from skyserve_cli.spec import load_text
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.spec.model import ServiceSpec
 
 NOW = 1.7e9  # as UNIX time goes

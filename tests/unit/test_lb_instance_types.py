@@ -13,7 +13,7 @@ from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.reconcile.planning import insist_on_regions
 from skyserve_cli.home import Home
-from skyserve_cli.spec import load_text
+from skyserve_cli.spec.load import load_text
 
 ZONES = [Zone("aws", "us-east-1", "use1-az1"), Zone("aws", "us-east-1", "use1-az2")]
 

@@ -9,9 +9,11 @@ import pytest
 from policies.goals import Goal, ScalingGoal
 from policies.registry import PLACERS
 from skyserve_cli.controller.reconcile.lb_config import table_of
-from skyserve_cli.spec import LoadBalancerSpec, ServiceSpec, json_schema, load_text
+from skyserve_cli.spec import LoadBalancerSpec, ServiceSpec
 from skyserve_cli.spec.balancer import LoadBalancerSection
 from skyserve_cli.spec.codec import LIMITS
+from skyserve_cli.spec.editor_schema import json_schema
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.spec.placement import ALIASES, AUTO
 
 KEYS = {

@@ -25,7 +25,8 @@ from skyserve_cli.controller.reconcile.region_tables import (
     settles_at,
     unmeasured,
 )
-from skyserve_cli.spec import SpecError, load_text
+from skyserve_cli.spec import SpecError
+from skyserve_cli.spec.load import load_text
 from tests.unit.test_controller_regions import REPLICAS, agent, ids, replica, row
 
 

@@ -24,7 +24,8 @@ from provisioners.ssh import pool
 from skyserve_cli.controller.reconcile.mappers import goal_of, order_of, requirements_of
 from skyserve_cli.controller.reconcile.resource_match import candidates_of
 from skyserve_cli.controller.reconcile.transitions import TickTransitions
-from skyserve_cli.spec import load_text, spec_from_json, spec_to_json
+from skyserve_cli.spec import spec_from_json, spec_to_json
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store

@@ -27,15 +27,9 @@ from lb.config.options import (
     Warming,
 )
 from policies.routing.registry import POLICIES
-from skyserve_cli.spec import (
-    LoadBalancerSpec,
-    SpecError,
-    json_schema,
-    load_text,
-    reference_text,
-    spec_from_json,
-    spec_to_json,
-)
+from skyserve_cli.spec import LoadBalancerSpec, SpecError, reference_text, spec_from_json, spec_to_json
+from skyserve_cli.spec.editor_schema import json_schema
+from skyserve_cli.spec.load import load_text
 
 KEY, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
 DIGEST = hashlib.sha256(KEY.encode()).hexdigest()

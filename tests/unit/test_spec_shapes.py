@@ -6,15 +6,8 @@ import pytest
 
 from lb.config.options import Limits
 from policies.goals import ScalingGoal
-from skyserve_cli.spec import (
-    AcceleratorQps,
-    GitSource,
-    ResourceChoice,
-    ServiceSpec,
-    SpecError,
-    Tls,
-    load_text,
-)
+from skyserve_cli.spec import AcceleratorQps, GitSource, ResourceChoice, ServiceSpec, SpecError, Tls
+from skyserve_cli.spec.load import load_text
 
 # Listing 1 of the SkyServe paper (arXiv 2411.01438) without its comments. `setup` and `run` stand under
 # `resources` there, there is no `min_replicas`, and `use_spot` is not said.

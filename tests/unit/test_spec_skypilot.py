@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from skyserve_cli.commands import files
-from skyserve_cli.spec import SpecError, load_text
+from skyserve_cli.spec import SpecError
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.spec.yaml_tree import key_lines, line_of
 
 PROBE = "service: {readiness_probe: /health}\n"

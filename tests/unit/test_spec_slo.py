@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from policies.goals import ScalingGoal
-from skyserve_cli.spec import load_text
 from skyserve_cli.spec.codec import spec_from_json, spec_to_json
+from skyserve_cli.spec.load import load_text
 from skyserve_cli.spec.model import ScheduledSize, ServiceSpec, SloSpec
 from skyserve_cli.spec.schedule import limits_at
 from tests.unit.test_spec_wrong import problems_of

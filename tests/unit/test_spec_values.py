@@ -8,15 +8,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyserve_cli.spec import (
-    Loaded,
-    SpecError,
-    load_file,
-    load_text,
-    reference_text,
-    spec_from_json,
-    spec_to_json,
-)
+from skyserve_cli.spec import SpecError, reference_text, sent_spec, spec_from_json, spec_to_json
+from skyserve_cli.spec.load import Loaded, load_file, load_text
 from skyserve_cli.spec.schema import Section
 
 SMALL = "service: {}\nrun: serve\n"
@@ -327,7 +320,7 @@ def survives(text: str, **options: object) -> None:
     except SpecError as error:
         refusal = error
     else:
-        assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
+        assert sent_spec(json.loads(json.dumps(spec_to_json(spec)))) == spec
         return
     assert refusal.problems
     assert len(str(refusal).splitlines()) == len(refusal.problems)

@@ -5,7 +5,8 @@ Each case is the part that is wrong; `service: {}` and `run: serve` are added wh
 
 import pytest
 
-from skyserve_cli.spec import SpecError, load_file, load_text
+from skyserve_cli.spec import SpecError
+from skyserve_cli.spec.load import load_file, load_text
 
 
 def problems_of(text: str, **options: object) -> dict[str, str]:
@@ -311,8 +312,8 @@ WRONG = {
     "a variable that is a secret as well": ("envs: {A: b}\nsecrets: {A: b}", "secrets.A", "is also one of envs"),
     "variables that are a list": ("envs: [A]", "envs", "must be a mapping"),
     "a secret where it would be shown": (
-        "service: {load_balancer: {host: $KEY}}\nsecrets: {KEY: k}",
-        "service.load_balancer.host",
+        "service: {load_balancer: {api_keys_file: /$KEY}}\nsecrets: {KEY: k}",
+        "service.load_balancer.api_keys_file",
         "the secret KEY cannot be used here",
     ),
     "a number that is a variable with a word": (

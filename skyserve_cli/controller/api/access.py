@@ -19,6 +19,9 @@ from skyserve_cli.controller.references import read_reference
 from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.spec.model import ServiceSpec
 
+#: Ports below it are those of the host's own services.
+FIRST_FREE_PORT = 1024
+
 
 class AccessRole(str, Enum):
     """Each role may do what those before it may."""
@@ -121,6 +124,8 @@ def insist_on_other_hosts(spec: ServiceSpec, need: Requirements) -> None:
         "file_mounts": any(not is_url(source) for source in copies_of(spec.file_mounts).values()),
         "service.tls": spec.tls is not None,
         "load_balancer.api_keys_file": bool(spec.load_balancer.access.keys_file) and not spec.regional.places,
+        "load_balancer.port": not spec.regional.places
+        and 0 < (spec.load_balancer.port or 0) < FIRST_FREE_PORT,
         "resources.infra: local": any(candidate.cloud == "local" for candidate in need.candidates),
         "load_balancers.regions: local": any(place.cloud == "local" for place in spec.regional.places),
     }

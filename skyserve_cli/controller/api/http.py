@@ -13,7 +13,7 @@ from typing import Protocol
 from aiohttp import web
 
 from skyserve_cli.controller.api.access import OWNER, Caller, StillValid, set_caller
-from skyserve_cli.controller.api.route import Route, refuse
+from skyserve_cli.controller.api.route import Route, failures, refuse
 from skyserve_cli.controller.rejected import RejectedError
 
 MAX_BODY_BYTES = 8 << 20
@@ -54,7 +54,7 @@ class Api:
             set_caller(*found)
             return await handler(request)
 
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[failures, guard])
         # A page has every path that is no other route's.
         routes = sorted(self._routes, key=lambda one: one.for_proxy)
         app.add_routes([one.definition() for one in routes if is_remote or not one.for_proxy])

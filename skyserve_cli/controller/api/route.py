@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import logging
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -15,8 +17,18 @@ from skyserve_cli.controller.api.access import AccessRole, authorize, calling
 from skyserve_cli.controller.api.team_rules import TeamError
 from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.controller.rejected import RejectedError
+from skyserve_cli.spec import SpecError
 from skyserve_cli.state.lease import LeaseLostError
-from skyserve_cli.state.values import NoSuchServiceError, ServiceExistsError, StillGoingDownError
+from skyserve_cli.state.values import (
+    NoSuchServiceError,
+    NotKeptError,
+    ServiceExistsError,
+    StillGoingDownError,
+)
+
+log = logging.getLogger(__name__)
+
+_SHOWN = 5  # problems of a spec
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -72,8 +84,38 @@ class Route(NamedTuple):
             )
         except (CloudNotEnabledError, TeamError, ConfigError) as error:
             return refuse(422, str(error))
+        except NotKeptError as error:
+            return refuse(
+                500, f"{error}: the database would not give it back as it was sent; nothing was stored"
+            )
+        except SpecError as error:
+            return refuse(400, _one_sentence(error))
         except (KeyError, TypeError, ValueError) as error:
             return refuse(400, f"{type(error).__name__}: {error}")
+
+
+@web.middleware
+async def failures(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Respond with one sentence where nothing else did; the log has the rest, by the id in it."""
+    try:
+        return await handler(request)
+    except web.HTTPException:
+        raise
+    except SQLAlchemyError as error:
+        return refuse(503, f"the controller cannot read or write its state: {sentence_of(error)}")
+    except Exception:
+        failure = secrets.token_hex(4)
+        log.exception("failure %s: %s %s", failure, request.method, request.path)
+        return refuse(
+            500, f"the controller failed at this request; see `serve logs --controller` for failure {failure}"
+        )
+
+
+def _one_sentence(error: SpecError) -> str:
+    """Return the first problems. Keys of the spec are by their paths in it."""
+    said = [str(problem).removeprefix("spec.") for problem in error.problems]
+    more = [f"{len(said) - _SHOWN} more"] if len(said) > _SHOWN else []
+    return "; ".join([*said[:_SHOWN], *more])
 
 
 def refuse(status: int, message: str) -> web.Response:

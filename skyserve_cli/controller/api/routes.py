@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
-from policies.goals import UpdateMode
 from provisioners.port.base import LogSource
 from skyserve_cli.controller.api.access import AccessRole, calling, insist_on
+from skyserve_cli.controller.api.json_body import json_body, sent_order
 from skyserve_cli.controller.api.log_responses import file_response, log_response, read_file
 from skyserve_cli.controller.api.query import MAX_HISTORY_REPLICAS, since_of
 from skyserve_cli.controller.api.route import Route, refuse
@@ -26,6 +26,7 @@ from skyserve_cli.controller.api.snapshot import Snapshots, snapshot_response
 from skyserve_cli.controller.api.usage_view import usage_question
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home
+from skyserve_cli.spec import spec_to_json
 from skyserve_cli.state.values import NoSuchServiceError
 
 _VIEWER, _OPERATOR = AccessRole.VIEWER, AccessRole.OPERATOR
@@ -109,17 +110,13 @@ class KernelRoutes:
         return web.json_response(await asyncio.to_thread(self._service.teams.view))
 
     async def _put(self, request: web.Request) -> web.Response:
-        body = await _body(request)
-        mode = None if body.get("mode") is None else UpdateMode(body["mode"])
-        name = request.match_info["name"]
-        await asyncio.to_thread(self._doors.admit, dict(body["spec"]))
-        version = await asyncio.to_thread(
-            self._service.put, name, body["spec"], dict(body.get("secrets", {})), mode
-        )
-        return web.json_response({"name": name, "version": version})
+        order = await asyncio.to_thread(sent_order, await json_body(request), request.match_info["name"])
+        await asyncio.to_thread(self._doors.admit, spec_to_json(order.spec))
+        version = await asyncio.to_thread(self._service.put, *order)
+        return web.json_response({"name": order.spec.name, "version": version})
 
     async def _down(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await json_body(request)
         await asyncio.to_thread(self._service.down, request.match_info["name"], bool(body.get("purge")))
         return web.json_response({})
 
@@ -159,13 +156,9 @@ class KernelRoutes:
         return web.json_response(found, dumps=lambda content: orjson.dumps(content).decode())
 
     async def _plan(self, request: web.Request) -> web.Response:
-        body = await _body(request)
-        insist_on(calling(), [str(body["spec"]["name"])])
-        mode = None if body.get("mode") is None else UpdateMode(body["mode"])
-        planned = await asyncio.to_thread(
-            self._service.plan, body["spec"], dict(body.get("secrets", {})), mode
-        )
-        return web.json_response(planned)
+        order = await asyncio.to_thread(sent_order, await json_body(request))
+        insist_on(calling(), [order.spec.name])
+        return web.json_response(await asyncio.to_thread(self._service.plan, *order))
 
     async def _events(self, request: web.Request) -> web.Response:
         query = request.query
@@ -216,7 +209,7 @@ class KernelRoutes:
         return refuse(404, f"replica {replica_id} of {name} has no log that is still kept")
 
     async def _tidy(self, request: web.Request) -> web.Response:
-        names = [str(name) for name in (await _body(request))["services"]]
+        names = [str(name) for name in (await json_body(request))["services"]]
         insist_on(calling(), names)
         return web.json_response(await asyncio.to_thread(self._service.tidy, names))
 
@@ -225,7 +218,7 @@ class KernelRoutes:
         return web.json_response(look.view())
 
     async def _remove_leak(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await json_body(request)
         key = request.match_info["cloud"], str(body["kind"]), str(body["id"]), str(body["region"])
         refusal = await asyncio.to_thread(self._service.garbage_collector.remove, key)
         return web.json_response(refusal.view())
@@ -239,10 +232,3 @@ class KernelRoutes:
     async def _stop_daemon(self, request: web.Request) -> web.Response:
         self._stop()
         return web.json_response({"pid": os.getpid()})
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    body = await request.json() if request.can_read_body else {}
-    if not isinstance(body, dict):
-        raise TypeError("the body must be a JSON object")
-    return body

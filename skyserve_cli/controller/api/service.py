@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,10 +36,11 @@ from skyserve_cli.controller.reconcile.mappers import goal_of, has_local_agent, 
 from skyserve_cli.controller.reconcile.planning import first_plan, insist_on_regions, update_plan
 from skyserve_cli.controller.reconcile.resource_match import copies_of
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
+from skyserve_cli.controller.reconcile.troubles import BROKEN, broken
 from skyserve_cli.controller.reconcile.update_plan import changes
 from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.controller.secret_box import SecretBox
-from skyserve_cli.spec import spec_from_json, spec_to_json
+from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.series import RINGS
 from skyserve_cli.state.store import Store
@@ -50,7 +50,6 @@ from skyserve_cli.state.values import DemandRow, NoSuchServiceError, ServiceRow,
 #: Why a launch ends that the cloud has refused: it has left nothing.
 _REFUSED = (EndReason.CAPACITY, EndReason.QUOTA, EndReason.AUTH, EndReason.REFUSED, EndReason.CONFIG)
 ENDED_SHOWN_FOR_S = 3600.0
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 
 
 class NoSuchReplicaError(RejectedError):
@@ -126,17 +125,13 @@ class ControllerService:
             "lease": self._leadership.to_json(),
         }
 
-    def put(
-        self, name: str, spec_json: Mapping[str, Any], secrets: Mapping[str, str], mode: UpdateMode | None
-    ) -> int:
-        """Return a new service (`mode` None) or a new version of one, and its version.
+    def put(self, spec: ServiceSpec, secrets: Mapping[str, str], mode: UpdateMode | None) -> int:
+        """Return a new service (`mode` None) or a new version of one, and its version. `spec` is one that `sent_spec` returned.
 
         Raises CloudNotEnabledError, NoFreePortError, TeamError and the store's errors; after an error nothing has changed.
         """
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name[:80]!r} is no name of a service")
+        name = spec.name
         self._leadership.refuse_unless_leading()
-        spec = spec_from_json(dict(spec_json))
         insist_on_other_hosts(spec, self._clouds.resolve(requirements_of(spec)))
         insist_on_regions(spec, self._clouds)
         team = self.teams.admit(name, spec, is_new=mode is None)
@@ -146,7 +141,7 @@ class ControllerService:
         with self._choosing:  # or two that come at once would be given the same port
             version = self._store.put_service(
                 name,
-                spec_json,
+                spec_to_json(spec),
                 replica_hash=spec.replica_hash(self._content_digest(spec, secrets)),
                 sealed_secrets=self._seal.close(secrets),
                 lb_port=endpoint_port(name, spec, self._store, self._clouds.config.load_balancer),
@@ -189,7 +184,7 @@ class ControllerService:
         self._wake()
 
     def plan(
-        self, spec_json: Mapping[str, Any], secrets: Mapping[str, str], mode: UpdateMode | None = None
+        self, spec: ServiceSpec, secrets: Mapping[str, str], mode: UpdateMode | None = None
     ) -> dict[str, Any]:
         """Return what would be launched where, and what it costs: on empty ground, or as an update if a service of that name is up.
 
@@ -197,7 +192,6 @@ class ControllerService:
         keys in which its spec differs, and `nothing_changes` means that an update would have no effect. `mode` None is that
         of the spec.
         """
-        spec = spec_from_json(dict(spec_json))
         need = self._clouds.resolve(requirements_of(spec))
         insist_on_other_hosts(spec, need)
         offers = all_offers(self._clouds.all(), need)
@@ -382,6 +376,9 @@ class ControllerService:
             self._running.names.trouble(row.name),
         ]
         view["notes"] = "; ".join(filter(None, [row.notes, *troubles]))
+        unreadable = row.trouble or self._specs.trouble(row.name, row.version)
+        if unreadable and not row.down:
+            view["status"], view["notes"] = BROKEN, broken(row, unreadable)
         return view
 
     def _day(self, name: str, now: float) -> Sequence[DemandRow]:

@@ -7,8 +7,9 @@ The limits are in `config.yaml` (`teams`); a team that is not there has none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,9 @@ from policies.budget import is_refusal
 from policies.goals import Amounts, Quota
 from policies.model import Offer
 from policies.quotas import NOTHING, plus, too_large
+from provisioners.port.base import Requirements
 from skyserve_cli.clouds import Clouds
+from skyserve_cli.config_teams import TeamConfig
 from skyserve_cli.controller.api.access import AccessRole, ForbiddenError, calling
 from skyserve_cli.controller.clouds.caches import all_offers
 from skyserve_cli.controller.reconcile.clock import Clock
@@ -54,8 +57,8 @@ class TeamRules:
     ) -> str | None:
         """Return the team to store with a new service, or with an update (None: it stays the same).
 
-        `offers` are those for a replica, if they are known already. Raises ForbiddenError if the caller may not choose this team,
-        TeamError if it is not configured or its quota is smaller than the least size of the service.
+        `offers` are those for a replica, if they are known already. Raises ForbiddenError if the caller may not choose this team, or
+        what the team's operators may not choose; TeamError if it is not configured or its quota is smaller than the least size of the service.
         """
         caller, chosen = calling(), spec.team
         if chosen is not None and chosen != caller.team and caller.role is not AccessRole.ADMIN:
@@ -65,6 +68,12 @@ class TeamRules:
             )
         team = chosen if chosen is not None or not is_new else caller.team
         counted = self._team_of(name) if team is None else team
+        limits = self._clouds.config.teams.get(counted or "")
+        if limits is not None and caller.role is not AccessRole.ADMIN:
+            need = self._clouds.resolve(requirements_of(spec))
+            beyond = list(beyond_limits(limits, spec, need))
+            if beyond:
+                raise ForbiddenError(f"{'; '.join(beyond)} in the team {counted}; others need the role admin")
         if counted:
             self._insist_on_room(counted, spec, offers, is_chosen=team is not None)
         return team
@@ -124,6 +133,32 @@ class TeamRules:
             raise TeamError(
                 f"the least size of {spec.name}, {what}, exceeds the quota of the team {team} ({'; '.join(over)})"
             )
+
+
+def beyond_limits(limits: TeamConfig, spec: ServiceSpec, need: Requirements) -> Iterator[str]:
+    """Yield what a spec chooses that operators of the team may not. `need` has the clouds by name."""
+    places = [("resources", one.cloud or "", one.region or "") for one in need.candidates]
+    places += [("load_balancers.regions", place.cloud, place.region) for place in spec.regional.places]
+    for key, cloud, region in dict.fromkeys(places) if limits.clouds is not None else ():
+        patterns = [one if "/" in one else f"{one}/*" for one in limits.clouds or ()]
+        if not any(fnmatchcase(f"{cloud}/{region}", one) for one in patterns):
+            yield f"{key}: {cloud}/{region or '*'}: operators may use {_listed(limits.clouds)}"
+    images = {image for choice in spec.resources for _, image in choice.images}
+    for image in sorted(images) if limits.images is not None else ():
+        if not any(fnmatchcase(image, one) for one in limits.images or ()):
+            yield f"resources.image_id: {image}: operators may use {_listed(limits.images)}"
+    ports = {"load_balancer.port": spec.load_balancer.port, "load_balancers.port": spec.regional.port}
+    for key, port in ports.items() if limits.ports is not None else ():
+        if port is not None and not any(first <= port <= last for first, last in limits.ports or ()):
+            shown = [f"{first}-{last}" if first < last else str(first) for first, last in limits.ports or ()]
+            yield f"{key}: {port}: operators may use {_listed(shown)}"
+    host = spec.load_balancer.host
+    if limits.hosts is not None and host is not None and host not in limits.hosts:
+        yield f"load_balancer.host: {host}: operators may use {_listed(limits.hosts)}"
+
+
+def _listed(names: Sequence[str] | None) -> str:
+    return ", ".join(names or ()) or "none"
 
 
 def least_use(spec: ServiceSpec, offers: Sequence[Offer]) -> Amounts:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from lb.config.options import Access, ApiKey
 from policies.model import Offer, Role
 from provisioners.offers.matching import in_order
 from provisioners.port.base import LaunchOrder, Provisioner, Requirements
@@ -16,7 +17,7 @@ from skyserve_cli.controller.reconcile.mappers import agent_order_of, order_of, 
 from skyserve_cli.controller.reconcile.ports import CloudOperation
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_from_json
-from skyserve_cli.spec.model import Probe, ServiceSpec
+from skyserve_cli.spec.model import LoadBalancerSpec, Probe, ServiceSpec
 from skyserve_cli.state.store import Store
 
 log = logging.getLogger(__name__)
@@ -40,13 +41,26 @@ class SpecCache:
         self._admin_token = admin_token
         self._path_of = path_of
         self._specs: dict[tuple[str, int], ServiceSpec] = {}
+        self._troubles: dict[tuple[str, int], str] = {}
         self._probes: dict[tuple[str, int], Probe] = {}
 
     def get(self, service: str, version: int) -> ServiceSpec:
+        """Return the spec; one that no client can call if the stored one cannot be read (see `trouble`)."""
         key = service, version
         if key not in self._specs:
-            self._specs[key] = spec_from_json(dict(self._store.version(service, version).spec))
+            stored = self._store.version(service, version).spec
+            try:
+                self._specs[key] = spec_from_json(dict(stored))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                said = "; ".join(str(error).splitlines()) or type(error).__name__
+                self._troubles[key] = f"version {version} cannot be read ({said})"
+                self._specs[key] = _stand_in(service)
         return self._specs[key]
+
+    def trouble(self, service: str, version: int) -> str:
+        """Return why the stored spec cannot be read; "": it can."""
+        self.get(service, version)
+        return self._troubles.get((service, version), "")
 
     def probe(self, service: str, version: int) -> Probe:
         key = service, version
@@ -77,6 +91,12 @@ class SpecCache:
             workdir=None if order.workdir is None else self._path_of(order.workdir),
             file_mounts={target: self._path_of(source) for target, source in order.file_mounts.items()},
         )
+
+
+def _stand_in(service: str) -> ServiceSpec:
+    """Return what is enough to terminate the machines of a service. It has a key that does not exist, for those it had."""
+    closed = Access((ApiKey("none", "0" * 64),))
+    return ServiceSpec(service, run="false", load_balancer=LoadBalancerSpec(access=closed))
 
 
 class OfferCache:

@@ -21,7 +21,7 @@ from aiohttp import web
 from provisioners.files import write_json
 from skyserve_cli.config import DashboardConfig
 from skyserve_cli.controller.api.access import OWNER, AccessRole, Caller, calling, set_caller
-from skyserve_cli.controller.api.route import Route
+from skyserve_cli.controller.api.route import Route, failures
 from skyserve_cli.controller.dashboard.guards import HEADERS, refusal
 from skyserve_cli.controller.dashboard.sessions import CODE_S, SESSION_S, Session, Sessions, action_token
 from skyserve_cli.controller.rejected import RejectedError
@@ -127,7 +127,7 @@ class Dashboard:
         async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
             response.headers.update(HEADERS)
 
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[failures, guard])
         app.on_response_prepare.append(add_headers)
         app.router.add_get("/session", self._session)
         app.router.add_post("/session", self._enter)

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from skyserve_cli.controller.api.access import AccessRole, ForbiddenError, calling
-from skyserve_cli.controller.api.route import Route
+from skyserve_cli.controller.api.access import OWNER, AccessRole, ForbiddenError, calling
+from skyserve_cli.controller.api.json_body import json_body
+from skyserve_cli.controller.api.route import Route, refuse
 from skyserve_cli.controller.dashboard.chat_route import ChatRoute
 from skyserve_cli.controller.dashboard.endpoint import Dashboard, OfPage
 from skyserve_cli.controller.dashboard.page_routes import PageRoutes
 from skyserve_cli.controller.part import Kernel, Part
+
+MOST_PORT = 65_535
 
 
 class DashboardPart(Part):
@@ -50,10 +53,13 @@ class DashboardPart(Part):
 
     async def _open(self, request: web.Request) -> web.Response:
         """Raise RejectedError."""
-        body = await request.json() if request.can_read_body else {}
-        port = dict(body).get("port")
+        port = (await json_body(request)).get("port")
         if calling().by_proxy:
             raise ForbiddenError("the page is at the address of the proxy; open that in a browser")
-        if port is not None and calling().role is not AccessRole.ADMIN:
-            raise ForbiddenError("choosing the port of the page needs the role admin; leave --port out")
-        return web.json_response(await self._page.code(None if port is None else int(port)))
+        if port is not None and calling() != OWNER:
+            raise ForbiddenError(
+                "the page's port is the owner's to choose, for all who use it; leave --port out"
+            )
+        if port is not None and not (type(port) is int and 1 <= port <= MOST_PORT):
+            return refuse(400, f"port: must be null or a whole number from 1 to {MOST_PORT}")
+        return web.json_response(await self._page.code(port))

@@ -31,6 +31,9 @@ from skyserve_cli.controller.reconcile.transitions import TickTransitions
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import ServiceRow
 
+MOST_LAUNCHES = (
+    100  # of one service in one tick: the rest follows in the next ones, after what other services need
+)
 AGENT_START_S = 1200.0
 AGENT_SILENCE_S = 600.0
 
@@ -113,7 +116,11 @@ class ReplicaFleet:
             wanted = self._specs.get(self.name, wanted_version(self.goal, memory.rollout))
             team = replace(team, num_nodes=wanted.num_nodes)
         observed = replace(
-            self._observed(change), offers=tuple(offers), room_usd_hour=self._service.room_usd_hour, team=team
+            self._observed(change),
+            offers=tuple(offers),
+            room_usd_hour=self._service.room_usd_hour,
+            team=team,
+            most_launches=MOST_LAUNCHES,
         )
         return plan(observed, memory, self._policies)
 

@@ -57,10 +57,11 @@ class BalancerPorts:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may be spent: `max_usd_hour` by all services together, and by team its quota."""
+    """What may be spent: `max_usd_hour` by all services together, and by team its quota. `stopwatch` measures the seconds of turns."""
 
     max_usd_hour: float | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+    stopwatch: Callable[[], float] = lambda: 0.0
 
 
 def _no_doubt(service: str) -> Evidence:

@@ -305,6 +305,10 @@ class Specs(Protocol):
 
     def get(self, service: str, version: int) -> ServiceSpec: ...
 
+    def trouble(self, service: str, version: int) -> str:
+        """Return why the stored spec cannot be read; "": it can. `get` returns a stand-in for it."""
+        ...
+
     def probe(self, service: str, version: int) -> Probe:
         """Return the version's readiness probe with its secrets filled in."""
         ...

@@ -47,6 +47,7 @@ from skyserve_cli.controller.reconcile.ports import (
     Specs,
 )
 from skyserve_cli.controller.reconcile.service_orders import OrderMaker
+from skyserve_cli.controller.reconcile.slow_turns import SlowTurns
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.reconcile.team_ledger import TeamLedger
 from skyserve_cli.controller.reconcile.tick_cache import (
@@ -54,11 +55,12 @@ from skyserve_cli.controller.reconcile.tick_cache import (
     Listings,
     Orders,
 )
+from skyserve_cli.controller.reconcile.troubles import broken, failed_turn
 from skyserve_cli.controller.reconcile.turn import Decided, ServiceTurn, TickOffers
 from skyserve_cli.controller.reconcile.turn_cache import Observed, TurnCache
 from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import ServiceRow
+from skyserve_cli.state.values import EventRecord, ServiceRow
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +125,8 @@ class Reconciler:
         self._orders: dict[str, Orders] = {}  # of each service, as last given
         self._turn = _Turn(clouds=set(replicas.enabled))  # of all services, as last given
         self._listings = Listings()
+        self._troubles: dict[str, str] = {}  # by service, as last logged
+        self._slow = SlowTurns(budget.stopwatch)
         self.decided = 0  # services, in the last tick
         self.plans: dict[str, Plan] = {}  # of the last tick
         self.store_health = StoreHealth(clock.now())
@@ -177,27 +181,53 @@ class Reconciler:
         self._teams.begin(rows, tick.now)
         for row in rows:
             try:
+                trouble = row.trouble or self._specs.trouble(row.name, row.version)
+                if trouble and not row.down:
+                    if self._is_troubled(row, broken(row, trouble), tick.now):
+                        log.error("service %s: %s", row.name, trouble)
+                    orders[row.name] = self._unchanged(row)
+                    continue
                 self._take_demand(row, tick.now)
                 standing = self._standing(row, tick)
                 if standing is not None:
                     orders[row.name] = standing
                     continue
                 mine = tick.results.get(row.name, ())
-                team = self._teams.room(row)
-                decision = self._service_turn.decide(row, mine, tick.listings, tick.now, room, team)
+                if self._slow.rests(row.name, mine, tick.now):
+                    orders[row.name] = self._orders.get(row.name) or self._unchanged(row)
+                    continue
+                with self._slow.turn(row.name, mine, tick.now) as turn:
+                    team = self._teams.room(row)
+                    decision = self._service_turn.decide(
+                        row, turn.events, tick.listings, tick.now, room, team, turn.remark
+                    )
                 launches = [one for one in decision.plan.actions if isinstance(one, Launch)]
                 room -= sum(one.offer.price_usd_hour for one in launches)
                 self._teams.launched(row, launches)
                 decided.append(decision)
+                self._troubles.pop(row.name, None)
             except SQLAlchemyError as error:
                 self.store_health.failed(error)
                 orders[row.name] = self._unchanged(row)
             except LeaseLostError:
                 raise
-            except Exception:  # one service's trouble must not stop the others
-                log.exception("tick of service %s", row.name)
+            except Exception as error:  # one service's trouble must not stop the others
+                if self._is_troubled(row, failed_turn(error), tick.now):
+                    log.exception("tick of service %s", row.name)
                 orders[row.name] = self._unchanged(row)
         return orders, decided
+
+    def _is_troubled(self, row: ServiceRow, sentence: str, now: float) -> bool:
+        """Write what keeps the service from being decided about to its events and notes. Returns whether that is new."""
+        is_new = self._troubles.get(row.name) != sentence
+        self._troubles[row.name] = sentence
+        try:
+            if row.notes != sentence:
+                note = {"notes": sentence, "records": [EventRecord("note", sentence)]}
+                self._store.commit(row.name, now=now, changed=(), memory=None, target=row.target, **note)
+        except SQLAlchemyError as error:
+            self.store_health.failed(error)
+        return is_new
 
     def _write_and_keep(self, decided: Sequence[Decided], tick: Observed) -> dict[str, Orders]:
         """Write what was decided. Returns the orders of each service, as of before if its decision was not written."""
@@ -214,8 +244,9 @@ class Reconciler:
             except SQLAlchemyError as error:
                 self.store_health.failed(error)
                 orders[name] = self._unchanged(one.row)
-            except Exception:
-                log.exception("tick of service %s", name)
+            except Exception as error:
+                if self._is_troubled(one.row, failed_turn(error), tick.now):
+                    log.exception("tick of service %s", name)
                 orders[name] = self._unchanged(one.row)
         return orders
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from types import MappingProxyType
 
 from policies.model import Zone
 from provisioners.port.base import Candidate
-from skyserve_cli.spec.model import EVERYWHERE, FileMount, ResourceChoice
-
-#: Kinds of buckets that a name is enough for, and how their URLs begin. One of Azure's has an account as well.
-BUCKETS_BY_NAME = MappingProxyType({"s3": "s3", "gcs": "gs"})
+from skyserve_cli.spec.model import BUCKETS_BY_NAME, EVERYWHERE, FileMount, ResourceChoice
 
 
 def candidates_of(choice: ResourceChoice, preference: int = 0, index: int = 0) -> list[Candidate]:

@@ -109,8 +109,12 @@ class ServiceTurn:
         now: float,
         room_usd_hour: float = math.inf,
         team: TeamRoom | None = None,
+        remark: str = "",
     ) -> Decided:
-        """`room_usd_hour` is the rest of the budget of all services together, `team` what its team leaves to it."""
+        """`room_usd_hour` is the rest of the budget of all services together, `team` what its team leaves to it.
+
+        `remark` is one more sentence for the notes.
+        """
         spec = self._specs.get(row.name, row.version)
         goal = goal_of(row, spec, now)
         load = self.load(row, spec)
@@ -123,7 +127,7 @@ class ServiceTurn:
         own = self._turn_fleet(replicas, service, happened, row.memory, is_early=is_awaited)
         balancers = AgentFleet(service, self._owner, self._specs, self._balancers.names, own.change)
         agents = self._turn_fleet(balancers, service, happened, own.memory, is_early=own.plan is None)
-        decided = self._noted(_together(row, own, agents), own, agents)
+        decided = self._noted(_together(row, own, agents), own, agents, remark)
         if is_awaited:
             decided = replace(decided, wake_at=now)  # the wait ends with time, or with an adoption
         own.change.scale(row.wanted, decided.wanted, decided.why)
@@ -194,9 +198,9 @@ class ServiceTurn:
                 terminated.add(change.now)
         return verdict.note
 
-    def _noted(self, decided: Plan, own: _FleetTurn, agents: _FleetTurn) -> Plan:
+    def _noted(self, decided: Plan, own: _FleetTurn, agents: _FleetTurn, remark: str) -> Plan:
         """Return the plan with its doubts as notes, each once."""
-        doubts = [own.doubt, agents.doubt, *self._blindness(own.change.live(), decided.notes)]
+        doubts = [own.doubt, agents.doubt, remark, *self._blindness(own.change.live(), decided.notes)]
         new = dict.fromkeys(
             doubt for doubt in doubts if doubt and not any(doubt in note for note in decided.notes)
         )

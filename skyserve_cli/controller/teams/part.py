@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from skyserve_cli.controller.api.access import OWNER, AccessRole, Caller, StillValid, calling, valid_for
+from skyserve_cli.controller.api.json_body import json_body
 from skyserve_cli.controller.api.route import Route
 from skyserve_cli.controller.part import Kernel, Part
 from skyserve_cli.controller.rejected import RejectedError
@@ -78,7 +79,7 @@ class TeamsPart(Part):
 
     async def _create(self, request: web.Request) -> web.Response:
         """Raise RejectedError, KeyError, TypeError, ValueError."""
-        row, token = self._row(await request.json()), TOKEN_PREFIX + secrets.token_urlsafe(32)
+        row, token = self._row(await json_body(request)), TOKEN_PREFIX + secrets.token_urlsafe(32)
         try:
             await asyncio.to_thread(self._tokens.add_token, row, _digest(token))
         except TokenExistsError as error:

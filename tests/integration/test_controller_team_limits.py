@@ -1,0 +1,68 @@
+"""What operators of a team may not choose in a service file, by the limits of the team in `config.yaml`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skyserve_cli.spec import spec_to_json
+from skyserve_cli.spec.load import load_text
+from tests.integration.test_controller_sent_specs import running
+from tests.integration.test_controller_team import call
+
+CONFIG = """
+clouds:
+  local: {}
+  ssh:
+    pools:
+      lab: {user: me, ssh_agent: true, hosts: [{name: one, address: 127.0.0.8}]}
+      den: {user: me, ssh_agent: true, hosts: [{name: two, address: 127.0.0.9}]}
+teams:
+  bound:
+    clouds: [ssh/lab, aws/us-*]
+    images: ["docker:vllm/*"]
+    ports: [8443, "9000-9010"]
+    hosts: ["127.0.0.1"]
+"""
+
+BOUND = {
+    "a pool of others": ("infra: ssh/den", "", "resources: ssh/den: operators may use ssh/lab, aws/us-*"),
+    "any pool": ("infra: ssh", "", "resources: ssh/*: operators may use ssh/lab, aws/us-*"),
+    "an image": (
+        "infra: ssh/lab, image_id: 'docker:miner'",
+        "",
+        "resources.image_id: docker:miner: operators may use docker:vllm/*",
+    ),
+    "a port": ("infra: ssh/lab", "port: 8444", "load_balancer.port: 8444: operators may use 8443, 9000-9010"),
+    "an address": (
+        "infra: ssh/lab",
+        "host: 0.0.0.0",
+        "load_balancer.host: 0.0.0.0: operators may use 127.0.0.1",
+    ),
+    "nothing of these": (
+        "infra: ssh/lab, image_id: 'docker:vllm/vllm-openai:latest'",
+        "port: 9005, host: 127.0.0.1",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("resources", "balancer", "says"), BOUND.values(), ids=BOUND)
+async def test_what_operators_of_a_team_may_choose(
+    tmp_path: Path, resources: str, balancer: str, says: str
+) -> None:
+    text = f"name: chat\nservice: {{load_balancer: {{{balancer}}}}}\nresources: {{{resources}}}\nrun: x\n"
+    order = {"spec": spec_to_json(load_text(text).spec)}
+    async with running(tmp_path, CONFIG) as (here, _):
+        held = {}
+        for role in ("operator", "admin"):
+            wanted = {"name": role, "role": role, "team": "bound"}
+            held[role] = str((await here.call("POST", "/v1/tokens", wanted))[1]["token"])
+        for method, path in (("POST", "/v1/plan"), ("PUT", "/v1/services/chat")):
+            status, answer = await call(here, held["operator"], method, path, order)
+            assert status == (403 if says else 200), answer
+            assert answer.get("error", "")[: len(says)] == says
+        if says:
+            assert here.store.services() == []
+            assert (await call(here, held["admin"], "PUT", "/v1/services/chat", order))[0] == 200

@@ -1,0 +1,220 @@
+"""One service whose row cannot be read, or whose turns fail or take long, is its own problem: all others go on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from policies.model import Launched, Replica, ReplicaState
+from policies.placement import fleet
+from skyserve_cli.controller.clouds.caches import SpecCache
+from skyserve_cli.controller.reconcile.fleets import MOST_LAUNCHES
+from skyserve_cli.controller.reconcile.inputs import Budget
+from skyserve_cli.controller.reconcile.reconciler import Reconciler
+from skyserve_cli.controller.reconcile.slow_turns import REST
+from skyserve_cli.controller.secret_box import SecretBox
+from skyserve_cli.spec.load import load_text
+from skyserve_cli.state import tables as t
+from tests.unit.test_controller_reconciler import OFFERS, SPEC, World, a_replica
+
+S = ReplicaState
+KEY = b"c2ltdWxhdGVkLXNpbXVsYXRlZC1zaW11bGF0ZWQtLSE="
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """The services chat, which is to be in trouble, and other."""
+    world = World()
+    world.up()
+    world.up(replace(SPEC, name="other"))
+    yield world
+    world.store.close()
+
+
+def reconciler(world: World, stopwatch: Callable[[], float] = lambda: 0.0) -> Reconciler:
+    """With the specs of the database, as the daemon has them."""
+    world.specs_port = lambda: SpecCache(world.store, SecretBox(KEY))  # type: ignore[method-assign]
+    world.budget = lambda: Budget(stopwatch=stopwatch)  # type: ignore[method-assign]
+    return world.reconciler()
+
+
+def damage(world: World, table: sa.Table, column: str, text: str) -> None:
+    """Write it into the row of chat, as no program of ours does."""
+    named = "name" if table is t.services else "service"
+    with world.store.database.writing() as c:
+        c.execute(sa.text(f"UPDATE {table.name} SET {column} = :text WHERE {named} = 'chat'"), {"text": text})  # noqa: S608
+    world.store.forget()
+
+
+def tick(made: Reconciler, world: World, times: int = 1) -> None:
+    for _ in range(times):
+        world.time += 1.0
+        world.lists(*(world.instance_of(one) for one in world.row().replicas))
+        made.tick()
+
+
+def notes(world: World, name: str = "chat") -> list[str]:
+    return [line.record.message for line in world.store.events(name) if line.record.kind == "note"]
+
+
+DAMAGES = {
+    "not a number": (t.versions, "spec", json.dumps({"name": "chat", "run": "x", "drain_timeout_s": None})),
+    "no JSON": (t.versions, "spec", '{"name": "ch'),
+    "another kind of JSON": (t.versions, "spec", "[1]"),
+    "a state of a newer program": (t.replicas, "state", "HIBERNATING"),
+}
+
+
+@pytest.mark.parametrize(("table", "column", "text"), DAMAGES.values(), ids=DAMAGES)
+def test_a_row_that_cannot_be_read_is_left_alone_and_the_others_go_on(
+    world: World, table: sa.Table, column: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.has(a_replica(1), name="chat")
+    damage(world, table, column, text)
+    made = reconciler(world)
+    with caplog.at_level(logging.ERROR):
+        tick(made, world, 5)
+    assert len(caplog.records) == 1
+    assert "Traceback" not in caplog.text
+    assert len(notes(world)) == 1
+    assert "`serve down chat` terminates its machines" in world.row().notes
+    assert [one.id for one in world.row().replicas] == [1]
+    assert world.agents["chat"] is None  # its load balancer goes on with the table it has
+    assert len(world.row("other").replicas) == 2
+    assert {call.service for call in world.calls} == {"other"}
+
+
+@pytest.mark.parametrize(("table", "column", "text"), DAMAGES.values(), ids=DAMAGES)
+def test_down_works_whatever_cannot_be_read(world: World, table: sa.Table, column: str, text: str) -> None:
+    world.has(a_replica(1), a_replica(2, S.STARTING), name="chat")
+    damage(world, table, column, text)
+    made = reconciler(world)
+    tick(made, world)
+    world.store.set_down("chat", purge=True, now=world.time)
+    tick(made, world, 2)
+    assert {one.state for one in world.row().replicas} == {S.TERMINATING}
+    assert {call.replica.id for call in world.calls if call.service == "chat"} == {1, 2}
+    order = world.agents.get("chat")
+    if order is not None and table is t.versions:  # its own keys are not known, so none opens it
+        assert [key.sha256 for key in order.table.access.keys] == ["0" * 64]
+
+
+def test_an_update_replaces_what_cannot_be_read(world: World) -> None:
+    damage(world, t.versions, "spec", "{}")
+    made = reconciler(world)
+    tick(made, world)
+    assert "cannot be read" in world.row().notes
+    world.up(SPEC, mode=world.row().update_mode)
+    tick(made, world, 2)
+    assert len(world.row().replicas) == 2
+    assert "cannot be read" not in world.row().notes
+
+
+def test_damaged_memory_is_as_none(world: World) -> None:
+    damage(world, t.services, "memory", "{")
+    damage(world, t.services, "update_mode", "sideways")
+    tick(reconciler(world), world)
+    assert len(world.row().replicas) == 2
+
+
+def test_a_turn_that_raises_is_said_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.broken.add("chat")
+    made = world.reconciler()
+    with caplog.at_level(logging.ERROR):
+        tick(made, world, 5)
+    assert len(caplog.records) == 1
+    assert notes(world) == [world.row().notes]
+    assert world.row().notes.startswith("its last turn failed (ValueError), and its replicas are left")
+    assert len(world.row("other").replicas) == 2
+    world.broken.clear()
+    tick(made, world)
+    assert "its last turn failed" not in world.row().notes
+
+
+def test_a_tick_launches_a_bounded_number_of_replicas_of_a_service(world: World) -> None:
+    many = load_text("name: chat\nservice: {replicas: 10000}\nrun: x\nresources: {use_spot: true}").spec
+    world.up(many, mode=world.row().update_mode)
+    made = reconciler(world)
+    sizes = []
+    for _ in range(4):
+        tick(made, world)
+        sizes.append(len(world.row().replicas))
+    assert sizes == [MOST_LAUNCHES, 2 * MOST_LAUNCHES, 3 * MOST_LAUNCHES, 4 * MOST_LAUNCHES]
+    assert len(world.row("other").replicas) == 2
+
+
+def test_a_service_whose_turns_take_long_rests_and_the_others_do_not(world: World) -> None:
+    """The stopwatch stands still but in the turns of chat, which take 3 s each."""
+    spent = 0.0
+    made = reconciler(world, stopwatch=lambda: spent)
+    decide, decided = made._service_turn.decide, Counter[str]()
+
+    def slowly(row: Any, *rest: Any) -> Any:
+        nonlocal spent
+        decided[row.name] += 1
+        spent += 3.0 if row.name == "chat" else 0.0
+        return decide(row, *rest)
+
+    made._service_turn.decide = slowly  # type: ignore[method-assign]
+    for number in range(90):
+        world.has(replace(world.row("other").replicas[0], since=number), name="other") if number > 1 else None
+        tick(made, world)
+    assert decided["other"] > 60
+    assert decided["chat"] <= 90 / (3 * REST) + 1
+    assert notes(world) == ["deciding about it takes 3.0 s, so it is decided about every 30 s at most"]
+    assert len(world.row().replicas) == 2
+
+
+def test_what_happens_to_a_service_that_rests_is_kept_for_its_next_turn(world: World) -> None:
+    spent = 0.0
+    made = reconciler(world, stopwatch=lambda: spent)
+    decide = made._service_turn.decide
+
+    def slowly(*args: Any) -> Any:
+        nonlocal spent
+        spent += 3.0
+        return decide(*args)
+
+    made._service_turn.decide = slowly  # type: ignore[method-assign]
+    tick(made, world)
+    world.happens(Launched(1, "i-1"))
+    for _ in range(40):
+        world.time += 1.0
+        made.tick()
+    assert world.fleet() == "1:PROVISIONING 2:REQUESTED"
+
+
+def naive_ends(replicas: list[Replica], keep: int) -> list[int]:
+    """The order of `fleet.ends`, as its docstring has it."""
+    in_zone, left, chosen = Counter(one.zone for one in replicas), list(replicas), []
+    for _ in range(len(replicas) - keep):
+        last = min(
+            left, key=lambda r: (fleet._ENDING_ORDER[r.state], r.version, False, -in_zone[r.zone], -r.id)
+        )
+        left.remove(last)
+        in_zone[last.zone] -= 1
+        chosen.append(last.id)
+    return chosen
+
+
+def test_the_order_of_ends_does_not_depend_on_how_it_is_found() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        replicas = [
+            replace(
+                a_replica(number, rng.choice([S.READY, S.STARTING, S.NOT_READY])),
+                version=rng.choice([1, 2]),
+                offer=rng.choice(OFFERS),
+            )
+            for number in rng.sample(range(100), rng.randrange(1, 20))
+        ]
+        keep = rng.randrange(len(replicas) + 1)
+        assert [one.replica_id for one in fleet.ends(replicas, keep, "x")] == naive_ends(replicas, keep)
