@@ -134,5 +134,8 @@ def _limits(options: ServerOptions) -> LimitStore | None:
 
 
 def _access_log() -> Callable[[RequestRecord], None]:
-    log = AccessLog(time.time)
-    return lambda facts: print(log.line(facts), file=sys.stderr, flush=True)
+    def write(lines: bytes) -> None:
+        sys.stderr.buffer.write(lines)
+        sys.stderr.buffer.flush()
+
+    return AccessLog(time.time, write, asyncio.get_running_loop().call_soon).add

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import orjson
 
 
 class RequestRecord(NamedTuple):
@@ -55,12 +57,32 @@ class RequestRecord(NamedTuple):
 class AccessLog:
     """One line of JSON per request, with the time of its end in seconds since 1970."""
 
-    def __init__(self, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        wall: Callable[[], float],
+        write: Callable[[bytes], object],
+        later: Callable[[Callable[[], None]], object],
+    ) -> None:
+        """`later` calls a function soon: the lines until then are written in one piece."""
         self._wall = wall
+        self._write = write
+        self._later = later
+        self._lines: list[bytes] = []
 
-    def line(self, facts: RequestRecord) -> str:
-        """Without the line's end. Control characters are escaped, so one request is one line."""
-        return json.dumps(
+    def add(self, facts: RequestRecord) -> None:
+        """Write its line soon."""
+        if not self._lines:
+            self._later(self._flush)
+        self._lines.append(self.line(facts))
+
+    def _flush(self) -> None:
+        lines = b"".join(self._lines)
+        self._lines.clear()
+        self._write(lines)
+
+    def line(self, facts: RequestRecord) -> bytes:
+        """Return the line with its end. All that is not ASCII is escaped, so one request is one line."""
+        return _line(
             {
                 "time": round(self._wall(), 3),
                 "id": facts.id,
@@ -85,6 +107,14 @@ class AccessLog:
                 "charge": facts.charge or None,
             }
         )
+
+
+def _line(facts: dict[str, Any]) -> bytes:
+    try:
+        line = orjson.dumps(facts, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # half of a surrogate pair
+        line = b"\xff"
+    return line if line.isascii() else json.dumps(facts).encode() + b"\n"
 
 
 def without_query(path: str) -> str:

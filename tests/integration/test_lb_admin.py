@@ -391,10 +391,10 @@ async def test_the_access_log_is_one_line_per_request_without_secrets(w: World) 
     )
 
     async def logged() -> bool:
-        return '"id": "r1"' in agent.log.read_text()
+        return '"id":"r1"' in agent.log.read_text()
 
     await until(logged)
-    (line,) = [line for line in agent.log.read_text().splitlines() if '"id": "r1"' in line]
+    (line,) = [line for line in agent.log.read_text().splitlines() if '"id":"r1"' in line]
     story = json.loads(line[line.index("{") :])
     assert (story["method"], story["path"], story["status"], story["attempts"]) == ("POST", "/v1/x", 200, 1)
     assert (story["target"], story["bytes"]) == ("a", 1)

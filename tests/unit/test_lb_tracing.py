@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -161,22 +162,26 @@ def test_what_no_engine_told_is_left_out_and_other_paths_are_not_names() -> None
 def test_a_name_that_is_no_unicode_text_does_no_harm() -> None:
     facts = FACTS._replace(model="half \ud800")
     assert (Traced().span(facts).attributes or {})["gen_ai.request.model"] == "half ?"
-    assert json.loads(AccessLog(lambda: 1.0).line(facts))["model"] == "half \ud800"
+    assert json.loads(access_log(1.0).line(facts))["model"] == "half \ud800"
+
+
+def access_log(now: float) -> AccessLog:
+    return AccessLog(lambda: now, lambda lines: None, lambda flush: None)
 
 
 def test_neither_traces_nor_the_log_hold_a_query() -> None:
     facts = FACTS._replace(path="/v1/chat/completions?key=hush")
     span = Traced().span(facts)
     assert "hush" not in span.to_json()
-    assert "hush" not in AccessLog(lambda: 1.0).line(facts)
+    assert b"hush" not in access_log(1.0).line(facts)
 
 
 def test_the_access_log_is_one_line_of_json_per_request() -> None:
     facts = FACTS._replace(
         model='two\nlines "quoted"', status=502, error="no_target_answered", tokens_in=None
     )
-    line = AccessLog(lambda: 1_700_000_000.1234).line(facts)
-    assert "\n" not in line
+    line = access_log(1_700_000_000.1234).line(facts)
+    assert line.count(b"\n") == line.endswith(b"\n") == 1
     assert json.loads(line) == {
         "time": 1_700_000_000.123,
         "id": "r1",
@@ -200,6 +205,22 @@ def test_the_access_log_is_one_line_of_json_per_request() -> None:
         "charged": None,
         "charge": None,
     }
+
+
+def test_the_lines_of_one_moment_are_written_together() -> None:
+    written: list[bytes] = []
+    soon: list[Callable[[], None]] = []
+    log = AccessLog(lambda: 1.0, written.append, soon.append)
+    for name in ("first", "second"):
+        log.add(FACTS._replace(id=name))
+    assert written == []
+    soon.pop()()
+    assert soon == []
+    log.add(FACTS._replace(id="\u2028third"))
+    soon.pop()()
+    lines = [[json.loads(line)["id"] for line in piece.splitlines()] for piece in written]
+    assert lines == [["first", "second"], ["\u2028third"]]
+    assert all(piece.isascii() for piece in written)
 
 
 SILENT = {
