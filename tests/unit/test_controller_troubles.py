@@ -19,7 +19,7 @@ from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.fleets import MOST_LAUNCHES
 from skyserve_cli.controller.reconcile.inputs import Budget
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
-from skyserve_cli.controller.reconcile.slow_turns import REST
+from skyserve_cli.controller.reconcile.slow_turns import REST, SlowTurns
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec.load import load_text
 from skyserve_cli.state import tables as t
@@ -168,7 +168,7 @@ def test_a_service_whose_turns_take_long_rests_and_the_others_do_not(world: Worl
         world.has(replace(world.row("other").replicas[0], since=number), name="other") if number > 1 else None
         tick(made, world)
     assert decided["other"] > 60
-    assert decided["chat"] <= 90 / (3 * REST) + 1
+    assert decided["chat"] <= 90 / (3 * REST) + 2
     assert notes(world) == ["deciding about it takes 3.0 s, so it is decided about every 30 s at most"]
     assert len(world.row().replicas) == 2
 
@@ -184,12 +184,22 @@ def test_what_happens_to_a_service_that_rests_is_kept_for_its_next_turn(world: W
         return decide(*args)
 
     made._service_turn.decide = slowly  # type: ignore[method-assign]
-    tick(made, world)
+    tick(made, world, times=2)
+    assert made._slow.rests("chat", (), world.time)
     world.happens(Launched(1, "i-1"))
     for _ in range(40):
         world.time += 1.0
         made.tick()
     assert world.fleet() == "1:PROVISIONING 2:REQUESTED"
+
+
+def test_one_slow_turn_is_no_reason_to_rest_and_two_in_a_row_are() -> None:
+    spent = 0.0
+    slow = SlowTurns(lambda: spent)
+    for took_s, rests in ((3.0, False), (0.1, False), (3.0, False), (3.0, True), (0.4, False)):
+        with slow.turn("chat", (), 100.0):
+            spent += took_s
+        assert slow.rests("chat", (), 100.0) is rests
 
 
 def naive_ends(replicas: list[Replica], keep: int) -> list[int]:

@@ -188,12 +188,12 @@ class Reconciler:
                     orders[row.name] = self._unchanged(row)
                     continue
                 self._take_demand(row, tick.now)
-                standing = self._standing(row, tick)
+                standing = None if self._slow.keeps(row.name) else self._standing(row, tick)
                 if standing is not None:
                     orders[row.name] = standing
                     continue
                 mine = tick.results.get(row.name, ())
-                if self._slow.rests(row.name, mine, tick.now):
+                if not row.down and self._slow.rests(row.name, mine, tick.now):
                     orders[row.name] = self._orders.get(row.name) or self._unchanged(row)
                     continue
                 with self._slow.turn(row.name, mine, tick.now) as turn:

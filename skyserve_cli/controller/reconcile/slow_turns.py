@@ -1,7 +1,8 @@
 """Turns of a service that take long: it rests afterwards, so that all others are decided about in most of the time.
 
-A tick decides about all services, one after the other. After a turn of more than SLOW_S a service has none for REST times as long.
-What happened to it meanwhile is kept for its next turn.
+A tick decides about all services, one after the other. After a second turn in a row of more than SLOW_S a service has none for REST
+times as long. The first may have another cause: it loads prices, or the machine stood still. What happened to the service meanwhile is
+kept for its next turn.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Turn(NamedTuple):
 @dataclass(slots=True)
 class _Slow:
     until: float
-    remark: str
+    remark: str = ""
 
 
 class SlowTurns:
@@ -46,6 +47,10 @@ class SlowTurns:
         self._kept.setdefault(service, []).extend(events)
         return True
 
+    def keeps(self, service: str) -> bool:
+        """Return whether something happened to the service that no turn has had yet."""
+        return bool(self._kept.get(service))
+
     @contextmanager
     def turn(self, service: str, events: Sequence[Event], now: float) -> Iterator[Turn]:
         """Measure one turn."""
@@ -56,6 +61,9 @@ class SlowTurns:
         if took_s < SLOW_S / 2 or (slow is None and took_s <= SLOW_S):
             self._slow.pop(service, None)
             return
+        if slow is None:
+            self._slow[service] = _Slow(now)
+            return
         remark = f"deciding about it takes {took_s:.1f} s, so it is decided about every {REST * took_s:.0f} s at most"
         # The first sentence stands, or each turn would be an event.
-        self._slow[service] = _Slow(now + REST * took_s, remark if slow is None else slow.remark)
+        self._slow[service] = _Slow(now + REST * took_s, slow.remark or remark)
