@@ -25,7 +25,7 @@ if [ "$#" = 0 ]; then
   set -- tests/unit/test_lb_*.py tests/unit/test_routing_*.py tests/integration/test_lb_*.py
 fi
 echo "load balancer: compiled, for these tests"
-"$python" -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder "$@"
+"$python" -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder "$@"
 if [ -n "$comparison" ]; then
   wait "$comparison" || { tail -n 40 compare.log >&2; exit 1; }
   tail -n 1 compare.log
