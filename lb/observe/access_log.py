@@ -113,8 +113,12 @@ def _line(facts: dict[str, Any]) -> bytes:
     try:
         line = orjson.dumps(facts, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:  # half of a surrogate pair
-        line = b"\xff"
-    return line if line.isascii() else json.dumps(facts).encode() + b"\n"
+        return _escaped(facts)
+    return line if line.isascii() else _escaped(facts)
+
+
+def _escaped(facts: dict[str, Any]) -> bytes:
+    return json.dumps(facts).encode() + b"\n"
 
 
 def without_query(path: str) -> str:

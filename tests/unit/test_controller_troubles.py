@@ -7,6 +7,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from policies.placement import fleet
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.fleets import MOST_LAUNCHES
 from skyserve_cli.controller.reconcile.inputs import Budget
+from skyserve_cli.controller.reconcile.ports import Specs
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.slow_turns import REST, SlowTurns
 from skyserve_cli.controller.secret_box import SecretBox
@@ -29,24 +31,34 @@ S = ReplicaState
 KEY = b"c2ltdWxhdGVkLXNpbXVsYXRlZC1zaW11bGF0ZWQtLSE="
 
 
+class Stored(World):
+    """With the specs of the database, as the daemon has them, unless some are `broken`; and with a stopwatch."""
+
+    stopwatch: Callable[[], float] = staticmethod(lambda: 0.0)
+
+    def specs_port(self) -> Specs:
+        return super().specs_port() if self.broken else SpecCache(self.store, SecretBox(KEY))
+
+    def budget(self) -> Budget:
+        return Budget(stopwatch=self.stopwatch)
+
+
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> Iterator[Stored]:
     """The services chat, which is to be in trouble, and other."""
-    world = World()
+    world = Stored()
     world.up()
     world.up(replace(SPEC, name="other"))
     yield world
     world.store.close()
 
 
-def reconciler(world: World, stopwatch: Callable[[], float] = lambda: 0.0) -> Reconciler:
-    """With the specs of the database, as the daemon has them."""
-    world.specs_port = lambda: SpecCache(world.store, SecretBox(KEY))  # type: ignore[method-assign]
-    world.budget = lambda: Budget(stopwatch=stopwatch)  # type: ignore[method-assign]
+def reconciler(world: Stored, stopwatch: Callable[[], float] = lambda: 0.0) -> Reconciler:
+    world.stopwatch = stopwatch
     return world.reconciler()
 
 
-def damage(world: World, table: sa.Table, column: str, text: str) -> None:
+def damage(world: Stored, table: sa.Table, column: str, text: str) -> None:
     """Write it into the row of chat, as no program of ours does."""
     named = "name" if table is t.services else "service"
     with world.store.database.writing() as c:
@@ -61,7 +73,7 @@ def tick(made: Reconciler, world: World, times: int = 1) -> None:
         made.tick()
 
 
-def notes(world: World, name: str = "chat") -> list[str]:
+def notes(world: Stored, name: str = "chat") -> list[str]:
     return [line.record.message for line in world.store.events(name) if line.record.kind == "note"]
 
 
@@ -93,7 +105,7 @@ def test_a_row_that_cannot_be_read_is_left_alone_and_the_others_go_on(
 
 
 @pytest.mark.parametrize(("table", "column", "text"), DAMAGES.values(), ids=DAMAGES)
-def test_down_works_whatever_cannot_be_read(world: World, table: sa.Table, column: str, text: str) -> None:
+def test_down_works_whatever_cannot_be_read(world: Stored, table: sa.Table, column: str, text: str) -> None:
     world.has(a_replica(1), a_replica(2, S.STARTING), name="chat")
     damage(world, table, column, text)
     made = reconciler(world)
@@ -107,7 +119,7 @@ def test_down_works_whatever_cannot_be_read(world: World, table: sa.Table, colum
         assert [key.sha256 for key in order.table.access.keys] == ["0" * 64]
 
 
-def test_an_update_replaces_what_cannot_be_read(world: World) -> None:
+def test_an_update_replaces_what_cannot_be_read(world: Stored) -> None:
     damage(world, t.versions, "spec", "{}")
     made = reconciler(world)
     tick(made, world)
@@ -118,14 +130,14 @@ def test_an_update_replaces_what_cannot_be_read(world: World) -> None:
     assert "cannot be read" not in world.row().notes
 
 
-def test_damaged_memory_is_as_none(world: World) -> None:
+def test_damaged_memory_is_as_none(world: Stored) -> None:
     damage(world, t.services, "memory", "{")
     damage(world, t.services, "update_mode", "sideways")
     tick(reconciler(world), world)
     assert len(world.row().replicas) == 2
 
 
-def test_a_turn_that_raises_is_said_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_turn_that_raises_is_said_once(world: Stored, caplog: pytest.LogCaptureFixture) -> None:
     world.broken.add("chat")
     made = world.reconciler()
     with caplog.at_level(logging.ERROR):
@@ -139,7 +151,7 @@ def test_a_turn_that_raises_is_said_once(world: World, caplog: pytest.LogCapture
     assert "its last turn failed" not in world.row().notes
 
 
-def test_a_tick_launches_a_bounded_number_of_replicas_of_a_service(world: World) -> None:
+def test_a_tick_launches_a_bounded_number_of_replicas_of_a_service(world: Stored) -> None:
     many = load_text("name: chat\nservice: {replicas: 10000}\nrun: x\nresources: {use_spot: true}").spec
     world.up(many, mode=world.row().update_mode)
     made = reconciler(world)
@@ -151,7 +163,7 @@ def test_a_tick_launches_a_bounded_number_of_replicas_of_a_service(world: World)
     assert len(world.row("other").replicas) == 2
 
 
-def test_a_service_whose_turns_take_long_rests_and_the_others_do_not(world: World) -> None:
+def test_a_service_whose_turns_take_long_rests_and_the_others_do_not(world: Stored) -> None:
     """The stopwatch stands still but in the turns of chat, which take 3 s each."""
     spent = 0.0
     made = reconciler(world, stopwatch=lambda: spent)
@@ -173,7 +185,7 @@ def test_a_service_whose_turns_take_long_rests_and_the_others_do_not(world: Worl
     assert len(world.row().replicas) == 2
 
 
-def test_what_happens_to_a_service_that_rests_is_kept_for_its_next_turn(world: World) -> None:
+def test_what_happens_to_a_service_that_rests_is_kept_for_its_next_turn(world: Stored) -> None:
     spent = 0.0
     made = reconciler(world, stopwatch=lambda: spent)
     decide = made._service_turn.decide
@@ -200,6 +212,16 @@ def test_one_slow_turn_is_no_reason_to_rest_and_two_in_a_row_are() -> None:
         with slow.turn("chat", (), 100.0):
             spent += took_s
         assert slow.rests("chat", (), 100.0) is rests
+
+
+def test_what_a_failed_turn_began_with_is_kept_for_the_next() -> None:
+    slow = SlowTurns(lambda: 0.0)
+    with suppress(ValueError), slow.turn("chat", (Launched(1, "i-1"),), 100.0):
+        raise ValueError
+    assert slow.keeps("chat")
+    with slow.turn("chat", (Launched(2, "i-2"),), 101.0) as turn:
+        assert turn.events == [Launched(1, "i-1"), Launched(2, "i-2")]
+    assert not slow.keeps("chat")
 
 
 def naive_ends(replicas: list[Replica], keep: int) -> list[int]:

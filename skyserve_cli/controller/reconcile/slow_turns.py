@@ -53,10 +53,14 @@ class SlowTurns:
 
     @contextmanager
     def turn(self, service: str, events: Sequence[Event], now: float) -> Iterator[Turn]:
-        """Measure one turn."""
+        """Measure one turn. What it has begun with is kept for the next one if it fails."""
         slow = self._slow.get(service)
         began = self._stopwatch()
-        yield Turn((*self._kept.pop(service, ()), *events), "" if slow is None else slow.remark)
+        happened = [*self._kept.get(service, ()), *events]
+        if happened:
+            self._kept[service] = happened
+        yield Turn(happened, "" if slow is None else slow.remark)
+        self._kept.pop(service, None)
         took_s = self._stopwatch() - began
         if took_s < SLOW_S / 2 or (slow is None and took_s <= SLOW_S):
             self._slow.pop(service, None)
