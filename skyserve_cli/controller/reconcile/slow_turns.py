@@ -53,7 +53,7 @@ class SlowTurns:
 
     @contextmanager
     def turn(self, service: str, events: Sequence[Event], now: float) -> Iterator[Turn]:
-        """Measure one turn. What it has begun with is kept for the next one if it fails."""
+        """Measure one turn. What it has started with is kept for the next one if it fails."""
         slow = self._slow.get(service)
         began = self._stopwatch()
         happened = [*self._kept.get(service, ()), *events]
