@@ -14,6 +14,8 @@ from provisioners.files import write_bytes
 
 #: The umask of the user, in octal, for what the controller starts on the user's behalf.
 USER_UMASK = "SKYSERVE_USER_UMASK"
+#: The name of the Pod that a controller runs in.
+POD_NAME = "SKYSERVE_POD_NAME"
 
 
 MACHINE_SECRET_BYTES = 32
@@ -133,6 +135,16 @@ class Home:
     def backups(self) -> Path:
         """The daily copies of an SQLite database, and what `restore --force` has replaced."""
         return self.root / "backups"
+
+    @property
+    def known_state(self) -> Path:
+        """JSON: whose database this home has, and how far it had come (`known_state`)."""
+        return self.root / "known_state.json"
+
+    @property
+    def why_ended(self) -> Path:
+        """Why the last controller ended for good, in a sentence; not there once one has started."""
+        return self.root / "why_ended"
 
     @property
     def restored(self) -> Path:

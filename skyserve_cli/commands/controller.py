@@ -73,7 +73,7 @@ def _expect_more_replicas(here: Home) -> None:
     from skyserve_cli.controller.backup.archive import expect_more_replicas
 
     if here.moved.exists():
-        with database_sentences("cannot be read"):
+        with database_sentences("the state cannot be read"):
             expect_more_replicas(here)
 
 
@@ -143,6 +143,43 @@ def status(output: Format = OutputFormat.TABLE) -> None:
     for name, row in health.items():
         if isinstance(row, str) and name not in ("version", "database"):  # of a part of another package
             put(f"{name}: {row}")
+
+
+@app.command()
+def adopt() -> None:
+    """Go on with the database that is there, although it is empty, older than the one this home had, or another one.
+
+    The controller must be stopped. Of an older one, machines that were launched since are adopted by their tags when the controller
+    starts. What machines run for a database that is gone stays as it is; `serve gc` lists them, and removes them.
+    """
+    from skyserve_cli.controller.backup.archive import expect_more_replicas
+    from skyserve_cli.controller.persistence.known_state import go_on_with, read_known
+    from skyserve_cli.controller.persistence.opening import opened
+
+    here = home()
+    here.create()
+    if is_held(here.lock) or is_held(here.supervisor_lock):
+        raise CommandFailed("the controller is running; stop it first with `serve controller stop`")
+    with database_sentences("the state cannot be read"), locked(here.lock):
+        before = read_known(here)
+        store = opened(here, knows=False)
+        try:
+            is_new = not store.database.known_owner()
+            owner, changes = store.database.owner(), store.database.changes()
+        finally:
+            store.close()
+        if not is_new:
+            expect_more_replicas(here)
+        go_on_with(here, owner, changes)
+    known = (
+        f"owner {owner}"
+        if before is None or before.owner == owner
+        else f"owner {owner}, before {before.owner}"
+    )
+    inform(f"this home goes on with {'an empty' if is_new else 'the'} database ({known})")
+    if before is not None and before.owner not in ("", owner):
+        inform("machines of the owner before are not touched; `serve gc` lists them")
+    inform("`serve controller start` starts the controller")
 
 
 app.command()(deploy)

@@ -61,7 +61,7 @@ def backup(
     if file.exists() and not force:
         raise CommandFailed(f"{file} exists; choose another name, or replace it with --force")
     _insist_on_same_database(here)
-    with database_sentences("cannot be written"):
+    with database_sentences("the backup cannot be written"):
         passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
         content = write_backup(here, file.absolute(), passphrase, SystemClock().now())
     here.backup_hinted.touch(mode=0o600)
@@ -84,7 +84,7 @@ def _to_bucket(here: Home, url: str | None, passphrase_file: Path | None) -> Non
         raise WrongUsage("a backup in a bucket is sealed: give a passphrase with --passphrase-file FILE")
     place = place_of(url) if url is not None else configured.place  # type: ignore[union-attr]
     _insist_on_same_database(here)
-    with database_sentences("cannot be written"):
+    with database_sentences("the backup cannot be written"):
         passphrase = read_passphrase(passphrase_file)
         inform(f"writing a backup to {place.url}")
         named, content = upload(here, _opened(here, place), passphrase, SystemClock().now())
@@ -123,10 +123,10 @@ def restore(
     here.create()
     if is_held(here.lock) or is_held(here.supervisor_lock):
         raise CommandFailed("the controller is running; stop it first with `serve controller stop`")
-    with database_sentences("cannot be read"):
+    with database_sentences("the backup cannot be read"):
         found = _read(here, source, passphrase_file)
     inform(f"restoring {found.counts()}, as of {date_time(found.made_at)}")
-    with database_sentences("cannot be restored"), locked(here.lock):
+    with database_sentences("the backup cannot be restored"), locked(here.lock):
         aside = restore_home(here, found, force=force, now=SystemClock().now())
     if aside is not None:
         inform(f"what was there before is in {aside}")
@@ -196,10 +196,10 @@ def database_sentences(what: str) -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        raise CommandFailed(f"the backup {what}: the database reports: {sentence_of(error)}") from error
+        raise CommandFailed(f"{what}: the database reports: {sentence_of(error)}") from error
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
-        raise CommandFailed(f"the backup {what}: {where}{error.strerror or error}") from error
+        raise CommandFailed(f"{what}: {where}{error.strerror or error}") from error
 
 
 def _insist_on_same_database(here: Home) -> None:

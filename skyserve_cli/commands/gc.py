@@ -24,6 +24,7 @@ from skyserve_cli.config import load_config
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.clouds.garbage_collector import GarbageCollector, janitor_of
+from skyserve_cli.controller.persistence.known_state import read_known
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.controller.secret_box import seal_of
@@ -50,8 +51,8 @@ def gc(
     """Find orphaned resources in the clouds, and remove them.
 
     Instances without a replica, disks, addresses and network cards without an instance; and once no service
-    needs a cloud, the groups, keys and networks there. Only what carries this home's own tag is looked at, except with
-    --any-owner: that shows everything of every other home in these accounts, whether it is in use there or not.
+    needs a cloud, the groups, keys and networks there. Only what carries this home's own tag is looked at, or that of a database which
+    it had before; except with --any-owner: that shows everything of every other home in these accounts, whether it is in use there or not.
     Exit code 1 if something could not be listed, or not be removed.
     """
     here = home()
@@ -66,8 +67,13 @@ def gc(
         looks = {name: hands.inspect(name) for name in names}
     found = [orphan for look in looks.values() for orphan in look["orphans"]]
     unlisted = [region for look in looks.values() for region in look["unlisted"]]
-    if output is OutputFormat.TABLE and found:
-        put_table(stray_table(found, SystemClock().now()))
+    before = _of_former_owners(here, names, unlisted)
+    if output is OutputFormat.TABLE:
+        if found:
+            put_table(stray_table(found, SystemClock().now()))
+        for former, (_, orphans) in before.items():
+            inform(f"of a database that this home had before (owner {former}):")
+            put_table(stray_table(orphans, SystemClock().now()))
     for region in unlisted:
         inform(f"{where(region)} cannot be listed: {region['why']}")
     removed: list[View] = []
@@ -76,14 +82,38 @@ def gc(
         confirm(f"Remove {plural(len(found), 'thing')}{cost(found)}?", yes=yes)
         with _hands(here) as hands:
             removed, failed = remove_all(hands, found)
+    for former, (others, orphans) in before.items() if not dry_run else ():
+        done, left = gc_others.remove_of(others, former, orphans, yes=yes)
+        removed += done
+        failed += left
     if output is OutputFormat.JSON:
+        found += [{**one, "owner": former} for former, (_, orphans) in before.items() for one in orphans]
         put_json({"found": found, "unlisted": unlisted, "removed": removed, "failed": failed})
-    elif not found and not unlisted:
+    elif not found and not before and not unlisted:
         inform("nothing is left over")
     if failed:
         raise CommandFailed(f"{plural(len(failed), 'thing')} could not be removed; see above")
     if unlisted:
         raise CommandFailed("not everything could be listed; see above")
+
+
+def _of_former_owners(
+    here: Home, names: Sequence[str], unlisted: list[View]
+) -> dict[str, tuple[gc_others.Owned, list[View]]]:
+    """Return what the clouds have of the databases that this home had before, by owner. Adds to `unlisted`."""
+    known = read_known(here)
+    if known is None or not known.former:
+        return {}
+    clouds = Clouds(here, load_config(here.config))
+    found = dict[str, tuple[gc_others.Owned, list[View]]]()
+    for owner in known.former:
+        hands = gc_others.owned(clouds, owner)
+        looks = [hands.inspect(name) for name in names]
+        unlisted += [region for look in looks for region in look["unlisted"]]
+        orphans = [orphan for look in looks for orphan in look["orphans"]]
+        if orphans:
+            found[owner] = hands, orphans
+    return found
 
 
 def _chosen(wanted: Sequence[str], enabled: Sequence[str]) -> list[str]:

@@ -28,8 +28,8 @@ from skyserve_cli.text_tables import put_table
 _NOTHING = KnownInstances(frozenset(), frozenset())
 
 
-class _Owned:
-    """The hands for the things of one other home."""
+class Owned:
+    """The hands for the things of one other owner."""
 
     def __init__(self, garbage_collector: GarbageCollector) -> None:
         self._garbage_collector = garbage_collector
@@ -55,7 +55,7 @@ def gc(
         )
     clouds = Clouds(here, load_config(here.config))
     own, unlisted = _own(here), list[View]()
-    hands = dict[str, _Owned]()
+    hands = dict[str, Owned]()
     found = dict[str, list[View]]()
     for owner, cloud in _owners(clouds, names, unlisted):
         if owner == own or (owners and owner not in owners):
@@ -65,7 +65,7 @@ def gc(
                 f"{cloud}: {owner} is the machine of a controller; `serve controller undeploy` terminates it where it was deployed"
             )
             continue
-        hand = hands.setdefault(owner, _owned(clouds, owner))
+        hand = hands.setdefault(owner, owned(clouds, owner))
         look = hand.inspect(cloud)
         unlisted += look["unlisted"]
         if look["orphans"]:
@@ -73,10 +73,9 @@ def gc(
     _show(found, unlisted, output)
     removed, failed = list[View](), list[View]()
     for owner, orphans in found.items() if not dry_run else ():
-        confirm(f"Remove {plural(len(orphans), 'thing')}{cost(orphans)} of home {owner}?", yes=yes)
-        done, left = remove_all(hands[owner], orphans)
-        removed += [{**one, "owner": owner} for one in done]
-        failed += [{**one, "owner": owner} for one in left]
+        done, left = remove_of(hands[owner], owner, orphans, yes=yes)
+        removed += done
+        failed += left
     if output is OutputFormat.JSON:
         listed = [{**one, "owner": owner} for owner, orphans in found.items() for one in orphans]
         put_json({"found": listed, "unlisted": unlisted, "removed": removed, "failed": failed})
@@ -84,6 +83,15 @@ def gc(
         raise CommandFailed(f"{plural(len(failed), 'thing')} could not be removed; see above")
     if unlisted:
         raise CommandFailed("not everything could be listed; see above")
+
+
+def remove_of(
+    hands: Owned, owner: str, orphans: Sequence[View], *, yes: bool
+) -> tuple[list[View], list[View]]:
+    """Remove what an owner has, once that is confirmed. Returns what was removed and what is left, with the owner."""
+    confirm(f"Remove {plural(len(orphans), 'thing')}{cost(orphans)} of home {owner}?", yes=yes)
+    done, left = remove_all(hands, orphans)
+    return [{**one, "owner": owner} for one in done], [{**one, "owner": owner} for one in left]
 
 
 def _owners(clouds: Clouds, names: Sequence[str], unlisted: list[View]) -> Iterator[tuple[str, str]]:
@@ -108,8 +116,8 @@ def _owners(clouds: Clouds, names: Sequence[str], unlisted: list[View]) -> Itera
             yield owner, cloud
 
 
-def _owned(clouds: Clouds, owner: str) -> _Owned:
-    return _Owned(GarbageCollector(clouds.get, owner, lambda: _NOTHING, SystemClock(), lambda record: None))
+def owned(clouds: Clouds, owner: str) -> Owned:
+    return Owned(GarbageCollector(clouds.get, owner, lambda: _NOTHING, SystemClock(), lambda record: None))
 
 
 def _own(here: Home) -> str:
@@ -118,7 +126,7 @@ def _own(here: Home) -> str:
         return ""
     store = opened(here)
     try:
-        return store.database.owner()
+        return store.database.known_owner()
     finally:
         store.close()
 

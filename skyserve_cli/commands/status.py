@@ -13,12 +13,14 @@ from typing import Annotated
 import typer
 
 from skyserve_cli.commands.options import View, complete_service, controller, find, home, no_such_service
-from skyserve_cli.commands.sentences import NO_SERVICE
+from skyserve_cli.commands.sentences import CONTROLLER_DOWN, NO_SERVICE
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, put, put_json, span
 
 REFRESH_S = 1.0
+#: The exit code where the database is gone, older, or another one than before, or damaged.
+STATE_LOST = 4
 
 
 class Shape(str, Enum):
@@ -52,9 +54,9 @@ def status(
     try:
         services = _services(client, names or [], everything)
     except ControllerDownError as error:
-        services = _without_controller(error)
+        services, is_sound = _without_controller(error), True
     else:
-        _warn(client)
+        is_sound = _warn(client)
     if endpoint:
         put(_only(services, names or [])["endpoint"])
     elif output is Shape.JSON:
@@ -63,22 +65,26 @@ def status(
         inform(NO_SERVICE)
     else:
         _put(services, wide=output is Shape.WIDE)
+    if not is_sound:
+        raise typer.Exit(STATE_LOST)
 
 
-def _warn(client: ControllerClient) -> None:
-    """First of all: what the controller says may be old."""
+def _warn(client: ControllerClient) -> bool:
+    """First of all: what the controller says may be old. Returns False if its state is not the one it had."""
     with suppress(ControllerDownError):
         health = client.health()
         store, lease = health.get("store", {"ok": True}), health.get("lease", {"leads": True})
         if lease.get("unfit"):
             inform(f"this controller must not lead: {lease['unfit']}")
-        elif not lease["leads"]:
+            return False
+        if not lease["leads"]:
             inform(f"this controller stands by: {lease['leader'] or 'no controller'} leads")
         if not store["ok"]:
             ago = span(max(0.0, SystemClock().now() - store["since"]))
             inform(
                 f"the controller cannot read or write its state ({store['why']}): what follows is {ago} old"
             )
+    return True
 
 
 def _services(client: ControllerClient, names: Sequence[str], everything: bool) -> list[View]:
@@ -90,11 +96,17 @@ def _named(services: list[View], names: Sequence[str]) -> list[View]:
 
 
 def _without_controller(error: ControllerDownError) -> list[View]:
-    """Services are unknown, unless there never was one. Raises the error."""
+    """Services are unknown, unless there never was one. Raises the error, or that the database is gone."""
     url, place_of_sqlite = home().database_url, "sqlite:///"
-    if url.startswith(place_of_sqlite) and not Path(url.removeprefix(place_of_sqlite)).exists():
-        return []
-    raise error
+    file = Path(url.removeprefix(place_of_sqlite))
+    if not url.startswith(place_of_sqlite) or file.exists():
+        raise error
+    from skyserve_cli.controller.persistence.known_state import why_gone
+
+    why = why_gone(home(), file)
+    if why:
+        raise CommandFailed(f"{CONTROLLER_DOWN}, and {why}", STATE_LOST) from error
+    return []
 
 
 def _only(services: Sequence[View], names: Sequence[str]) -> View:

@@ -33,6 +33,7 @@ from skyserve_cli.controller.part import Kernel, Parts
 from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
 from skyserve_cli.controller.persistence.leadership import Leadership, about, holder_of
 from skyserve_cli.controller.persistence.opening import opened
+from skyserve_cli.controller.persistence.state_watch import StateWatch
 from skyserve_cli.controller.readiness import HttpProber
 from skyserve_cli.controller.reconcile.adoption import Adoption, read_restored
 from skyserve_cli.controller.reconcile.attention import Attention
@@ -62,6 +63,7 @@ class Foundation:
     home: Home
     config: Config
     store: Store
+    watch: StateWatch
     steady: SteadyClock
     clock: SystemClock
     owner: str
@@ -84,7 +86,10 @@ class Foundation:
         fingerprints.check(store, home)
         owner = store.database.owner()
         unfit = partial(_unfit, store, home, fingerprints.of_files(home), begin_again)
-        leadership = Leadership(store, holder_of(home), about(home), steady, unfit=unfit)
+        watch = StateWatch(home, store.database, SystemClock(), steady)
+        leadership = Leadership(
+            store, holder_of(home), about(home), steady, unfit=unfit, astray=watch.trouble
+        )
         leadership.step()
         seal = seal_of(home)
         clouds = Clouds(home, config)
@@ -95,6 +100,7 @@ class Foundation:
             home=home,
             config=config,
             store=store,
+            watch=watch,
             steady=steady,
             clock=SystemClock(leadership.database_now),
             owner=owner,

@@ -20,7 +20,9 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     gc.disable()  # what is imported stays, so to collect meanwhile is a sixth of the start for nothing
@@ -37,7 +39,6 @@ from skyserve_cli.controller.assembly import Foundation, Workers, parts_of, reco
 from skyserve_cli.controller.balancers.agent_reader import AgentReader
 from skyserve_cli.controller.clouds.garbage_collector import Sweeper
 from skyserve_cli.controller.gc_pauses import GcPauses
-from skyserve_cli.controller.leader_label import leader_label
 from skyserve_cli.controller.part import Parts
 from skyserve_cli.controller.persistence.housekeeping import Housekeeper
 from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysError
@@ -49,8 +50,11 @@ from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.controller.term import AGAIN, Term, begin_again
 from skyserve_cli.controller.ticker import Ticker
-from skyserve_cli.home import Home, make_private
+from skyserve_cli.home import POD_NAME, Home, make_private, write_private
 from skyserve_cli.state.store import Store
+
+if TYPE_CHECKING:
+    from skyserve_cli.controller.leader_label import LeaderLabel
 
 log = logging.getLogger("skyserve.controller")
 
@@ -83,7 +87,7 @@ async def run(home: Home) -> None:
     api = Api(home.token(), routes, parts)
     site = await _listen(api.app(), home)
     remote = await _listen_for_others(api.app(is_remote=True), config.controller.listen)
-    label = leader_label(os.environ, lambda: base.leadership.leads)
+    label = _leader_label(lambda: base.leadership.leads)
     if label is not None:
         label.start()
     log.info(
@@ -105,6 +109,7 @@ async def run(home: Home) -> None:
     await agents.close()
     await threads.stop()
     try:
+        await asyncio.to_thread(base.watch.close)
         await asyncio.to_thread(base.leadership.release)
     except SQLAlchemyError as error:
         log.warning("the lease cannot be released, it runs out by itself: %s", sentence_of(error))
@@ -112,6 +117,14 @@ async def run(home: Home) -> None:
     base.store.close()
     if threads.term.failure is not None:
         raise threads.term.failure
+
+
+def _leader_label(leads: Callable[[], bool]) -> LeaderLabel | None:
+    if POD_NAME not in os.environ:
+        return None
+    from skyserve_cli.controller.leader_label import leader_label
+
+    return leader_label(os.environ, leads)
 
 
 class _Threads:
@@ -134,6 +147,7 @@ class _Threads:
             base.steady,
             home.backups,
             home.load_balancers,
+            check=base.watch.check,
             tidy=parts.tidy,
             keeps_month=any(team.max_usd_month is not None for team in base.config.teams.values()),
         )
@@ -225,6 +239,14 @@ def _log_to(home: Home) -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
+def _ended(home: Home, error: Exception, code: int) -> int:
+    """Say why there is no controller any more, also to the commands that come later."""
+    print(error, file=sys.stderr)
+    with suppress(OSError):
+        write_private(home.why_ended, str(error).encode())
+    return code
+
+
 def main() -> int:
     """Return the daemon's process.
 
@@ -241,6 +263,7 @@ def main() -> int:
         print(f"a controller of {home.root} is already running", file=sys.stderr)
         return 3
     _log_to(home)
+    home.why_ended.unlink(missing_ok=True)
     gc.freeze()
     gc.enable()
     GcPauses(SteadyClock().now).install()
@@ -248,13 +271,11 @@ def main() -> int:
         # Not asyncio.run: it would wait for every thread that a query holds up.
         asyncio.new_event_loop().run_until_complete(run(home))
     except (ConfigError, ForeignKeysError) as error:
-        print(error, file=sys.stderr)
-        return 2
+        return _ended(home, error, 2)
     except CannotOpenError as error:
         if AGAIN in os.environ and not error.is_final:
             _wait_for_database(str(error))
-        print(error, file=sys.stderr)
-        return 4 if error.is_final else 1
+        return _ended(home, error, 4 if error.is_final else 1)
     except SQLAlchemyError as error:
         if AGAIN in os.environ:
             _wait_for_database(sentence_of(error))

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from skyserve_cli.controller.reconcile.clock import SteadyClock
+from skyserve_cli.home import POD_NAME
 
 if TYPE_CHECKING:
     from provisioners.kubernetes.api import KubeApi
 
 log = logging.getLogger(__name__)
 
-POD_NAME = "SKYSERVE_POD_NAME"
 LABEL = "skyserve.dev/leader"
 CONTROLLERS = {"app.kubernetes.io/name": "skyserve-controller"}
 POLL_S = 0.25

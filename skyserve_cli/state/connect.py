@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -26,8 +27,10 @@ _WAL_TRIES = 200
 _WAL_PAUSE_S = 0.05
 
 
-def connected(url: URL, *, in_memory: bool, durable: bool = True) -> sa.Engine:
-    """Return the engine behind a URL.
+def connected(
+    url: URL, *, in_memory: bool, durable: bool = True, insist: Callable[[], None] = lambda: None
+) -> sa.Engine:
+    """Return the engine behind a URL. `insist` is called before each new connection to a file, and raises sqlite3.Error to refuse it.
 
     Of a database `in_memory` there is one connection for all, handed from thread to thread: another would be another
     database. Not `durable`: SQLite need not have written a commit to the disk when it returns; the next durable one, or a
@@ -56,6 +59,7 @@ def connected(url: URL, *, in_memory: bool, durable: bool = True) -> sa.Engine:
     else:
         engine = sa.create_engine(url, json_serializer=_to_json, json_deserializer=_from_json)
     if url.get_backend_name() == "sqlite":
+        sa.event.listen(engine, "do_connect", lambda *_: insist())
         sa.event.listen(engine, "connect", _prepare_sqlite if durable else _prepare_undurable)
         sa.event.listen(engine, "begin", _begin_sqlite)
     return engine

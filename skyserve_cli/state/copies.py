@@ -55,7 +55,9 @@ def copy_to(database: Path, target: Path) -> None:
     draft.unlink(missing_ok=True)
     try:
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        with closing(sqlite3.connect(database, timeout=10.0)) as connection:
+        # `mode=rw`: a file that is gone is not made again.
+        where = f"{database.absolute().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(where, timeout=10.0, uri=True)) as connection:
             connection.execute("VACUUM INTO ?", (str(draft),))
         draft.replace(target)
     finally:

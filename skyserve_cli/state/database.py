@@ -6,9 +6,13 @@ gets the request for the machine, so not even a power cut can separate the two.
 
 from __future__ import annotations
 
+import os
 import secrets as random_source
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, make_url
@@ -17,8 +21,10 @@ from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.connect import connected
 from skyserve_cli.state.lease import ControllerLease, LeaseTable, verify
-from skyserve_cli.state.opening import check_file, sqlite_file
+from skyserve_cli.state.opening import FileIdentity, check_file, identity_of, is_damage, sqlite_file
 from skyserve_cli.state.revisions import NEWEST, revision_of, stamp, upgrade
+
+DELETED, REPLACED = "was deleted", "was replaced"
 
 
 class Database:
@@ -46,12 +52,17 @@ class Database:
         self.draw = draw
         self._epoch: int | None = None
         url = make_url(url)
-        file = sqlite_file(url)
-        if file is not None and migrate:
-            check_file(file)
+        self.file = sqlite_file(url)
+        self._opened: FileIdentity | None = None  # the file's, once it is open
+        #: Whether a query has met a page that is damaged.
+        self.has_met_damage = False
+        if self.file is not None and migrate:
+            check_file(self.file)
         in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
         self.engine: sa.Engine = (
-            connected(url, in_memory=in_memory) if shared_with is None else shared_with.engine
+            connected(url, in_memory=in_memory, insist=self._insist_on_file)
+            if shared_with is None
+            else shared_with.engine
         )
         self.is_exclusive = in_memory and shared_with is None  # no other process can write to it
         if shared_with is not None:
@@ -62,13 +73,22 @@ class Database:
         self._writer = self.engine.execution_options(writes=True)
         # A renewal waits for no other query of this process, and none for the disk: a power cut ends all terms here. Reads
         # lock nothing there that writes would, so one kind of transaction does for both.
-        renewing = self.engine if in_memory else connected(url, in_memory=False, durable=False)
+        renewing = (
+            self.engine
+            if in_memory
+            else connected(url, in_memory=False, durable=False, insist=self._insist_on_file)
+        )
+        if self.file is not None:
+            for engine in (self.engine, renewing):
+                sa.event.listen(engine, "handle_error", self._meet)
         self._renewer = renewing.execution_options(writes=True)
         if in_memory or not migrate:
             with self._writer.begin() as c:
                 _create_tables(c)
         else:
             self._migrate()
+        if self.file is not None:
+            self._opened = identity_of(self.file)
 
     @property
     def url(self) -> URL:
@@ -130,6 +150,49 @@ class Database:
                 c.execute(q.DRAW_OWNER[c.dialect.name], {"id": 1, "owner": self.draw(4)})
                 found = c.execute(q.OWNER).scalar_one()
             return str(found)
+
+    def known_owner(self) -> str:
+        """Return `owner`, or "" if none was drawn yet."""
+        with self.reading() as c:
+            return str(c.execute(q.OWNER).scalar() or "")
+
+    def changes(self) -> int:
+        """Return how often the services have been written: a number that only a copy of before has a smaller one than."""
+        with self._renewer.connect() as c:
+            return int(c.execute(q.COUNT).scalar_one())
+
+    def file_trouble(self) -> str:
+        """Return what became of the file since it was opened, DELETED or REPLACED; "" if nothing did."""
+        if self.file is None:
+            return ""
+        found = identity_of(self.file)
+        if found == self._opened:
+            return ""
+        return DELETED if found is None else REPLACED
+
+    def rescue(self, target: Path) -> None:
+        """Write what this process has open, of which there may be no name any more, to a file. Raises sqlite3.Error, SQLAlchemyError, OSError."""
+        draft = target.with_name(f".{target.name}.draft")
+        draft.unlink(missing_ok=True)
+        try:
+            os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            with (
+                closing(self._renewer.raw_connection()) as connection,
+                closing(connection.cursor()) as cursor,
+            ):
+                cursor.execute("VACUUM INTO ?", (str(draft),))
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _insist_on_file(self) -> None:
+        """SQLite would open whatever file has the name now, and make one if none has it."""
+        trouble = "" if self._opened is None else self.file_trouble()
+        if trouble:
+            raise sqlite3.OperationalError(f"{self.file} {trouble} while it was open")
+
+    def _meet(self, context: Any) -> None:
+        self.has_met_damage = self.has_met_damage or is_damage(context.original_exception)
 
     def create(self, tables: sa.MetaData) -> None:
         """Make those of a part, where they are missing."""

@@ -1,4 +1,4 @@
-"""Why a database cannot be used as it is, found before anything is written to it."""
+"""Why a database cannot be used as it is, found before anything is written to it; and whether its file is still the one that was opened."""
 
 from __future__ import annotations
 
@@ -26,6 +26,24 @@ def sqlite_file(url: URL) -> Path | None:
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return None
     return Path(str(url.database))
+
+
+FileIdentity = tuple[int, int]
+
+
+def identity_of(path: Path) -> FileIdentity | None:
+    """Return what distinguishes a file from another one under its name; None: there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Return whether SQLite says by this error that the file is not a sound database."""
+    said = str(error)
+    return isinstance(error, sqlite3.DatabaseError) and ("malformed" in said or "not a database" in said)
 
 
 def check_file(path: Path) -> None:

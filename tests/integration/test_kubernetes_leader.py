@@ -12,11 +12,11 @@ from skyserve_cli.controller.leader_label import (
     AGAIN_S,
     CONTROLLERS,
     LABEL,
-    POD_NAME,
     RETRY_S,
     LeaderLabel,
     leader_label,
 )
+from skyserve_cli.home import POD_NAME
 from tests.clouds.kubernetes.kube_controller import Controller, controller
 from tests.clouds.kubernetes.kube_world import NAMESPACE
 

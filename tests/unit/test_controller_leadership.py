@@ -126,6 +126,33 @@ def test_a_lease_that_is_renewed_is_kept(world: World) -> None:
     assert not world.b.leads
 
 
+def test_a_state_that_is_not_ours_any_more_ends_what_we_do_and_not_the_term(world: World) -> None:
+    found = [""]
+    a = Leadership(world.first, "a", "the controller on a", world.time, astray=lambda: found[0])
+    a.step()
+    assert a.allows(L)
+    found[0] = "state.db was deleted"
+    a.step()
+    assert (a.leads, a.is_over, a.allows(L), a.may_terminate()) == (False, False, False, False)
+    assert a.to_json()["unfit"] == "state.db was deleted"
+    with pytest.raises(NotLeadingError, match=r"must not lead: state\.db was deleted"):
+        a.refuse_unless_leading()
+    with pytest.raises(LeaseLostError):
+        world.first.append_event(EventRecord("note", "late"), now=0.0)
+    found[0] = ""  # it is back, and what this process knows is of before
+    a.step()
+    assert a.is_over
+
+
+def test_a_state_that_is_not_ours_is_not_led_at_all(world: World) -> None:
+    a = Leadership(
+        world.first, "a", "the controller on a", world.time, astray=lambda: "the database is older"
+    )
+    a.step()
+    assert (a.leads, a.epoch) == (False, 0)
+    assert a.to_json()["unfit"] == "the database is older"
+
+
 @pytest.mark.parametrize("set_by_s", [-8 * 3600.0, 8 * 3600.0], ids=["back", "on"])
 def test_a_clock_that_is_set_lets_two_lead_at_no_time(world: World, set_by_s: float) -> None:
     world.a.step()

@@ -19,7 +19,8 @@ from provisioners.kubernetes.translate import MANAGED, MANAGER
 from scripts import manifests
 from scripts.manifests import CHART, VARIANTS, Variant
 from skyserve_cli.config import Config
-from skyserve_cli.controller.leader_label import CONTROLLERS, LABEL, POD_NAME
+from skyserve_cli.controller.leader_label import CONTROLLERS, LABEL
+from skyserve_cli.home import POD_NAME
 from tests.clouds.kubernetes.kube_schemas import check
 
 PLAIN = manifests.ROOT / "kubernetes"

@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -327,7 +328,16 @@ class ControllerClient:
                 if not is_held(self._home.supervisor_lock):
                     break
             time.sleep(POLL_S)  # it has died, and its supervisor is about to start it again
-        raise ControllerDownError(why_not_to_start(self._home) or ControllerDownError.__doc__)
+        raise ControllerDownError(
+            why_not_to_start(self._home) or self._why_ended() or ControllerDownError.__doc__
+        )
+
+    def _why_ended(self) -> str:
+        """Return what the last controller said if it ended for good, and so no other one starts by itself."""
+        with suppress(OSError):
+            why = self._home.why_ended.read_text(errors="replace").strip()
+            return f"the controller is not running: {why}" if why else ""
+        return ""
 
     def _call_once(
         self,

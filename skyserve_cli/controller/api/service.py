@@ -115,14 +115,17 @@ class ControllerService:
         self.garbage_collector = janitor_of(self._store, self._specs, clouds, clock, leadership.may_terminate)
 
     def health(self) -> dict[str, Any]:
+        store, lease = self._store_health.to_json(), self._leadership.to_json()
+        if lease["unfit"]:
+            store |= {"ok": False, "why": lease["unfit"]}
         return {
             "version": __version__,
             "pid": os.getpid(),
             "uptime_s": round(self._clock.now() - self._started_at, 3),
             "clouds": list(self._clouds.enabled),
-            "store": self._store_health.to_json(),
+            "store": store,
             "database": self._store.database.url.render_as_string(hide_password=True),
-            "lease": self._leadership.to_json(),
+            "lease": lease,
         }
 
     def put(self, spec: ServiceSpec, secrets: Mapping[str, str], mode: UpdateMode | None) -> int:

@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from sqlalchemy.engine import URL, make_url
 
 from skyserve_cli import __version__
+from skyserve_cli.controller.persistence.known_state import go_on_with
 from skyserve_cli.home import Home, write_private
 from skyserve_cli.state.connect import connected
 from skyserve_cli.state.export import (
@@ -65,6 +66,15 @@ class Backup:
     revision: str
     rows: Mapping[str, list[dict[str, Any]]]
     files: Mapping[str, bytes]
+
+    @property
+    def owner(self) -> str:
+        return next((str(row["owner"]) for row in self.rows.get("identity", ())), "")
+
+    @property
+    def changes(self) -> int:
+        """As `Database.changes`."""
+        return next((int(row["count"]) for row in self.rows.get("changes", ())), 0)
 
     def counts(self) -> str:
         return f"{len(self.rows['services'])} services, {sum(map(len, self.rows.values()))} rows"
@@ -220,6 +230,8 @@ def restore(home: Home, backup: Backup, *, force: bool, now: float) -> Path | No
     url = make_url(home.database_url)
     file = sqlite_file(url)
     _insist_on_empty(home, backup, url, force)
+    # Before the database: one that is newer than the home knows is no trouble.
+    go_on_with(home, backup.owner, backup.changes)
     try:
         if file is None:
             first_unknown = _fill(url, backup, empty=force)

@@ -17,7 +17,6 @@ from urllib.parse import quote
 import aiohttp
 import orjson
 
-from lb.agent.usage_file import left_in
 from lb.config.usage import KeyTotal, UsageReport, UsageTotals
 from skyserve_cli.controller.reconcile.traffic_buffer import TrafficBuffer
 from skyserve_cli.controller.reconcile.usage_buffer import MOST_MODELS, ServiceTotals, UsageBuffer
@@ -86,6 +85,8 @@ class UsageFollower:
         if self._buffer is None:
             return
         try:
+            from lb.agent.usage_file import left_in  # the writer of the file, needed where one has ended
+
             report = await asyncio.to_thread(partial(left_in, file, self._source, self._mark))
         except (OSError, sqlite3.Error) as error:
             log.warning(

@@ -120,7 +120,7 @@ class NotificationWatch(threading.Thread):
         ]
         try:
             dropped = self._outbox.put_notifications(alarms, routed, now=now)
-        except SQLAlchemyError:
+        except (SQLAlchemyError, LeaseLostError):  # the latter, too, where the state is not the one it had
             self._send_of_store(alarms, messages)
             raise
         self._alarms = alarms

@@ -39,7 +39,7 @@ KEPT_LOGS = 2
 class Housekeeper(threading.Thread):
     """`clock` dates rows and copies, `steady` measures how long ago the last removal was.
 
-    `tidy` is called with the present instant after each removal. With `keeps_month` replicas that terminated in the current month stay, because what the month has cost is computed from them.
+    `check` is called at each round, before anything is copied. `tidy` is called with the present instant after each removal. With `keeps_month` replicas that terminated in the current month stay, because what the month has cost is computed from them.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Housekeeper(threading.Thread):
         copies: Path,
         agents: Path,
         *,
+        check: Callable[[], None] = lambda: None,
         tidy: Callable[[float], None] = lambda now: None,
         keeps_month: bool = False,
     ) -> None:
@@ -60,6 +61,7 @@ class Housekeeper(threading.Thread):
         self._copies = copies
         self._agents = agents
         self._keeps_month = keeps_month
+        self._check = check
         self._tidy = tidy
         self._stopping = threading.Event()
         self._pruned_at: float | None = None
@@ -76,7 +78,7 @@ class Housekeeper(threading.Thread):
 
     def round(self) -> None:
         """Run due tasks. A failure is logged when its reason is another one than the last; the next round tries again."""
-        trouble = [self._attempt(job) for job in (self._rotate, self._copy, self._prune)]
+        trouble = [self._attempt(job) for job in (self._check, self._rotate, self._copy, self._prune)]
         sentence = "; ".join(filter(None, trouble))
         if sentence and sentence != self._trouble:
             log.warning("%s", sentence)

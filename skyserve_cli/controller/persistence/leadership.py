@@ -29,7 +29,7 @@ from skyserve_cli.controller.reconcile.ports import OperationKind
 from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.home import Home
-from skyserve_cli.state.lease import ControllerLease
+from skyserve_cli.state.lease import NO_TERM, ControllerLease
 from skyserve_cli.state.store import Store
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,8 @@ class Leadership:
     """Of one process. Thread-safe as far as its attributes are single values; `step` is called by one thread.
 
     `holder` identifies a controller; one that has exited and comes back under the same name goes on at once. `unfit` is called
-    before the lease is taken, and returns why this controller must not lead; "" if it may.
+    before the lease is taken, `astray` before each renewal as well. They return why this controller must not lead, or lead on;
+    "" if it may.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Leadership:
         ttl_s: float = TTL_S,
         *,
         unfit: Callable[[], str] = lambda: "",
+        astray: Callable[[], str] = lambda: "",
     ) -> None:
         self._unfit = unfit
+        self._astray = astray
         self._why_unfit = ""
         self._store = store
         self._holder = holder
@@ -89,16 +92,19 @@ class Leadership:
         Nothing is so before the function that is returned has been called: a response that comes too late is dropped.
         """
         sent_at = self._steady.now()
+        astray = self._astray()
+        if self.epoch and astray:
+            return partial(self._stop_leading, astray)
         if self.epoch:
             renewed = self._store.database.renew_lease(self.epoch, ttl_s=self._ttl_s)
-            if renewed is None:
+            if renewed is None or self._why_unfit:
                 return partial(self._on_lost, self._store.database.lease())
             return partial(self._hold, renewed, sent_at)
         seen = self._store.database.lease()
         since = self._unchanged_since if self._is_known(seen) else sent_at
         unrenewed = seen if sent_at - since > self._ttl_s else None
         if not seen.is_live or seen.holder == self._holder or unrenewed is not None:
-            why = self._unfit()
+            why = astray or self._unfit()
             if why:
                 return partial(self._stand_aside, why, seen, sent_at)
             taken = self._store.take_lease(self._holder, self._about, ttl_s=self._ttl_s, unrenewed=unrenewed)
@@ -116,7 +122,7 @@ class Leadership:
     @property
     def leads(self) -> bool:
         """Whether a term of this controller has started, and no other that it knows of."""
-        return bool(self.epoch) and not self.is_over
+        return bool(self.epoch) and not self.is_over and not self._why_unfit
 
     def left_s(self) -> float:
         """Return how much longer no other controller can lead; not positive if one may."""
@@ -180,6 +186,14 @@ class Leadership:
             log.error("this controller must not lead: %s", why)
         self._why_unfit = why
         self._see(lease, sent_at)
+
+    def _stop_leading(self, why: str) -> None:
+        """The term goes on, as no other controller has one, but nothing is done in it. It ends if the reason does."""
+        if why != self._why_unfit:
+            log.error("this controller must not lead: %s", why)
+        self._store.database.fence(NO_TERM)
+        self._valid_until = float("-inf")
+        self._why_unfit = why
 
     def _begin(self, lease: ControllerLease, sent_at: float) -> None:
         self.epoch, self._why_unfit = lease.epoch, ""

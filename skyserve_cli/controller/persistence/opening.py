@@ -7,6 +7,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from skyserve_cli.controller.persistence.known_state import read_known, way_out, why_gone, why_other
 from skyserve_cli.controller.persistence.moved import why_not_to_start
 from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.home import Home
@@ -24,13 +25,19 @@ class CannotOpenError(Exception):
         self.is_final = is_final
 
 
-def opened(home: Home) -> Store:
-    """Return the store of this home. Raises CannotOpenError."""
+def opened(home: Home, *, knows: bool = True) -> Store:
+    """Return the store of this home. Raises CannotOpenError.
+
+    With `knows` a database is refused that is not the one which this home had, or an earlier copy of it, or a new one in a home that
+    had one.
+    """
     reason = why_not_to_start(home)
     if reason is not None:
         raise CannotOpenError(reason, is_final=True)
     try:
-        return Store(Database(home.database_url))
+        if knows:
+            _insist_on_file(home)
+        store = Store(Database(home.database_url))
     except DamagedDatabaseError as error:
         raise CannotOpenError(f"{error}; {_cure(home)}", is_final=True) from error
     except NewerDatabaseError as error:
@@ -47,6 +54,31 @@ def opened(home: Home) -> Store:
         raise CannotOpenError(
             f"the database {where} cannot be opened: {sentence_of(error)}; {_hint(home)}", is_final=False
         ) from error
+    return _insisted_on(store, home) if knows else store
+
+
+def _insist_on_file(home: Home) -> None:
+    """Raise CannotOpenError if a database would be made where there was one. None is made then."""
+    file = sqlite_file(make_url(home.database_url))
+    why = "" if file is None else why_gone(home, file)
+    if why:
+        raise CannotOpenError(why, is_final=True)
+
+
+def _insisted_on(store: Store, home: Home) -> Store:
+    """Raise CannotOpenError, and close the store, if it is not the one of this home."""
+    database = store.database
+    try:
+        why = why_other(read_known(home), database.known_owner(), database.changes())
+    except SQLAlchemyError as error:
+        store.close()
+        raise CannotOpenError(
+            f"the database cannot be read: {sentence_of(error)}; {_hint(home)}", is_final=False
+        ) from error
+    if why:
+        store.close()
+        raise CannotOpenError(f"the database {why}; {way_out(home)}", is_final=True)
+    return store
 
 
 def _cure(home: Home) -> str:
