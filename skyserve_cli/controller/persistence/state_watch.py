@@ -1,7 +1,7 @@
 """Whether the database is still the one that this controller began with; if not, what it had is saved, and it does nothing more.
 
-A controller goes on with an SQLite file that was deleted or replaced, because it has it open: machines would be launched that
-no row tells the next one of. A database that was set back under it (a copy put in its place, a server restored from a backup)
+A controller goes on with an SQLite file that was deleted or replaced, because it has it open: machines would be launched of
+which the next one has no row. A database that was set back under it (a copy put in its place, a server restored from a backup)
 would have it terminate what the copy does not know. And rows on a damaged page are rows that are missing. So each renewal of
 the lease asks `trouble` first, and with one the controller stands aside: it launches and terminates nothing, and says why.
 """
