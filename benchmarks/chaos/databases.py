@@ -9,12 +9,15 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+
+MOST_CONNECTIONS = 40
 
 
 class SqliteFile:
@@ -59,12 +62,30 @@ class PostgresServer:
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.relays[controller].port}/postgres"
 
     def rows(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
-        url = f"postgresql+psycopg://postgres@127.0.0.1:{self._port}/postgres"
-        return _rows(sa.create_engine(url), query.replace("?", "%s"), values)
+        return _rows(sa.create_engine(self.own_url), query.replace("?", "%s"), values)
 
     def restart(self) -> None:
         """As after a crash."""
         self._control("restart", "-m", "immediate")
+
+    def stop(self) -> None:
+        self._control("stop", "-m", "immediate")
+
+    def start(self) -> None:
+        self._control("start")
+
+    def execute(self, statement: str) -> None:
+        """As the superuser, and not through a relay."""
+        engine = sa.create_engine(self.own_url, isolation_level="AUTOCOMMIT")
+        try:
+            with engine.connect() as connection:
+                connection.exec_driver_sql(statement)
+        finally:
+            engine.dispose()
+
+    @property
+    def own_url(self) -> str:
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self._port}/postgres"
 
     def close(self) -> None:
         for relay in self.relays.values():
@@ -73,7 +94,10 @@ class PostgresServer:
         subprocess.run(["rm", "-rf", str(self._home)], check=True)
 
     def _control(self, *what: str) -> None:
-        options = f"-p {self._port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._home}"
+        options = (
+            f"-p {self._port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._home} "
+            f"-c max_connections={MOST_CONNECTIONS}"
+        )
         self._run("pg_ctl", "-D", "data", "-l", "log", "-w", "-o", options, *what)
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -96,6 +120,7 @@ class Relay:
     def __init__(self, port: int) -> None:
         self._to = port
         self._cut = threading.Event()
+        self.delay_s = 0.0  # of each message towards the server
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = [self._listener]
         self.port = int(self._listener.getsockname()[1])
@@ -127,13 +152,15 @@ class Relay:
                 continue
             self._sockets.append(far)
             for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+                threading.Thread(target=self._pump, args=(source, sink, sink is far), daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, delays: bool) -> None:
         try:
             while data := source.recv(65536):
                 if self._cut.is_set():
                     return  # and leave both open: the data is lost
+                if delays and self.delay_s:
+                    time.sleep(self.delay_s)
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         except OSError:

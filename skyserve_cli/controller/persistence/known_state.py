@@ -92,11 +92,11 @@ def _what_remains(home: Home) -> list[str]:
     ]
 
 
-def way_out(home: Home, *, is_gone: bool = False) -> str:
-    """Return the commands that end the trouble, for the end of a sentence."""
+def way_out(home: Home, *, is_gone: bool = False, saved: Path | None = None) -> str:
+    """Return the commands that end the trouble, for the end of a sentence. `saved` is a file that is being written."""
     from skyserve_cli.state.copies import copies  # SQLite, which `serve status` does not need
 
-    rescued = next(iter(sorted(home.backups.glob(RESCUED), reverse=True)), None)
+    rescued = saved or next(iter(sorted(home.backups.glob(RESCUED), reverse=True)), None)
     newest = rescued or next(iter(copies(home.backups)), None)
     source = "FILE" if newest is None else str(newest)
     what = "the state as it was last" if rescued else "the newest copy" if newest else "a backup"

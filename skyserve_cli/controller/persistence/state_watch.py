@@ -47,6 +47,7 @@ class StateWatch:
         self._checked_at = steady.now()  # it was read whole when it was opened
         self._known: KnownState | None = read_known(home)
         self._rescue: threading.Thread | None = None
+        self._saved: Path | None = None
 
     def trouble(self) -> str:
         """Return why this controller must not go on, with the way out; "" if it may. Raises SQLAlchemyError."""
@@ -55,7 +56,7 @@ class StateWatch:
         became = self._database.file_trouble()
         if became:
             self._save()
-            out = way_out(self._home, is_gone=became == DELETED)
+            out = way_out(self._home, is_gone=became == DELETED, saved=self._saved)
             return f"{self._database.file} {became} while the controller ran; {out}"
         owner, changes = self._database.known_owner(), self._database.changes()
         why = why_other(self._known, owner, changes)
@@ -100,9 +101,8 @@ class StateWatch:
         if self._rescue is not None:
             return
         name = time.strftime("rescued-%Y-%m-%dT%H%M%SZ.db", time.gmtime(self._clock.now()))
-        self._rescue = threading.Thread(
-            target=self._write, args=(self._home.backups / name,), name="rescue", daemon=True
-        )
+        self._saved = self._home.backups / name
+        self._rescue = threading.Thread(target=self._write, args=(self._saved,), name="rescue", daemon=True)
         self._rescue.start()
 
     def _write(self, target: Path) -> None:
@@ -111,6 +111,7 @@ class StateWatch:
         try:
             self._database.rescue(target)
         except (OSError, sqlite3.Error, SQLAlchemyError) as error:
+            self._saved = None
             log.error("the state as it was last cannot be saved to %s: %s", target, error)
         else:
             log.warning("the state as it was last is in %s", target)
