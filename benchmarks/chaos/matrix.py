@@ -72,11 +72,10 @@ def run(cells: Sequence[Cell]) -> list[str]:
         began = time.monotonic()
         found = examined(cell)
         print(line(cell, found, time.monotonic() - began), flush=True)
-        broken += [
-            f"{cell.name} ({cell.database}), {column}: {sentence}"
-            for column, sentences in found.broken.items()
-            for sentence in sentences
-        ]
+        for column, sentences in found.broken.items():
+            for sentence in sentences:
+                broken.append(f"{cell.name} ({cell.database}), {column}: {sentence}")
+                print(f"BROKEN: {broken[-1]}", file=sys.stderr, flush=True)
     return broken
 
 
@@ -93,10 +92,7 @@ def main() -> int:
         for cell in cells:
             print(f"{cell.name} ({cell.database})")
         return 0
-    broken = run(cells)
-    for sentence in broken:
-        print(f"BROKEN: {sentence}", file=sys.stderr)
-    return 1 if broken else 0
+    return 1 if run(cells) else 0
 
 
 if __name__ == "__main__":

@@ -92,8 +92,8 @@ def _of(patient: Patient) -> PostgresServer:
 
 def slow_database(patient: Patient) -> None:
     relay = _of(patient).relays["a"]
-    relay.delay_s = 2.0
     patient.lose(1)
+    relay.delay_s = 2.0
     time.sleep(FAULT_S)
     said = patient.says("database|state|waiting", "--timeout", "15", "status", NAME)
     patient.found.claim(
@@ -106,15 +106,15 @@ def slow_database(patient: Patient) -> None:
 
 def hung_database(patient: Patient) -> None:
     relay = _of(patient).relays["a"]
-    relay.cut()
     patient.lose(1)
+    relay.cut()
     patient.says("cannot read or write its state|database|leads")
     relay.heal()
 
 
 def stopped_database(patient: Patient) -> None:
-    _of(patient).stop()
     patient.lose(1)
+    _of(patient).stop()
     patient.says("cannot read or write its state|database|leads")
     time.sleep(FAULT_S)
     _of(patient).start()
@@ -130,10 +130,10 @@ def failed_over_database(patient: Patient) -> None:
 def full_of_connections(patient: Patient) -> None:
     engine = sa.create_engine(_of(patient).own_url, poolclass=sa.pool.NullPool)
     taken = list[sa.Connection]()
+    patient.lose(1)
     with suppress(sa.exc.OperationalError):
         while len(taken) < MOST_CONNECTIONS:
             taken.append(engine.connect())
-    patient.lose(1)
     time.sleep(FAULT_S)
     patient.says("SERVICE|cannot read or write its state|connection|leads")
     for each in taken:
@@ -158,8 +158,8 @@ def serialization_errors(patient: Patient) -> None:
 def read_only_database(patient: Patient) -> None:
     server = _of(patient)
     server.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
-    server.restart()
     patient.lose(1)
+    server.restart()
     patient.says("read.only")
     time.sleep(FAULT_S)
     server.execute("BEGIN READ WRITE; ALTER DATABASE postgres RESET default_transaction_read_only; COMMIT")
@@ -229,7 +229,7 @@ def full_disk(patient: Patient) -> None:
 
 
 def _set_clock(patient: Patient, by_s: float) -> None:
-    Path(os.environ["SKYSERVE_CHAOS_CLOCK"]).write_text(str(by_s))
+    patient.clock.write_text(str(by_s))
     patient.says("SERVICE")
     patient.lose(1)
     patient.settled(NAME)
@@ -498,9 +498,22 @@ def logs_much(patient: Patient) -> None:
 
 
 def fills_the_disk(patient: Patient) -> None:
-    _program(
-        patient, f"{_ENGINE} & while :; do head -c 10000000 /dev/zero >>junk 2>/dev/null; sleep 0.05; done"
+    """That of the home, as all local programs are on it. Space has to be made by hand, as the program takes all that is free."""
+    text = (
+        patient.file().replace(f"name: {NAME}", "name: odd").replace(f"replicas: {REPLICAS}", "replicas: 1")
     )
+    fills = f"{_ENGINE} & while :; do head -c 10000000 /dev/zero >>junk 2>/dev/null; sleep 0.05; done"
+    patient.up(text[: text.index("run: ")] + f"run: |\n  {fills}\n")
+    patient.says("full")
+    time.sleep(FAULT_S)
+    for folder in patient.live_instances():
+        record = folder.record()
+        if record is not None and record.service == "odd":
+            os.kill(patient.host_pid("odd", record.replica_id), signal.SIGKILL)
+            for junk in folder.path.rglob("junk"):
+                junk.unlink()
+    patient.serve("down", "odd", "-y", "--purge")
+    patient.wait_for(lambda: patient.view("odd") is None or None, "the odd service does not go down")
 
 
 def port_in_use(patient: Patient) -> None:

@@ -70,6 +70,7 @@ class Patient(Stack):
             self.home = Home(self.home.root, postgres.url("a"))
         self.client = ControllerClient(self.home)
         self.store = LocalStore(self.home.root)
+        self.clock = Path(f"{self.home.root}.clock")  # of `shifted_controller`
         self.lost: set[int] = set()
         self.found = Examination()
         self._environment = {
@@ -82,8 +83,9 @@ class Patient(Stack):
     @contextmanager
     def in_service(self) -> Iterator[None]:
         """With the service up, and traffic; afterwards all claims are examined."""
-        kept = os.environ.get("SKYSERVE_DB")
-        os.environ["SKYSERVE_DB"] = self.home.database_url
+        kept = dict(os.environ)
+        self.clock.write_text("0")
+        os.environ |= {"SKYSERVE_DB": self.home.database_url, "SKYSERVE_CHAOS_CLOCK": str(self.clock)}
         try:
             with self:
                 self.up(self.file())
@@ -95,9 +97,9 @@ class Patient(Stack):
                     self._recovers()
                 self._examine(before, traffic)
         finally:
-            os.environ.pop("SKYSERVE_DB")
-            if kept is not None:
-                os.environ["SKYSERVE_DB"] = kept
+            os.environ.clear()
+            os.environ.update(kept)
+            self.clock.unlink()
 
     def file(self, **options: Any) -> str:
         return service_yaml(NAME, REPLICAS, **options)
