@@ -234,7 +234,7 @@ def _set_clock(patient: Patient, by_s: float) -> None:
     patient.lose(1)
     patient.settled(NAME)
     patient.wait_for(
-        lambda: any("clock jumped" in str(event["message"]) for event in patient.client.events()),
+        lambda: "clock jumped" in patient.serve("events").out or None,
         "no event names the clock",
     )
 
@@ -422,9 +422,9 @@ def many_events(patient: Patient) -> None:
     began, put = time.monotonic(), 0
     with closing(sqlite3.connect(patient.home.root / "state.db", timeout=10.0)) as connection:
         columns = ", ".join(
-            row[1] for row in connection.execute("PRAGMA table_info(events)") if row[1] != "id"
+            row[1] for row in connection.execute("PRAGMA table_info(events)") if row[1] != "seq"
         )
-        last = f"SELECT {columns} FROM events ORDER BY id DESC LIMIT 1"  # noqa: S608 - names of our own table
+        last = f"SELECT {columns} FROM events ORDER BY seq DESC LIMIT 1"  # noqa: S608 - names of our own table
         row = connection.execute(last).fetchone()
         insert = f"INSERT INTO events ({columns}) VALUES ({', '.join('?' * len(row))})"  # noqa: S608 - as above
         while (passed_s := time.monotonic() - began) < EVENTS_FOR_S:

@@ -186,7 +186,10 @@ class Patient(Stack):
         }
 
     def _recovers(self) -> None:
-        try:
+        try:  # what is lost is known to be lost: while the state cannot be written, it is shown as it was
+            until(
+                lambda: not self.lost & {one["id"] for one in self.replicas(NAME)}, "a lost replica is listed"
+            )
             self.settled(NAME, patience_s=90.0)
         except Stuck as stuck:
             self.found.claim("recovers", False, str(stuck)[:300])
