@@ -1,4 +1,5 @@
-"""A controller whose probes reach no replica while the file DEAF is in its home: only its own network is cut.
+"""A controller whose probes reach no replica while the file DEAF is in its home: only its own network is cut. If the file names endpoints,
+only those are not reached.
 
 SKYSERVE_HOME=... python -m benchmarks.chaos.deaf_controller
 """
@@ -23,7 +24,9 @@ def main() -> int:
     probe = probes.ReplicaLine.probe
 
     async def probe_or_not(self: probes.ReplicaLine, order: ProbeOrder) -> object:
-        return await probe(self, order._replace(endpoint=_NOWHERE) if file.exists() else order)
+        named = file.read_text().split() if file.exists() else None
+        is_deaf = named is not None and (not named or order.endpoint in named)
+        return await probe(self, order._replace(endpoint=_NOWHERE) if is_deaf else order)
 
     probes.ReplicaLine.probe = probe_or_not  # type: ignore[assignment,method-assign]
     return daemon.main()

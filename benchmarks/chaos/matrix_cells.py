@@ -258,12 +258,21 @@ def suspended(patient: Patient) -> None:
 # --- the network -----------------------------------------------------------------------------------------------
 
 
-def one_zone_silent(patient: Patient) -> None:
-    """The controller's probes reach no replica; load balancer and clients do."""
+def _deaf(patient: Patient, endpoints: str) -> None:
+    """The controller's probes do not reach replicas that serve."""
     file = patient.home.root / DEAF
-    file.touch()
+    file.write_text(endpoints)
     time.sleep(30.0)
+    patient.says("SERVICE")
     file.unlink()
+
+
+def no_replica_reached(patient: Patient) -> None:
+    _deaf(patient, "")
+
+
+def one_zone_not_reached(patient: Patient) -> None:
+    _deaf(patient, str(patient.replica(NAME, 1)["endpoint"]))
 
 
 def cut_from_database_with_calls(patient: Patient) -> None:
@@ -521,6 +530,7 @@ def port_in_use(patient: Patient) -> None:
     _program(patient, f"{taken} >/dev/null 2>&1 & sleep 1; exec {_ENGINE}")
 
 
+HARD_OF_HEARING = "benchmarks.chaos.deaf_controller"
 SHIFTED = "benchmarks.chaos.shifted_controller"
 PG = "postgresql"
 CELLS = (
@@ -539,7 +549,8 @@ CELLS = (
     Cell("clock: back 1 h", clock_back, controller=SHIFTED),
     Cell("clock: forward 1 d", clock_forward, controller=SHIFTED),
     Cell("clock: suspended", suspended),
-    Cell("network: no replica is reached", one_zone_silent, controller="benchmarks.chaos.deaf_controller"),
+    Cell("network: no replica is reached", no_replica_reached, controller=HARD_OF_HEARING),
+    Cell("network: one zone is not reached", one_zone_not_reached, controller=HARD_OF_HEARING),
     Cell("network: cut from the database with calls in flight", cut_from_database_with_calls, PG),
     Cell("process: kill -9 in a migration", killed_in_a_migration),
     Cell("process: older program, newer database", older_program, is_short=True),
