@@ -234,7 +234,7 @@ def _set_clock(patient: Patient, by_s: float) -> None:
     patient.lose(1)
     patient.settled(NAME)
     patient.wait_for(
-        lambda: "clock jumped" in patient.serve("events").out or None,
+        lambda: "clock jumped" in patient.serve("events").out,
         "no event names the clock",
     )
 
@@ -403,7 +403,7 @@ def interrupted(patient: Patient) -> None:
                 if pipe is not None:
                     pipe.close()
         patient.serve("down", "other", "-y")
-    patient.wait_for(lambda: patient.view("other") is None or None, "the other service does not go down")
+    patient.wait_for(lambda: patient.view("other") is None, "the other service does not go down")
 
 
 # --- load ------------------------------------------------------------------------------------------------------
@@ -421,9 +421,7 @@ def many_services(patient: Patient) -> None:
     patient.settled(NAME)
     for number in range(SERVICES):
         patient.client.down(f"idle-{number}", purge=True)
-    patient.wait_for(
-        lambda: len(patient.client.services()) == 1 or None, "the idle services do not go down", 300.0
-    )
+    patient.wait_for(lambda: len(patient.client.services()) == 1, "the idle services do not go down", 300.0)
 
 
 def many_events(patient: Patient) -> None:
@@ -482,9 +480,7 @@ def _program(patient: Patient, run: str, ends_within_s: float = 60.0) -> None:
     time.sleep(FAULT_S)
     patient.says("SERVICE")
     patient.serve("down", "odd", "-y", "--purge")
-    patient.wait_for(
-        lambda: patient.view("odd") is None or None, "the odd service does not go down", ends_within_s
-    )
+    patient.wait_for(lambda: patient.view("odd") is None, "the odd service does not go down", ends_within_s)
 
 
 _ENGINE = f"{sys.executable} -m skyserve_cli.engine --profile l4-8b --port $SKYSERVE_REPLICA_PORT"
@@ -522,7 +518,7 @@ def fills_the_disk(patient: Patient) -> None:
             for junk in folder.path.rglob("junk"):
                 junk.unlink()
     patient.serve("down", "odd", "-y", "--purge")
-    patient.wait_for(lambda: patient.view("odd") is None or None, "the odd service does not go down")
+    patient.wait_for(lambda: patient.view("odd") is None, "the odd service does not go down")
 
 
 def port_in_use(patient: Patient) -> None:
