@@ -23,7 +23,7 @@ from skyserve_cli.controller.api.remote import Contexts
 from skyserve_cli.controller.persistence.home_lock import locked
 from skyserve_cli.controller.persistence.moved import read_moved, remove_markers, why_not_to_start
 from skyserve_cli.home import Home, is_held
-from skyserve_cli.output import CommandFailed, date_time, inform, plural, put, put_json, span
+from skyserve_cli.output import DEADLINE, CommandFailed, date_time, inform, plural, put, put_json, span
 
 if TYPE_CHECKING:
     from skyserve_cli.state.store import Store
@@ -99,17 +99,24 @@ def _insist_on_none_elsewhere(here: Home) -> None:
 @app.command()
 def stop() -> None:
     """Stop the controller; replicas and load balancers go on."""
-    try:
-        pid = connect().stop()
-    except ControllerDownError:
+    here, client = home(), connect()
+    if not is_held(here.lock) and not is_held(here.supervisor_lock):
         inform(CONTROLLER_DOWN)
         return
-    for _ in range(int(STOP_PATIENCE_S / POLL_S)):
-        if not is_held(home().lock) and not is_held(home().supervisor_lock):
-            inform("controller stopped; services go on serving")
-            return
-        time.sleep(POLL_S)
-    raise CommandFailed(f"the controller (process {pid}) has not stopped after {span(STOP_PATIENCE_S)}")
+    pid = client.stop()
+    allowed_s = client.waiting.allowance(STOP_PATIENCE_S)
+    until = client.waiting.now() + allowed_s
+    with client.waiting.noticed(client.why_silent):
+        while client.waiting.now() < until:
+            if not is_held(here.lock) and not is_held(here.supervisor_lock):
+                inform("controller stopped; services go on serving")
+                return
+            time.sleep(POLL_S)
+    found = client.why_silent()
+    raise CommandFailed(
+        f"the controller (process {pid}) has not stopped after {span(allowed_s)}: {found.sentence}; {found.next_step}",
+        DEADLINE if allowed_s < STOP_PATIENCE_S else 1,
+    )
 
 
 @app.command()

@@ -14,11 +14,13 @@ import typer
 
 from skyserve_cli.commands.options import View, complete_service, controller, find, home, no_such_service
 from skyserve_cli.commands.sentences import NO_SERVICE
-from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.reasons import of_activity
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, put, put_json, span
 
 REFRESH_S = 1.0
+OLD_S = 3.0  # a response of a database that is not slow is younger
 
 
 class Shape(str, Enum):
@@ -50,11 +52,12 @@ def status(
             _watch(client, names or [], everything, wide=output is Shape.WIDE)
         return
     try:
-        services = _services(client, names or [], everything)
+        found = client.services_since("", down=everything, ended=everything, may_be_old=True)
+        services = _named(found.views or [], names or [])
     except ControllerDownError as error:
         services = _without_controller(error)
     else:
-        _warn(client)
+        _warn(client, found.age_s)
     if endpoint:
         put(_only(services, names or [])["endpoint"])
     elif output is Shape.JSON:
@@ -65,24 +68,22 @@ def status(
         _put(services, wide=output is Shape.WIDE)
 
 
-def _warn(client: ControllerClient) -> None:
+def _warn(client: ControllerClient, age_s: float) -> None:
     """First of all: what the controller says may be old."""
-    with suppress(ControllerDownError):
-        health = client.health()
-        store, lease = health.get("store", {"ok": True}), health.get("lease", {"leads": True})
+    with suppress(ControllerDownError, RefusedError):  # the latter: an earlier release
+        activity = client.activity()
+        database, lease = activity["database"], activity["lease"]
         if lease.get("unfit"):
             inform(f"this controller must not lead: {lease['unfit']}")
         elif not lease["leads"]:
             inform(f"this controller stands by: {lease['leader'] or 'no controller'} leads")
-        if not store["ok"]:
-            ago = span(max(0.0, SystemClock().now() - store["since"]))
+        if not database["ok"]:
+            ago = span(database["bad_s"])
             inform(
-                f"the controller cannot read or write its state ({store['why']}): what follows is {ago} old"
+                f"the controller cannot read or write its state ({database['why']}): what follows is {ago} old"
             )
-
-
-def _services(client: ControllerClient, names: Sequence[str], everything: bool) -> list[View]:
-    return _named(client.services(down=everything, ended=everything), names)
+        elif age_s >= OLD_S:
+            inform(f"as of {span(age_s)} ago: {of_activity(activity).sentence}")
 
 
 def _named(services: list[View], names: Sequence[str]) -> list[View]:
@@ -127,12 +128,15 @@ def _watch(client: ControllerClient, names: Sequence[str], everything: bool, *, 
     seen: tuple[str, ...] | None = None
     with Live(console=screen, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
-            changed, etag = client.services_since(etag, down=everything, ended=everything)
+            changed, etag, age_s = client.services_since(
+                etag, down=everything, ended=everything, may_be_old=True
+            )
             now = clock.now()
             if changed is not None:
                 services = _named(changed, names)
             if changed is not None or ages(services, now) != seen:
                 seen = ages(services, now)
-                shown = Group(*tables(services, now, wide=wide)) if services else Group(NO_SERVICE)
-                live.update(shown, refresh=True)
+                shown = [*tables(services, now, wide=wide)] if services else [NO_SERVICE]
+                old = [f"as of {span(age_s)} ago: the database responds slowly"] if age_s >= OLD_S else []
+                live.update(Group(*old, *shown), refresh=True)
             time.sleep(REFRESH_S)

@@ -107,7 +107,10 @@ async def test_roles_of_all_routes(controller: Controller) -> None:
         for role in AccessRole
     }
     assert by_role[AccessRole.VIEWER] == {
-        *(f"GET /v1/{path}" for path in ("health", "services", "fleet", "teams", "stream", "events")),
+        *(
+            f"GET /v1/{path}"
+            for path in ("health", "activity", "services", "fleet", "teams", "stream", "events")
+        ),
         "GET /v1/services/{name}",
         *(
             f"GET /v1/services/{{name}}/{path}"

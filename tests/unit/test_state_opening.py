@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, MisconfiguredError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, UnusableDatabaseError
 from skyserve_cli.controller.persistence.opening import CannotOpenError, opened
 from skyserve_cli.home import Home
 from skyserve_cli.state.copies import copy_of_day
@@ -138,7 +138,7 @@ def test_a_controller_exits_with_a_sentence_and_the_command_shows_it(home: Home)
     assert ended.returncode == 4
     assert len(ended.stderr.splitlines()) == 1
     assert "newer release" in ended.stderr
-    with pytest.raises(MisconfiguredError, match="newer release"):
+    with pytest.raises(UnusableDatabaseError, match="newer release"):
         ControllerClient(home).ensure_running()
 
 

@@ -34,7 +34,7 @@ from sqlalchemy.engine import URL, make_url
 
 from skyserve_cli import __version__
 from skyserve_cli.home import Home, write_private
-from skyserve_cli.state.connect import connected
+from skyserve_cli.state.connect import connected, without_limit
 from skyserve_cli.state.export import (
     UnknownRevisionError,
     drop_all,
@@ -110,6 +110,7 @@ def packed(home: Home, now: float) -> Packed:
         _reading(make_url(home.database_url)) as c,
         zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive,
     ):
+        without_limit(c)
         revision = revision_of(c)
         if revision is None:
             raise BackupError(
