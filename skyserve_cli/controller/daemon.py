@@ -82,7 +82,8 @@ async def run(home: Home, phase: Phase) -> None:
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stopping.set)
     phase.enter(f"opening its database{_shown(home.database_url)}")
-    base = Foundation.of(home, config, begin_again)
+    again = partial(_begin_again_unless, stopping)
+    base = Foundation.of(home, config, again)
     phase.enter("starting its parts")
     workers = Workers(base, loop)
     reconciler = reconciler_of(base, workers)
@@ -92,7 +93,14 @@ async def run(home: Home, phase: Phase) -> None:
     parts, routes, kernel = parts_of(base, service, agents, stopping.set, activity)
     await workers.start()
     threads = _Threads(
-        base, workers, reconciler, service, parts, activity, lambda: loop.call_soon_threadsafe(stopping.set)
+        base,
+        workers,
+        reconciler,
+        service,
+        parts,
+        activity,
+        again,
+        lambda: loop.call_soon_threadsafe(stopping.set),
     )
     threads.start()
     await parts.start()
@@ -147,6 +155,7 @@ class _Threads:
         service: ControllerService,
         parts: Parts,
         activity: Activity,
+        again: Callable[[], None],
         stop: Callable[[], object],
     ) -> None:
         store, clock, home, controller = base.store, base.clock, base.home, base.config.controller
@@ -164,11 +173,11 @@ class _Threads:
         swept = base.names_of_usable()
         sweeper = Sweeper(service.garbage_collector, swept, controller.sweep_minutes * 60.0)
         threads = (ticker, housekeeper, recorder, sweeper)
-        self.term = Term(home, store, clock, stop, (*(thread.start for thread in threads), parts.lead))
+        self.term = Term(home, store, clock, stop, again, (*(thread.start for thread in threads), parts.lead))
         renewer = LeaseRenewer(
             base.leadership,
             self.term.begin,
-            begin_again,
+            again,
             ticker.turn,
             lambda: of_tick(tick) if (tick := activity.tick()) is not None else "a tick is about to end",
         )
@@ -178,6 +187,12 @@ class _Threads:
     async def stop(self) -> None:
         for stop in self._stops:
             await asyncio.to_thread(stop)
+
+
+def _begin_again_unless(stopping: asyncio.Event) -> None:
+    """A term that ends while this process stops is no reason to start."""
+    if not stopping.is_set():
+        begin_again()
 
 
 def _end(phase: Phase, term: Term) -> None:

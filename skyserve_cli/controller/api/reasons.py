@@ -106,9 +106,8 @@ def of_home(
         sentence = f"its process {phase['pid']} has been {phase['doing']} for {span(now - phase['since'])}"
         sentence += f": {phase['detail']}" if phase["detail"] else ""
         return Reason(str(phase["doing"]), sentence, f"wait, or see the file logs/controller.log; {_GO_ON}")
-    sentence = (
-        f"its process {pid} does not respond: it gets no CPU, or waits for a disk (state {state or '?'})"
-    )
+    process = f"process {pid}" if pid else "process"
+    sentence = f"its {process} does not respond: it gets no CPU, or waits for a disk (state {state or '?'})"
     return Reason("silent", sentence, f"see the file logs/controller.log; {_GO_ON}")
 
 

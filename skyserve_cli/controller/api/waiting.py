@@ -17,6 +17,7 @@ from skyserve_cli.controller.reconcile.clock import SteadyClock
 NOTICE_AFTER_S = 1.1
 ASK_TIMEOUT_S = 0.5
 LOOK_AGAIN_S = 5.0
+POLL_GRACE_S = 1.0
 
 
 class DeadlineError(TimeoutError):
@@ -45,10 +46,13 @@ class Waiting:
 
     @contextmanager
     def within(self, seconds: float | None, call_s: float) -> Iterator[None]:
-        """Wait in this context for this long in all, and for each call up to `call_s`."""
+        """Wait in this context for this long in all, and for each call up to `call_s`.
+
+        A loop that polls ends by itself between two calls, so a call may take POLL_GRACE_S longer.
+        """
         kept = self._until, self._in_all_s, self._call_s
-        if seconds is not None and self.now() + seconds < self._until:
-            self.limit(seconds)
+        if seconds is not None and self.now() + seconds + POLL_GRACE_S < self._until:
+            self._until, self._in_all_s = self.now() + seconds + POLL_GRACE_S, seconds
         self._call_s = call_s
         try:
             yield
