@@ -53,7 +53,7 @@ from skyserve_cli.controller.leader_label import leader_label
 from skyserve_cli.controller.part import Parts
 from skyserve_cli.controller.persistence.housekeeping import Housekeeper
 from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysError
-from skyserve_cli.controller.persistence.leadership import LeaseRenewer
+from skyserve_cli.controller.persistence.leadership import Leadership, LeaseRenewer
 from skyserve_cli.controller.persistence.opening import CannotOpenError
 from skyserve_cli.controller.persistence.series_recorder import SeriesRecorder
 from skyserve_cli.controller.phase import Phase, StopLimit
@@ -92,16 +92,8 @@ async def run(home: Home, phase: Phase) -> None:
     activity = activity_of(base, workers, reconciler, stopping.is_set)
     parts, routes, kernel = parts_of(base, service, agents, stopping.set, activity)
     await workers.start()
-    threads = _Threads(
-        base,
-        workers,
-        reconciler,
-        service,
-        parts,
-        activity,
-        again,
-        lambda: loop.call_soon_threadsafe(stopping.set),
-    )
+    stop = partial(loop.call_soon_threadsafe, stopping.set)
+    threads = _Threads(base, workers, reconciler, service, parts, activity, again, stop)
     threads.start()
     await parts.start()
     api = Api(home.token(), routes, parts)
@@ -133,10 +125,7 @@ async def run(home: Home, phase: Phase) -> None:
     await parts.stop()
     await agents.close()
     await threads.stop()
-    try:
-        await asyncio.to_thread(base.leadership.release)
-    except SQLAlchemyError as error:
-        log.warning("the lease cannot be released, it runs out by itself: %s", sentence_of(error))
+    await _release(base.leadership)
     await workers.close()
     base.store.close()
     limit.cancel()
@@ -187,6 +176,13 @@ class _Threads:
     async def stop(self) -> None:
         for stop in self._stops:
             await asyncio.to_thread(stop)
+
+
+async def _release(leadership: Leadership) -> None:
+    try:
+        await asyncio.to_thread(leadership.release)
+    except SQLAlchemyError as error:
+        log.warning("the lease cannot be released, it runs out by itself: %s", sentence_of(error))
 
 
 def _begin_again_unless(stopping: asyncio.Event) -> None:

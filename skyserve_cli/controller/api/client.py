@@ -249,6 +249,9 @@ class ControllerClient:
             return False
         except ControllerDownError:
             pass
+        moved = why_not_to_start(self._home)
+        if moved is not None:
+            raise MisconfiguredError(moved)
         self._home.create()
         descriptor = os.open(self._home.controller_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "ab") as out:
