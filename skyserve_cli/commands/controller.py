@@ -14,12 +14,14 @@ import typer
 from skyserve_cli.commands.controller_backup import backup, database_sentences, restore
 from skyserve_cli.commands.controller_cloud import undeploy
 from skyserve_cli.commands.controller_elsewhere import deploy, move
-from skyserve_cli.commands.options import Format, OutputFormat, home
+from skyserve_cli.commands.deadline import waiting_for
+from skyserve_cli.commands.options import Format, OutputFormat, bounded, home
 from skyserve_cli.commands.options import controller as connect_any
 from skyserve_cli.commands.options import own_controller as connect
 from skyserve_cli.commands.sentences import CONTROLLER_DOWN
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, ControllerDownError, RefusedError
 from skyserve_cli.controller.api.remote import Contexts
+from skyserve_cli.controller.api.waiting import DeadlineError
 from skyserve_cli.controller.persistence.home_lock import locked
 from skyserve_cli.controller.persistence.moved import read_moved, remove_markers, why_not_to_start
 from skyserve_cli.home import Home, is_held
@@ -84,8 +86,8 @@ def _insist_on_none_elsewhere(here: Home) -> None:
     if moved is None or remote is None:
         return
     try:
-        ControllerClient(here, remote).health()
-    except (*AWAY, RefusedError) as error:
+        bounded(ControllerClient(here, remote)).health()
+    except (*AWAY, RefusedError, DeadlineError) as error:
         inform(
             f"no controller responds at {remote.url} ({error}); if one runs there, stop it: there must be only one"
         )
@@ -181,7 +183,8 @@ def rotate() -> None:
     here = home()
     here.create()
     with _stopped(here):
-        store = opened(here)
+        with waiting_for("the database"):
+            store = opened(here)
         try:
             with _leading(here, store):
                 rotated = rotate_keys(here, store)

@@ -40,15 +40,15 @@ def controller() -> ControllerClient:
     """Return the client of the controller that the commands call. Raises RemoteError."""
     client = ControllerClient(home(), remote_of(home(), os.environ))
     client.on_upload = show_upload
-    return _bounded(client)
+    return bounded(client)
 
 
 def own_controller() -> ControllerClient:
     """Return the client of the controller of this home, whichever context is in use."""
-    return _bounded(ControllerClient(home()))
+    return bounded(ControllerClient(home()))
 
 
-def _bounded(client: ControllerClient) -> ControllerClient:
+def bounded(client: ControllerClient) -> ControllerClient:
     """Let the command say what it waits for, and end at the deadline of `serve --timeout`."""
     client.waiting.notice = inform
     client.waiting.limit(time_given())

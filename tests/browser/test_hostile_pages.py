@@ -26,7 +26,7 @@ OTHER_SITE, REBOUND = "evil.test", "rebound.test"
 
 
 class Listener(ThreadingHTTPServer):
-    """Serves `page` to whoever requests /page, and counts all other requests."""
+    """Serves `page` at /page, and counts all other requests."""
 
     daemon_threads = True
 

@@ -154,7 +154,14 @@ async def test_a_role_gets_403_wherever_it_may_not(controller: Controller, role:
 
 async def test_a_viewer_reads(controller: Controller) -> None:
     held = await token(controller, "ada", "viewer")
-    for path in ("/v1/health", "/v1/services", "/v1/fleet", "/v1/services/chat", "/v1/events"):
+    for path in (
+        "/v1/health",
+        "/v1/activity",
+        "/v1/services",
+        "/v1/fleet",
+        "/v1/services/chat",
+        "/v1/events",
+    ):
         assert (await call(controller, held, "GET", path))[0] == 200
 
 

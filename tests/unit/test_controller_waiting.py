@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skyserve_cli.app import EXIT_CODES, exit_code
 from skyserve_cli.controller.api.client import (
+    ControllerClient,
     ControllerDownError,
     MisconfiguredError,
     RefusedError,
@@ -16,6 +19,7 @@ from skyserve_cli.controller.api.client import (
     UnusableDatabaseError,
 )
 from skyserve_cli.controller.api.reasons import Reason, of_activity, of_home, of_stopping
+from skyserve_cli.controller.api.remote import Remote
 from skyserve_cli.controller.api.waiting import (
     ASK_TIMEOUT_S,
     NOTICE_AFTER_S,
@@ -23,6 +27,7 @@ from skyserve_cli.controller.api.waiting import (
     DeadlineError,
     Waiting,
 )
+from skyserve_cli.home import Home
 
 URL = "postgresql+psycopg://db/x"
 DATABASE = {"url": URL, "slow_s": 0.0, "longest_s": 0.0, "ok": True, "why": "", "bad_s": 0.0}
@@ -178,7 +183,17 @@ def test_exit_codes(error: Exception, code: int) -> None:
 
 
 def test_each_exit_code_is_documented() -> None:
-    from pathlib import Path
-
     page = (Path(__file__).parents[2] / "docs" / "howto" / "operations.md").read_text()
     assert all(f"\n| {code} | " in page for code in {*EXIT_CODES.values(), 0, 130})
+
+
+def test_a_controller_elsewhere_that_takes_connections_and_responds_to_none(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        remote = Remote(f"http://127.0.0.1:{listener.getsockname()[1]}", "token")
+        client = ControllerClient(Home.from_environment({"SKYSERVE_HOME": str(tmp_path)}), remote)
+        client.waiting.limit(0.2)
+        with pytest.raises(DeadlineError) as raised:
+            client.services()
+    assert str(raised.value).startswith(
+        f"the controller has not done this within 0.2 s: {remote.url} takes connections and responds to none; "
+    )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from skyserve_cli.controller.api import unix_socket
-from skyserve_cli.controller.api.reasons import LOG_HINT, Reason, of_activity, of_home
+from skyserve_cli.controller.api.reasons import CHECK_NETWORK, LOG_HINT, Reason, of_activity, of_home
 from skyserve_cli.controller.api.remote import Remote
 from skyserve_cli.controller.api.waiting import ASK_TIMEOUT_S, Waiting
 from skyserve_cli.controller.persistence.moved import why_not_to_start
@@ -377,6 +377,11 @@ class ControllerClient:
                 except TimeoutError:
                     may_be = "" if method == "GET" else "it may still be carried out, see `serve status`"
                     raise self.waiting.overdue(allowed_s, may_be, self._why(path)) from None
+                except UnreachableError as error:
+                    if self.waiting.now() - began < allowed_s:
+                        raise
+                    unreachable = Reason("unreachable", str(error), CHECK_NETWORK)
+                    raise self.waiting.overdue(allowed_s, "", unreachable) from None
                 except RefusedError as error:
                     if error.status != GATEWAY_TIMEOUT:
                         raise
@@ -402,7 +407,7 @@ class ControllerClient:
         except RefusedError as error:
             return Reason("unknown", f"it responds, and does not say what it does ({error})", LOG_HINT)
         except UnreachableError as error:
-            return Reason("unreachable", str(error), "check the network to it")
+            return Reason("unreachable", str(error), CHECK_NETWORK)
         except (ControllerDownError, TimeoutError):
             if self._remote is None:
                 return self.why_silent()

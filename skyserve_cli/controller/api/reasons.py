@@ -14,6 +14,7 @@ from skyserve_cli.output import span
 #: What takes less time than this keeps no call waiting.
 LONG_S = 2.0
 JUMP_SHOWN_S = 60.0
+CHECK_NETWORK = "check the network to it"
 LOG_HINT = "see `serve logs --controller`"
 _GO_ON = "services keep serving meanwhile"
 #: What calls wait for that need no database alone, by the beginning of their path.
