@@ -15,6 +15,7 @@ from skyserve_cli.commands import update as update_command
 from skyserve_cli.commands.prices import listed_plan
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, ControllerDownError
 from skyserve_cli.controller.api.remote import remote_of
+from skyserve_cli.controller.api.waiting import DeadlineError
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed
@@ -36,7 +37,8 @@ class WaitTimeoutError(TimeoutError):
 class Client:
     """Calls of the controller of one home (that of `$SKYSERVE_HOME`, or `~/.skyserve`), or of the context in use.
 
-    Every method may raise ControllerDownError, UnreachableError for a context; `RefusedError` where the controller rejects a call.
+    Every method may raise ControllerDownError, UnreachableError for a context, `RefusedError` where the controller rejects a call, and
+    DeadlineError (a TimeoutError) where it does not respond in time.
     """
 
     def __init__(self) -> None:
@@ -172,11 +174,18 @@ class Client:
 
     def _wait(self, name: str, done: Callable[[dict[str, Any]], bool], timeout_s: float | None) -> None:
         """Poll a service until `done`. A controller that restarts is given time to come back."""
+        try:
+            with self._calls.waiting.within(timeout_s, progress.CALL_TIMEOUT_S):
+                self._poll(name, done, timeout_s)
+        except DeadlineError as error:
+            raise WaitTimeoutError(f"{name}: {error}") from None
+
+    def _poll(self, name: str, done: Callable[[dict[str, Any]], bool], timeout_s: float | None) -> None:
         started = responded = self._clock.now()
         etag = ""
         while True:
             try:
-                views, etag = self._calls.services_since(etag, down=True)
+                views, etag, _ = self._calls.services_since(etag, down=True)
                 responded = self._clock.now()
                 if views is not None and done(next(view for view in views if view["name"] == name)):
                     return

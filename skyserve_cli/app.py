@@ -1,6 +1,7 @@
 """The program: which verbs there are, and what an error means to the shell.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or a wrong file, 130 interrupted. Errors are sentences on stderr.
+Exit codes: 0 done, 1 failed, 2 wrong usage or a wrong file, 4 a database that cannot be used, 124 not done in time, 130
+interrupted. Errors are sentences on stderr.
 
 Only the module of the verb in question is imported; the others are here with their one line of help, so that
 `serve --help` and a completed `serve st<TAB>` respond at once.
@@ -20,7 +21,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from skyserve_cli import __version__
-from skyserve_cli.output import CommandFailed, inform
+from skyserve_cli.output import DEADLINE, CommandFailed, inform
 
 SERVICES, STORY, FILES, MACHINERY = "Services", "What happens", "Service files", "Machinery"
 
@@ -81,6 +82,8 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
         "skyserve_cli.buckets.port.BadPlaceError": 2,
         "skyserve_cli.buckets.port.BucketError": 1,
         "skyserve_cli.controller.api.client.MisconfiguredError": 2,
+        "skyserve_cli.controller.api.client.UnusableDatabaseError": 4,
+        "skyserve_cli.controller.api.waiting.DeadlineError": DEADLINE,
         "skyserve_cli.controller.api.client.ControllerDownError": 1,
         "skyserve_cli.controller.api.client.UnreachableError": 1,
     }
@@ -150,7 +153,11 @@ def _verb(arguments: Sequence[str]) -> str | None:
     """Return the verb of this command line, or of the one the shell wants completed."""
     typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS")
     words = typed.split()[1:] if typed and not arguments else arguments
-    return next((word for word in words if not word.startswith("-")), None)
+    of_options = {index + 1 for index, word in enumerate(words) if word == "--timeout"}
+    return next(
+        (word for index, word in enumerate(words) if index not in of_options and not word.startswith("-")),
+        None,
+    )
 
 
 def _elsewhere() -> None:
@@ -168,5 +175,18 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=0.1,
+            envvar="SKYSERVE_TIMEOUT",
+            help="Wait for the controller no longer than this in all; exit code 124. Default: 30 for each request, and no "
+            "limit for what waits for replicas.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    from skyserve_cli.commands.deadline import give_time
+
+    give_time(timeout)

@@ -105,6 +105,11 @@ class Home:
         return self.root / "controller.json"
 
     @property
+    def controller_phase(self) -> Path:
+        """JSON, while the controller starts or stops and its API does not respond: what it is doing, and since when."""
+        return self.root / "controller.phase.json"
+
+    @property
     def controller_socket(self) -> Path:
         """Where the controller's API listens."""
         return self.root / "controller.sock"

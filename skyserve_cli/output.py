@@ -7,9 +7,12 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+#: The exit code of a command whose time was over, as of `timeout`.
+DEADLINE = 124
+
 
 class CommandFailed(Exception):
-    """Ends the command with this text on stderr. `code`: 1 failed, 2 wrong usage, 130 interrupted."""
+    """Ends the command with this text on stderr. `code`: 1 failed, 2 wrong usage, DEADLINE, 130 interrupted."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)

@@ -21,7 +21,12 @@ def page() -> str:
         NOTE,
         "# Commands\n",
         "`serve --help` lists the commands, `serve COMMAND --help` describes one. Exit codes: 0 success, 1 failure, 2 wrong usage or "
-        "a wrong file, 130 interrupted.\n",
+        "a wrong file, 4 a database that cannot be used, 124 not done in time, 130 interrupted.\n",
+        "Options before the command:\n",
+        table(
+            ["option", "value", "default", "meaning"],
+            [row for row in parameters(typer.main.get_command(build(None))) if "completion" not in row[0]],
+        ),
     ]
     for path, command in commands():
         parts.append(f"## `serve {path}`\n")

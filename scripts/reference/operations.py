@@ -29,7 +29,12 @@ _LOG = "the bytes; header X-Next-Offset has the offset of what follows"
 CONTROLLER = (
     Operation("GET", "/v1/health", "Report whether the controller works.", "version, lease and problems"),
     Operation(
-        "GET", "/v1/services", "List services with their replicas, costs and notes. Supports If-None-Match.",
+        "GET", "/v1/activity", "Return what the controller is doing, from memory, so that it responds while the database does not.",
+        "{pid, stopping, database, lease, tick, clock_jump, cloud_calls}; durations in seconds end in _s",
+    ),
+    Operation(
+        "GET", "/v1/services", "List services with their replicas, costs and notes. Supports If-None-Match. With `Cache-Control: max-stale` "
+        "it returns the last list, with its age in seconds in the header Age, if the database responds slowly.",
         "{services: [...]}; 304 if nothing has changed",
         (("all", "also services that are down"), ("ended", "also replicas that have ended")),
     ),

@@ -15,6 +15,7 @@ from provisioners.port.vm import Checked, Finding
 from provisioners.registry import PROVISIONERS
 from skyserve_cli.buckets.port import BucketError
 from skyserve_cli.clouds import Clouds
+from skyserve_cli.commands.deadline import waiting_for
 from skyserve_cli.commands.options import Format, OutputFormat, View, Yes, home
 from skyserve_cli.config import ConfigError, aws_profile, load_config
 from skyserve_cli.config_backup import BackupConfig
@@ -83,7 +84,10 @@ def check(
             output=output,
         )
         return
-    found = [_ask(clouds, name) for name in clouds.enabled]
+    found = []
+    for name in clouds.enabled:
+        with waiting_for(f"{name} to respond"):
+            found.append(_ask(clouds, name))
     backup = clouds.config.controller.backup
     if backup is not None:
         inform(backup_line(backup, aws_profile(clouds.config)))

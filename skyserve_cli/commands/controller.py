@@ -14,16 +14,18 @@ import typer
 from skyserve_cli.commands.controller_backup import backup, database_sentences, restore
 from skyserve_cli.commands.controller_cloud import undeploy
 from skyserve_cli.commands.controller_elsewhere import deploy, move
-from skyserve_cli.commands.options import Format, OutputFormat, home
+from skyserve_cli.commands.deadline import waiting_for
+from skyserve_cli.commands.options import Format, OutputFormat, bounded, home
 from skyserve_cli.commands.options import controller as connect_any
 from skyserve_cli.commands.options import own_controller as connect
 from skyserve_cli.commands.sentences import CONTROLLER_DOWN
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, ControllerDownError, RefusedError
 from skyserve_cli.controller.api.remote import Contexts
+from skyserve_cli.controller.api.waiting import DeadlineError
 from skyserve_cli.controller.persistence.home_lock import locked
 from skyserve_cli.controller.persistence.moved import read_moved, remove_markers, why_not_to_start
 from skyserve_cli.home import Home, is_held
-from skyserve_cli.output import CommandFailed, date_time, inform, plural, put, put_json, span
+from skyserve_cli.output import DEADLINE, CommandFailed, date_time, inform, plural, put, put_json, span
 
 if TYPE_CHECKING:
     from skyserve_cli.state.store import Store
@@ -84,8 +86,8 @@ def _insist_on_none_elsewhere(here: Home) -> None:
     if moved is None or remote is None:
         return
     try:
-        ControllerClient(here, remote).health()
-    except (*AWAY, RefusedError) as error:
+        bounded(ControllerClient(here, remote)).health()
+    except (*AWAY, RefusedError, DeadlineError) as error:
         inform(
             f"no controller responds at {remote.url} ({error}); if one runs there, stop it: there must be only one"
         )
@@ -99,17 +101,24 @@ def _insist_on_none_elsewhere(here: Home) -> None:
 @app.command()
 def stop() -> None:
     """Stop the controller; replicas and load balancers go on."""
-    try:
-        pid = connect().stop()
-    except ControllerDownError:
+    here, client = home(), connect()
+    if not is_held(here.lock) and not is_held(here.supervisor_lock):
         inform(CONTROLLER_DOWN)
         return
-    for _ in range(int(STOP_PATIENCE_S / POLL_S)):
-        if not is_held(home().lock) and not is_held(home().supervisor_lock):
-            inform("controller stopped; services go on serving")
-            return
-        time.sleep(POLL_S)
-    raise CommandFailed(f"the controller (process {pid}) has not stopped after {span(STOP_PATIENCE_S)}")
+    pid = client.stop()
+    allowed_s = client.waiting.allowance(STOP_PATIENCE_S)
+    until = client.waiting.now() + allowed_s
+    with client.waiting.noticed(client.why_silent):
+        while client.waiting.now() < until:
+            if not is_held(here.lock) and not is_held(here.supervisor_lock):
+                inform("controller stopped; services go on serving")
+                return
+            time.sleep(POLL_S)
+    found = client.why_silent()
+    raise CommandFailed(
+        f"the controller (process {pid}) has not stopped after {span(allowed_s)}: {found.sentence}; {found.next_step}",
+        DEADLINE if allowed_s < STOP_PATIENCE_S else 1,
+    )
 
 
 @app.command()
@@ -211,7 +220,8 @@ def rotate() -> None:
     here = home()
     here.create()
     with _stopped(here):
-        store = opened(here)
+        with waiting_for("the database"):
+            store = opened(here)
         try:
             with _leading(here, store):
                 rotated = rotate_keys(here, store)

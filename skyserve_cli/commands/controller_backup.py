@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyserve_cli.buckets.port import is_url, place_of
+from skyserve_cli.commands.deadline import waiting_for
 from skyserve_cli.commands.options import Format, OutputFormat, home
 from skyserve_cli.commands.options import own_controller as connect
 from skyserve_cli.controller.api.client import ControllerDownError
@@ -63,7 +64,8 @@ def backup(
     _insist_on_same_database(here)
     with database_sentences("the backup cannot be written"):
         passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
-        content = write_backup(here, file.absolute(), passphrase, SystemClock().now())
+        with waiting_for("the database"):
+            content = write_backup(here, file.absolute(), passphrase, SystemClock().now())
     here.backup_hinted.touch(mode=0o600)
     inform(f"wrote {file}: {content}, {file.stat().st_size:,} bytes")
     if passphrase is None:
@@ -126,7 +128,7 @@ def restore(
     with database_sentences("the backup cannot be read"):
         found = _read(here, source, passphrase_file)
     inform(f"restoring {found.counts()}, as of {date_time(found.made_at)}")
-    with database_sentences("the backup cannot be restored"), locked(here.lock):
+    with database_sentences("the backup cannot be restored"), locked(here.lock), waiting_for("the database"):
         aside = restore_home(here, found, force=force, now=SystemClock().now())
     if aside is not None:
         inform(f"what was there before is in {aside}")

@@ -24,6 +24,7 @@ from skyserve_cli.commands.options import (
 )
 from skyserve_cli.commands.sentences import NO_SERVICE
 from skyserve_cli.controller.api.client import AWAY, ControllerClient
+from skyserve_cli.controller.api.waiting import DeadlineError
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, place, plural
 
@@ -72,8 +73,12 @@ def down(
     replicas = sum(len(sentences.live_replicas(view)) for view in services if view["name"] in chosen)
     confirm(f"Take down {', '.join(chosen)} with {plural(replicas, 'replica')}?", yes=yes)
     seen = progress.last_event(client)
-    for name in chosen:
-        client.down(name, purge=purge)
+    for index, name in enumerate(chosen):
+        try:
+            client.down(name, purge=purge)
+        except DeadlineError as error:
+            before = f"{', '.join(chosen[:index])} goes down; " if index else ""
+            raise DeadlineError(f"{before}{name}: {error}") from None
     if no_wait:
         inform(f"going down: {', '.join(chosen)}")
         return

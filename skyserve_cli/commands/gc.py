@@ -18,6 +18,7 @@ import typer
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands import gc_others
 from skyserve_cli.commands.confirmation import confirm
+from skyserve_cli.commands.deadline import waiting_for
 from skyserve_cli.commands.options import Format, OutputFormat, View, Yes, controller, home
 from skyserve_cli.commands.removal import OrphanRemover, cost, key_of, remove_all, stray_table, where
 from skyserve_cli.config import load_config
@@ -64,7 +65,10 @@ def gc(
         gc_others.gc(here, names, owner or [], dry_run=dry_run, yes=yes, output=output)
         return
     with _hands(here) as hands:
-        looks = {name: hands.inspect(name) for name in names}
+        looks = {}
+        for name in names:
+            with waiting_for(f"the list of what {name} has"):
+                looks[name] = hands.inspect(name)
     found = [orphan for look in looks.values() for orphan in look["orphans"]]
     unlisted = [region for look in looks.values() for region in look["unlisted"]]
     before = _of_former_owners(here, names, unlisted)
@@ -170,7 +174,8 @@ def _hands(here: Home) -> Iterator[OrphanRemover]:
         return
     here.create()
     with _alone(here.lock):
-        store = opened(here)
+        with waiting_for("the database"):
+            store = opened(here)
         try:
             clouds = Clouds(here, load_config(here.config))
             specs = SpecCache(store, seal_of(here))

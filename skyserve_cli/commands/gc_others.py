@@ -14,6 +14,7 @@ from provisioners.port.vm import CONTROLLER_OWNER, OwnerSource
 from provisioners.vm_provisioner import VmProvisioner
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.confirmation import confirm
+from skyserve_cli.commands.deadline import waiting_for
 from skyserve_cli.commands.options import OutputFormat, View
 from skyserve_cli.commands.removal import cost, remove_all, stray_table, where
 from skyserve_cli.config import load_config
@@ -66,7 +67,8 @@ def gc(
             )
             continue
         hand = hands.setdefault(owner, owned(clouds, owner))
-        look = hand.inspect(cloud)
+        with waiting_for(f"the list of what {cloud} has"):
+            look = hand.inspect(cloud)
         unlisted += look["unlisted"]
         if look["orphans"]:
             found.setdefault(owner, []).extend(look["orphans"])
@@ -124,7 +126,8 @@ def _own(here: Home) -> str:
     """Return the owner of this home; "" if it has none yet."""
     if not here.root.exists():
         return ""
-    store = opened(here)
+    with waiting_for("the database"):
+        store = opened(here)
     try:
         return store.database.known_owner()
     finally:

@@ -13,11 +13,13 @@ from skyserve_cli.commands import sentences
 from skyserve_cli.commands.durations import instant
 from skyserve_cli.commands.log_streams import Growing
 from skyserve_cli.commands.options import View, complete_service, controller, find, home
-from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.waiting import DeadlineError
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, inform
 
 POLL_S = 0.3
+RESPONDS_WITHIN_S = 2.0  # a controller from memory
 
 
 def logs(
@@ -86,8 +88,8 @@ def logs(
     client = controller()
     if of_controller:
         what = "controller"
-        if _controller_is_down(client):
-            _print_file(tail)
+        if why := _why_silent(client):
+            _print_file(why, tail)
             return
     else:
         assert name is not None  # noqa: S101 - seen to above
@@ -115,20 +117,28 @@ def logs(
         _print(client, what, follow=bool(follow), tail=tail, since=begin)
 
 
-def _controller_is_down(client: ControllerClient) -> bool:
+def _why_silent(client: ControllerClient) -> str:
+    """Return why the controller does not send its log; empty if it does. Raises UnreachableError of one elsewhere."""
     try:
-        client.health()
+        with client.waiting.within(RESPONDS_WITHIN_S, RESPONDS_WITHIN_S):
+            client.activity()
+    except RefusedError:
+        return ""
     except ControllerDownError:
-        return True
-    return False
+        return sentences.CONTROLLER_DOWN
+    except DeadlineError as error:
+        if "://" in client.where:
+            raise
+        return str(error)
+    return ""
 
 
-def _print_file(tail: int | None) -> None:
+def _print_file(why: str, tail: int | None) -> None:
     """A controller that is not running is the one whose log is wanted most."""
     path = home().controller_log
     if not path.exists():
         raise WrongUsage(f"no controller ever ran here: there is no {path}")
-    inform(f"{sentences.CONTROLLER_DOWN}; from {path}:")
+    inform(f"{why}; from {path}:")
     content = path.read_bytes()
     _write(content if tail is None else _last_lines(content, tail))
 

@@ -11,10 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
+from skyserve_cli.commands.deadline import time_given
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, RefusedError
 from skyserve_cli.controller.api.remote import RemoteError, remote_of
 from skyserve_cli.home import Home
-from skyserve_cli.output import CommandFailed
+from skyserve_cli.output import CommandFailed, inform
+
+COMPLETION_S = 2.0  # a shell waits for it
 
 View = dict[str, Any]  # a service, a replica or an event as the controller's API gives it
 
@@ -37,12 +40,19 @@ def controller() -> ControllerClient:
     """Return the client of the controller that the commands call. Raises RemoteError."""
     client = ControllerClient(home(), remote_of(home(), os.environ))
     client.on_upload = show_upload
-    return client
+    return bounded(client)
 
 
 def own_controller() -> ControllerClient:
     """Return the client of the controller of this home, whichever context is in use."""
-    return ControllerClient(home())
+    return bounded(ControllerClient(home()))
+
+
+def bounded(client: ControllerClient) -> ControllerClient:
+    """Let the command say what it waits for, and end at the deadline of `serve --timeout`."""
+    client.waiting.notice = inform
+    client.waiting.limit(time_given())
+    return client
 
 
 def show_upload(path: str, sent: int, total: int) -> None:
@@ -55,7 +65,10 @@ def show_upload(path: str, sent: int, total: int) -> None:
 def complete_service(incomplete: str) -> list[str]:
     """Return names for the shell. Silent without a controller."""
     try:
-        services = controller().services()
+        client = controller()
+        client.waiting.notice = None
+        client.waiting.limit(COMPLETION_S)
+        services = client.services_since("", may_be_old=True).views or []
     except (*AWAY, RemoteError, RefusedError, OSError):
         return []
     return [view["name"] for view in services if view["name"].startswith(incomplete)]

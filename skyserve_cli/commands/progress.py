@@ -15,8 +15,9 @@ from skyserve_cli.commands.log_streams import LastLines
 from skyserve_cli.commands.options import View
 from skyserve_cli.commands.sentences import exit_message, live_replicas, timed_out, words
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, RefusedError
+from skyserve_cli.controller.api.waiting import DeadlineError
 from skyserve_cli.controller.reconcile.clock import SystemClock
-from skyserve_cli.output import CommandFailed, clock_time, inform, place, span
+from skyserve_cli.output import DEADLINE, CommandFailed, clock_time, inform, place, span
 from skyserve_cli.state.values import AGENT_WORD
 from skyserve_cli.text_tables import Fitted, console, table
 
@@ -25,6 +26,7 @@ LOG_LINES_SHOWN = 10
 LOG_TRIES = 10
 _GIVES_UP = frozenset({"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT"})
 AWAY_PATIENCE_S = 30.0
+CALL_TIMEOUT_S = 600.0  # of one call while a command waits for replicas: a slow database ends no such wait
 TROUBLE_LASTS_S = 3.0  # shorter trouble belongs to coming up
 
 
@@ -47,6 +49,20 @@ def follow(
     A controller that fails meanwhile is given `AWAY_PATIENCE_S` to come back. Raises CommandFailed after
     `timeout_s`, ControllerDownError, and what `done` raises.
     """
+    try:
+        with client.waiting.within(timeout_s, CALL_TIMEOUT_S):
+            _follow(client, names, after, timeout_s, done)
+    except DeadlineError as error:
+        raise DeadlineError(f"{error}; it goes on without this command") from None
+
+
+def _follow(
+    client: ControllerClient,
+    names: frozenset[str],
+    after: int,
+    timeout_s: float | None,
+    done: Callable[[dict[str, View]], bool],
+) -> None:
     clock = SystemClock()
     began = responded = clock.now()
     troubles = Troubles()
@@ -75,7 +91,7 @@ def follow(
             if finished:
                 return
             if timeout_s is not None and clock.now() - began > timeout_s:
-                raise CommandFailed(timed_out(timeout_s))
+                raise CommandFailed(timed_out(timeout_s), DEADLINE)
             time.sleep(POLL_S)
 
 

@@ -14,13 +14,15 @@ import typer
 
 from skyserve_cli.commands.options import View, complete_service, controller, find, home, no_such_service
 from skyserve_cli.commands.sentences import CONTROLLER_DOWN, NO_SERVICE
-from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.reasons import of_activity
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, put, put_json, span
 
 REFRESH_S = 1.0
 #: The exit code where the database is gone, older, or another one than before, or damaged.
 STATE_LOST = 4
+OLD_S = 3.0  # a response of a database that is not slow is younger
 
 
 class Shape(str, Enum):
@@ -52,11 +54,12 @@ def status(
             _watch(client, names or [], everything, wide=output is Shape.WIDE)
         return
     try:
-        services = _services(client, names or [], everything)
+        found = client.services_since("", down=everything, ended=everything, may_be_old=True)
+        services = _named(found.views or [], names or [])
     except ControllerDownError as error:
         services, is_sound = _without_controller(error), True
     else:
-        is_sound = _warn(client)
+        is_sound = _warn(client, found.age_s)
     if endpoint:
         put(_only(services, names or [])["endpoint"])
     elif output is Shape.JSON:
@@ -69,26 +72,24 @@ def status(
         raise typer.Exit(STATE_LOST)
 
 
-def _warn(client: ControllerClient) -> bool:
+def _warn(client: ControllerClient, age_s: float) -> bool:
     """First of all: what the controller says may be old. Returns False if its state is not the one it had."""
-    with suppress(ControllerDownError):
-        health = client.health()
-        store, lease = health.get("store", {"ok": True}), health.get("lease", {"leads": True})
+    with suppress(ControllerDownError, RefusedError):  # the latter: an earlier release
+        activity = client.activity()
+        database, lease = activity["database"], activity["lease"]
         if lease.get("unfit"):
             inform(f"this controller must not lead: {lease['unfit']}")
             return False
         if not lease["leads"]:
             inform(f"this controller stands by: {lease['leader'] or 'no controller'} leads")
-        if not store["ok"]:
-            ago = span(max(0.0, SystemClock().now() - store["since"]))
+        if not database["ok"]:
+            ago = span(database["bad_s"])
             inform(
-                f"the controller cannot read or write its state ({store['why']}): what follows is {ago} old"
+                f"the controller cannot read or write its state ({database['why']}): what follows is {ago} old"
             )
+        elif age_s >= OLD_S:
+            inform(f"as of {span(age_s)} ago: {of_activity(activity).sentence}")
     return True
-
-
-def _services(client: ControllerClient, names: Sequence[str], everything: bool) -> list[View]:
-    return _named(client.services(down=everything, ended=everything), names)
 
 
 def _named(services: list[View], names: Sequence[str]) -> list[View]:
@@ -139,12 +140,15 @@ def _watch(client: ControllerClient, names: Sequence[str], everything: bool, *, 
     seen: tuple[str, ...] | None = None
     with Live(console=screen, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
-            changed, etag = client.services_since(etag, down=everything, ended=everything)
+            changed, etag, age_s = client.services_since(
+                etag, down=everything, ended=everything, may_be_old=True
+            )
             now = clock.now()
             if changed is not None:
                 services = _named(changed, names)
             if changed is not None or ages(services, now) != seen:
                 seen = ages(services, now)
-                shown = Group(*tables(services, now, wide=wide)) if services else Group(NO_SERVICE)
-                live.update(shown, refresh=True)
+                shown = [*tables(services, now, wide=wide)] if services else [NO_SERVICE]
+                old = [f"as of {span(age_s)} ago: the database responds slowly"] if age_s >= OLD_S else []
+                live.update(Group(*old, *shown), refresh=True)
             time.sleep(REFRESH_S)

@@ -16,6 +16,7 @@ from provisioners.port.base import Gated, Instance, Provisioner, Requirements
 from provisioners.remote.certificates import Authority
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import Config, egress_rates
+from skyserve_cli.controller.api.activity import Activity
 from skyserve_cli.controller.api.route import Route
 from skyserve_cli.controller.api.routes import KernelRoutes
 from skyserve_cli.controller.api.service import ControllerService, Running, Stored
@@ -290,15 +291,32 @@ def service_of(base: Foundation, workers: Workers, reconciler: Reconciler) -> Co
     )
 
 
+def activity_of(
+    base: Foundation, workers: Workers, reconciler: Reconciler, is_stopping: Callable[[], bool]
+) -> Activity:
+    """Return what says what the controller is doing."""
+    return Activity(
+        base.store.database,
+        reconciler.store_health,
+        base.leadership,
+        base.clock,
+        tick_under_way=reconciler.under_way,
+        calls=workers.runner.under_way,
+        last_jump=base.clock.last_jump,
+        is_stopping=is_stopping,
+    )
+
+
 def parts_of(
     base: Foundation,
     service: ControllerService,
     agents: AgentReader,
     stop: Callable[[], None],
-) -> tuple[Parts, Sequence[Route]]:
-    """Return the parts, and all routes of the API. Raises ConfigError."""
+    activity: Activity,
+) -> tuple[Parts, Sequence[Route], KernelRoutes]:
+    """Return the parts, all routes of the API, and those of the kernel. Raises ConfigError."""
     parts = Parts()
-    routes = KernelRoutes(service, base.home, stop, parts)
+    routes = KernelRoutes(service, base.home, stop, parts, activity)
     parts.make(
         Kernel(
             home=base.home,
@@ -312,4 +330,4 @@ def parts_of(
             parts=parts,
         )
     )
-    return parts, [*routes.all(), *parts.routes]
+    return parts, [*routes.all(), *parts.routes], routes

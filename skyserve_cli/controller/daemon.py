@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from typing import TYPE_CHECKING
 
@@ -28,14 +29,24 @@ if __name__ == "__main__":
     gc.disable()  # what is imported stays, so to collect meanwhile is a sixth of the start for nothing
 
 from aiohttp import web
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from provisioners.files import write_json
 from skyserve_cli.config import ConfigError, ListenConfig, load_config
 from skyserve_cli.controller.api import unix_socket
+from skyserve_cli.controller.api.activity import Activity
 from skyserve_cli.controller.api.http import Api
+from skyserve_cli.controller.api.reasons import of_stopping, of_tick
 from skyserve_cli.controller.api.service import ControllerService
-from skyserve_cli.controller.assembly import Foundation, Workers, parts_of, reconciler_of, service_of
+from skyserve_cli.controller.assembly import (
+    Foundation,
+    Workers,
+    activity_of,
+    parts_of,
+    reconciler_of,
+    service_of,
+)
 from skyserve_cli.controller.balancers.agent_reader import AgentReader
 from skyserve_cli.controller.clouds.garbage_collector import Sweeper
 from skyserve_cli.controller.gc_pauses import GcPauses
@@ -45,7 +56,8 @@ from skyserve_cli.controller.persistence.key_fingerprints import ForeignKeysErro
 from skyserve_cli.controller.persistence.leadership import LeaseRenewer
 from skyserve_cli.controller.persistence.opening import CannotOpenError
 from skyserve_cli.controller.persistence.series_recorder import SeriesRecorder
-from skyserve_cli.controller.reconcile.clock import SteadyClock
+from skyserve_cli.controller.phase import Phase, StopLimit
+from skyserve_cli.controller.reconcile.clock import SteadyClock, SystemClock
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.controller.term import AGAIN, Term, begin_again
@@ -65,23 +77,26 @@ LOG_TO_STDERR = "SKYSERVE_LOG_TO_STDERR"
 BACKLOG = 1024
 
 
-async def run(home: Home) -> None:
+async def run(home: Home, phase: Phase) -> None:
     """Run until SIGTERM, SIGINT or the API requests a stop. Raises ConfigError, ForeignKeysError."""
     loop = asyncio.get_running_loop()
     config = load_config(home.config)
     stopping = asyncio.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stopping.set)
-    base = Foundation.of(home, config, begin_again)
+    phase.enter(f"opening its database{_shown(home.database_url)}")
+    again = partial(_begin_again_unless, stopping)
+    base = Foundation.of(home, config, again)
+    phase.enter("starting its parts")
     workers = Workers(base, loop)
     reconciler = reconciler_of(base, workers)
     service = service_of(base, workers, reconciler)
     agents = AgentReader(workers.fleet.admin_ports, workers.regional.admin_ports)
-    parts, routes = parts_of(base, service, agents, stopping.set)
+    activity = activity_of(base, workers, reconciler, stopping.is_set)
+    parts, routes, kernel = parts_of(base, service, agents, stopping.set, activity)
     await workers.start()
-    threads = _Threads(
-        base, workers, reconciler, service, parts, lambda: loop.call_soon_threadsafe(stopping.set)
-    )
+    stop = partial(loop.call_soon_threadsafe, stopping.set)
+    threads = _Threads(base, workers, reconciler, service, parts, activity, again, stop)
     threads.start()
     await parts.start()
     api = Api(home.token(), routes, parts)
@@ -90,6 +105,8 @@ async def run(home: Home) -> None:
     label = _leader_label(lambda: base.leadership.leads)
     if label is not None:
         label.start()
+    spare = asyncio.create_task(kernel.keep_spare())
+    phase.over()
     log.info(
         "controller is up pid=%d owner=%s database=%s",
         os.getpid(),
@@ -98,6 +115,9 @@ async def run(home: Home) -> None:
     )
     await stopping.wait()
     log.info("controller stops; replicas and load balancers go on")
+    limit = StopLimit(phase, lambda: of_stopping(activity.to_json()), partial(_end, phase, threads.term))
+    limit.start()
+    spare.cancel()
     home.controller_address.unlink(missing_ok=True)
     home.controller_socket.unlink(missing_ok=True)
     if label is not None:
@@ -108,13 +128,10 @@ async def run(home: Home) -> None:
     await parts.stop()
     await agents.close()
     await threads.stop()
-    try:
-        await asyncio.to_thread(base.watch.close)
-        await asyncio.to_thread(base.leadership.release)
-    except SQLAlchemyError as error:
-        log.warning("the lease cannot be released, it runs out by itself: %s", sentence_of(error))
+    await _release(base)
     await workers.close()
     base.store.close()
+    limit.cancel()
     if threads.term.failure is not None:
         raise threads.term.failure
 
@@ -137,6 +154,8 @@ class _Threads:
         reconciler: Reconciler,
         service: ControllerService,
         parts: Parts,
+        activity: Activity,
+        again: Callable[[], None],
         stop: Callable[[], object],
     ) -> None:
         store, clock, home, controller = base.store, base.clock, base.home, base.config.controller
@@ -155,14 +174,43 @@ class _Threads:
         swept = base.names_of_usable()
         sweeper = Sweeper(service.garbage_collector, swept, controller.sweep_minutes * 60.0)
         threads = (ticker, housekeeper, recorder, sweeper)
-        self.term = Term(home, store, clock, stop, (*(thread.start for thread in threads), parts.lead))
-        renewer = LeaseRenewer(base.leadership, self.term.begin, begin_again, ticker.turn)
+        self.term = Term(home, store, clock, stop, again, (*(thread.start for thread in threads), parts.lead))
+        renewer = LeaseRenewer(
+            base.leadership,
+            self.term.begin,
+            again,
+            ticker.turn,
+            lambda: of_tick(tick) if (tick := activity.tick()) is not None else "a tick is about to end",
+        )
         self.start = renewer.start
         self._stops = (*(thread.stop for thread in threads), renewer.stop)
 
     async def stop(self) -> None:
         for stop in self._stops:
             await asyncio.to_thread(stop)
+
+
+async def _release(base: Foundation) -> None:
+    try:
+        await asyncio.to_thread(base.watch.close)
+        await asyncio.to_thread(base.leadership.release)
+    except SQLAlchemyError as error:
+        log.warning("the lease cannot be released, it runs out by itself: %s", sentence_of(error))
+
+
+def _begin_again_unless(stopping: asyncio.Event) -> None:
+    """A term that ends while this process stops is no reason to start."""
+    if not stopping.is_set():
+        begin_again()
+
+
+def _end(phase: Phase, term: Term) -> None:
+    """End the process whatever its threads are doing."""
+    phase.over()
+    if term.failure is not None:
+        print(term.failure, file=sys.stderr, flush=True)
+    logging.shutdown()
+    os._exit(0 if term.failure is None else 2)
 
 
 async def _listen(app: web.Application, home: Home) -> web.AppRunner:
@@ -222,8 +270,15 @@ def _without_password(store: Store) -> str:
     return store.database.url.render_as_string(hide_password=True)
 
 
-def _wait_for_database(why: str) -> None:
+def _shown(url: str) -> str:
+    with suppress(ArgumentError):  # which the opening explains
+        return f" {make_url(url).render_as_string(hide_password=True)}"
+    return ""
+
+
+def _wait_for_database(phase: Phase, why: str) -> None:
     log.error("the database cannot be used, trying again: %s", why)
+    phase.enter("waiting for its database", why)
     time.sleep(TRY_AGAIN_S)
     begin_again()
 
@@ -267,23 +322,27 @@ def main() -> int:
     gc.freeze()
     gc.enable()
     GcPauses(SteadyClock().now).install()
+    phase = Phase(home.controller_phase, SystemClock().now)
+    phase.enter("reading its configuration")
     try:
         # Not asyncio.run: it would wait for every thread that a query holds up.
-        asyncio.new_event_loop().run_until_complete(run(home))
+        asyncio.new_event_loop().run_until_complete(run(home, phase))
     except (ConfigError, ForeignKeysError) as error:
         return _ended(home, error, 2)
     except CannotOpenError as error:
         if AGAIN in os.environ and not error.is_final:
-            _wait_for_database(str(error))
+            _wait_for_database(phase, str(error))
         return _ended(home, error, 4 if error.is_final else 1)
     except SQLAlchemyError as error:
         if AGAIN in os.environ:
-            _wait_for_database(sentence_of(error))
+            _wait_for_database(phase, sentence_of(error))
         print(f"the controller cannot read or write its state: {sentence_of(error)}", file=sys.stderr)
         return 1
     except Exception:
         log.exception("the controller cannot go on")
         raise
+    finally:
+        phase.over()
     # Cloud calls may still be under way on threads. Their rows say so; the next controller makes them again.
     logging.shutdown()
     os._exit(0)

@@ -32,13 +32,15 @@ class Term:
         store: Store,
         clock: SystemClock,
         stop: Callable[[], object],
+        again: Callable[[], object],
         begins: Sequence[Callable[[], object]],
     ) -> None:
-        """`begins` are called in order, `stop` if the keys of the home are not those of the database."""
+        """`begins` are called in order, `stop` if the keys of the home are not those of the database, `again` if the term is over."""
         self._home = home
         self._store = store
         self._clock = clock
         self._stop = stop
+        self._again = again
         self._begins = begins
         self.failure: Exception | None = None
 
@@ -48,7 +50,7 @@ class Term:
             catch_up(self._clock, self._store)
         except (LeaseLostError, SQLAlchemyError):  # another term has started, or will
             log.exception("the term ends before it has started")
-            begin_again()
+            self._again()
         except ForeignKeysError as error:
             self.failure = error
             self._stop()

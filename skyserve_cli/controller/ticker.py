@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
+from skyserve_cli.controller.api.activity import TICK_THREAD
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.clock import JUMP_S, SystemClock
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
@@ -30,7 +31,7 @@ class Ticker(threading.Thread):
         tick_s: float,
         leadership: Leadership,
     ) -> None:
-        super().__init__(name="reconciler", daemon=True)
+        super().__init__(name=TICK_THREAD, daemon=True)
         self._reconciler = reconciler
         self._store = store
         self._clock = clock

@@ -21,7 +21,13 @@ _POSTGRES_ARGUMENTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 8000,  # ms
 }
-_POSTGRES_SETTINGS = "SET idle_in_transaction_session_timeout = '6s'"
+#: No statement waits for longer, neither for a lock nor for the server's disk: the tick and the API say so instead. Reading
+#: a large history takes seconds.
+STATEMENT_S = 30
+_POSTGRES_SETTINGS = (
+    "SET idle_in_transaction_session_timeout = '6s'; "
+    f"SELECT set_config('statement_timeout', '{STATEMENT_S}s', false) WHERE current_setting('statement_timeout') = '0'"
+)
 
 _WAL_TRIES = 200
 _WAL_PAUSE_S = 0.05
@@ -69,6 +75,12 @@ def _prepare_postgres(connection: Any, _record: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute(_POSTGRES_SETTINGS)
     connection.commit()
+
+
+def without_limit(c: Connection) -> None:
+    """Let the statements of this transaction take their time: a change of the tables rewrites large ones."""
+    if c.dialect.name == "postgresql":
+        c.execute(sa.text("SET LOCAL statement_timeout = 0"))
 
 
 def _to_json(value: Any) -> str:

@@ -19,10 +19,11 @@ from sqlalchemy.engine import URL, Connection, make_url
 
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
-from skyserve_cli.state.connect import connected
+from skyserve_cli.state.connect import connected, without_limit
 from skyserve_cli.state.lease import ControllerLease, LeaseTable, verify
 from skyserve_cli.state.opening import FileIdentity, check_file, identity_of, is_damage, sqlite_file
 from skyserve_cli.state.revisions import NEWEST, revision_of, stamp, upgrade
+from skyserve_cli.state.transactions import Transactions, deadline
 
 DELETED, REPLACED = "was deleted", "was replaced"
 
@@ -50,6 +51,7 @@ class Database:
         another one in memory, whose tables this one is to share.
         """
         self.draw = draw
+        self.transactions = Transactions()
         self._epoch: int | None = None
         url = make_url(url)
         self.file = sqlite_file(url)
@@ -199,22 +201,33 @@ class Database:
         with self._writer.begin() as c:
             tables.create_all(c)
 
-    def reading(self) -> Connection:
-        """A connection on which one transaction reads; a context manager."""
-        return self._reader.connect()
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection on which one transaction reads. Raises DeadlinePassedError."""
+        limit = deadline()
+        if limit is not None:
+            limit.insist()
+        with self.transactions.one(), self._reader.connect() as c:
+            yield c
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction of the controller that leads."""
-        with self._writer.begin() as c:
+        """A transaction of the controller that leads. Raises DeadlinePassedError, and has then written nothing."""
+        limit = deadline()
+        if limit is not None:
+            limit.insist()
+        with self.transactions.one(), self._writer.begin() as c:
             if self._epoch is not None:
                 verify(c, self._epoch)
             yield c
+            if limit is not None:
+                limit.begin_commit()
 
     def _migrate(self) -> None:
         with self._writer.begin() as c:
             if revision_of(c) == NEWEST:
                 return
+            without_limit(c)
             if sa.inspect(c).get_table_names():
                 upgrade(c)
             else:

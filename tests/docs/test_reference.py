@@ -12,6 +12,7 @@ from lb.agent.admin_api import Administered, admin_app
 from scripts.reference.__main__ import FOLDER, pages
 from scripts.reference.operations import ADMIN, CONTROLLER, Operation
 from skyserve_cli.config import Config
+from skyserve_cli.controller.api.activity import Activity
 from skyserve_cli.controller.api.http import Api
 from skyserve_cli.controller.api.routes import KernelRoutes
 from skyserve_cli.controller.api.service import ControllerService
@@ -55,8 +56,8 @@ class _Service:
 async def test_every_route_of_the_controller_is_described(tmp_path: Path) -> None:
     home = Home.from_environment({"SKYSERVE_HOME": str(tmp_path)})
     service, parts, store = cast("ControllerService", _Service()), Parts(), Store(Database("sqlite://"))
-    routes = KernelRoutes(service, home, lambda: None, parts)
     nothing = cast("Any", None)
+    routes = KernelRoutes(service, home, lambda: None, parts, Activity(*[nothing] * 4))
     parts.make(Kernel(home, Config(), store, SteadyClock(), nothing, service, routes, nothing, parts))
     api = Api("token", [*routes.all(), *parts.routes], parts)
     assert found_in(api.app()) == listed(CONTROLLER)

@@ -44,3 +44,24 @@ def test_up_goes_on_waiting_and_no_replica_is_launched_twice(serve: Any, tmp_pat
     view = serve.view("slow")
     assert out == f"{view['endpoint']}\n"
     assert [(replica["id"], replica["state"]) for replica in view["replicas"]] == [(1, "READY"), (2, "READY")]
+
+
+def test_a_controller_that_is_frozen_is_named_and_its_log_can_be_read(serve: Any) -> None:
+    serve.ok("controller", "start")
+    pid = json.loads((serve.home / "controller.json").read_text())["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for words in (["status"], ["events"], ["controller", "stop"], ["controller", "start"]):
+            said = serve("--timeout", "3", *words)
+            assert (said.code, said.out) == (124, ""), said
+            first, last = said.err.strip().splitlines()
+            assert first == f"waiting for the controller: its process {pid} is stopped by a signal (state T)"
+            assert last.startswith("the controller has not done this within 3 s: its process")
+            assert f"`kill -CONT {pid}`" in last
+            assert ("it may still be carried out" in last) == (words[-1] == "stop")
+        log = serve.ok("logs", "--controller")
+        assert "is stopped by a signal" in log.err
+        assert "controller is up" in log.out
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    serve.eventually(lambda: serve("controller", "status").code == 1)  # it had received the request to stop

@@ -20,8 +20,10 @@ from typing import Any
 
 import psutil
 import pytest
+import sqlalchemy as sa
 
 from tests.e2e.conftest import Serve, living_in
+from tests.integration.delaying_relay import DelayingRelay
 from tests.integration.postgres_server import PostgresServer, postgres_server
 
 pytestmark = pytest.mark.long
@@ -200,6 +202,84 @@ def test_a_database_that_is_away(server: PostgresServer, tmp_path: Path) -> None
     server.start()
     insist_on_a_replacement(serve)
     insist_on_a_quiet_log(serve)
+    serve.ok("down", "--all", "--purge", "-y")
+    serve.ok("controller", "stop")
+    assert serve.processes() == []
+    assert next(life, None) is None
+
+
+# --- a database that is slow -------------------------------------------------------------------------------------
+
+DELAY_S = 2.0
+SLOW = re.compile(
+    r"its database postgresql\+psycopg://postgres@127\.0\.0\.1:\d+/postgres responds slowly or not at all, for \d+"
+)
+
+
+def insist_on_a_deadline(said: Any) -> None:
+    """One line while it waits and one at the end, both with the reason, and no more."""
+    assert (said.code, said.out) == (124, ""), said
+    waiting, end = said.err.strip().splitlines()
+    assert SLOW.search(waiting)
+    assert waiting.startswith("waiting for the controller: ")
+    assert SLOW.search(end)
+    assert "within 4 s" in end
+    assert "services keep serving" in end
+
+
+def test_a_slow_database(server: PostgresServer, tmp_path: Path) -> None:
+    relay = DelayingRelay(server.port)
+    life = living_in(tmp_path)
+    serve = next(life)
+    serve.environment["SKYSERVE_DB"] = server.url.replace(str(server.port), str(relay.port))
+    file = tmp_path / "chat.yaml"
+    file.write_text(FILE)
+    endpoint = serve.ok("up", file, "-y").out.strip()
+    serve.ok("status")  # which the controller has in memory from now on
+    relay.delay(DELAY_S)
+    time.sleep(3 * DELAY_S)
+    said = serve.ok("status")
+    assert re.search(r"as of \d+s ago: " + SLOW.pattern, said.err)
+    assert "2/2" in said.out
+    insist_on_a_deadline(serve("--timeout", "4", "status", "--all"))
+    insist_on_a_deadline(serve("events", env={"SKYSERVE_TIMEOUT": "4"}))
+    insist_on_serving(endpoint)
+    stopped = serve("controller", "stop")
+    assert (stopped.code, stopped.out) == (0, "")
+    assert re.search(r"its process \d+ has been stopping for \d+s: .*the database", stopped.err), stopped
+    started = serve("--timeout", "4", "controller", "start")
+    assert started.code == 124
+    assert re.search(r"its process \d+ has been opening its database postgresql", started.err), started
+    assert "within 4 s" in started.err
+    insist_on_serving(endpoint)
+    relay.delay(0.0)
+    serve.eventually(lambda: serve("status", "chat").code == 0)
+    assert [event for event in serve.ok("events", "-o", "json").out.splitlines() if "DOWN" in event] == []
+    serve.ok("down", "--all", "--purge", "-y")
+    serve.ok("controller", "stop")
+    relay.close()
+    assert serve.processes() == []
+    assert next(life, None) is None
+
+
+def test_a_change_is_given_up_whole_at_its_deadline(server: PostgresServer, tmp_path: Path) -> None:
+    """A row that is locked, as by another program: the change waits for it until the deadline, and is not made afterwards."""
+    life = living_in(tmp_path)
+    serve = next(life)
+    serve.environment["SKYSERVE_DB"] = server.url
+    file = tmp_path / "chat.yaml"
+    file.write_text(FILE)
+    serve.ok("up", file, "-y")
+    engine = sa.create_engine(server.url)
+    with engine.begin() as c:
+        c.exec_driver_sql("lock table services in exclusive mode")  # which may be read
+        said = serve("--timeout", "5", "down", "chat", "-y")
+    engine.dispose()
+    assert said.code == 124, said
+    assert "chat: the controller has not done this within 5 s" in said.err
+    assert "nothing was changed" in said.err
+    time.sleep(2.0)  # what it waited for has been there since
+    assert serve.view("chat")["status"] == "READY"
     serve.ok("down", "--all", "--purge", "-y")
     serve.ok("controller", "stop")
     assert serve.processes() == []

@@ -23,6 +23,7 @@ class PostgresServer:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
+        self.port: int = self._port
         self.url = f"postgresql+psycopg://postgres@127.0.0.1:{self._port}/postgres"
 
     def make(self) -> None:

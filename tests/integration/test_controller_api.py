@@ -24,6 +24,7 @@ from provisioners.port.lease import Lease
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig, load_config
 from skyserve_cli.controller.api import unix_socket
+from skyserve_cli.controller.api.activity import Activity
 from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.controller.api.http import Api
 from skyserve_cli.controller.api.route import Route
@@ -51,6 +52,7 @@ TOKEN = "the-token"
 YAML = "name: chat\nresources: {cloud: local}\nservice: {readiness_probe: /, replicas: 2}\nrun: serve-it\n"
 ROUTES = [
     ("GET", "/v1/health"),
+    ("GET", "/v1/activity"),
     ("GET", "/v1/services"),
     ("PUT", "/v1/services/chat"),
     ("POST", "/v1/services/chat/down"),
@@ -110,9 +112,10 @@ class Controller:
             clouds,
             self,
             self.leadership,
-            StoreHealth(0.0),
+            health := StoreHealth(0.0),
             self._wake,
         )
+        self.activity = Activity(self.store.database, health, self.leadership, self)
         self.parts = Parts()
         self.kernel = Kernel(
             home,
@@ -121,7 +124,7 @@ class Controller:
             self,
             self.specs,
             self.controller_service,
-            KernelRoutes(self.controller_service, home, self._stop, self.parts),
+            KernelRoutes(self.controller_service, home, self._stop, self.parts, self.activity),
             AgentReader(fleet.admin_ports, regional.admin_ports),
             self.parts,
         )
@@ -506,12 +509,12 @@ async def test_the_command_line_reads_the_services_again_only_if_they_changed(
     await web.SockSite(runner, listener).start()
     client = ControllerClient(controller.home)
     await controller.up()
-    first, etag = await asyncio.to_thread(client.services_since, "")
+    first, etag, _ = await asyncio.to_thread(client.services_since, "")
     assert first is not None
     assert [view["name"] for view in first] == ["chat"]
-    assert await asyncio.to_thread(client.services_since, etag) == (None, etag)
+    assert (await asyncio.to_thread(client.services_since, etag))[:2] == (None, etag)
     await controller.call("POST", "/v1/services/chat/down")
-    changed, newer = await asyncio.to_thread(client.services_since, etag)
+    changed, newer, _ = await asyncio.to_thread(client.services_since, etag)
     assert changed != first
     assert newer != etag
     await runner.cleanup()

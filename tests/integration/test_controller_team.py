@@ -107,7 +107,10 @@ async def test_roles_of_all_routes(controller: Controller) -> None:
         for role in AccessRole
     }
     assert by_role[AccessRole.VIEWER] == {
-        *(f"GET /v1/{path}" for path in ("health", "services", "fleet", "teams", "stream", "events")),
+        *(
+            f"GET /v1/{path}"
+            for path in ("health", "activity", "services", "fleet", "teams", "stream", "events")
+        ),
         "GET /v1/services/{name}",
         *(
             f"GET /v1/services/{{name}}/{path}"
@@ -151,7 +154,14 @@ async def test_a_role_gets_403_wherever_it_may_not(controller: Controller, role:
 
 async def test_a_viewer_reads(controller: Controller) -> None:
     held = await token(controller, "ada", "viewer")
-    for path in ("/v1/health", "/v1/services", "/v1/fleet", "/v1/services/chat", "/v1/events"):
+    for path in (
+        "/v1/health",
+        "/v1/activity",
+        "/v1/services",
+        "/v1/fleet",
+        "/v1/services/chat",
+        "/v1/events",
+    ):
         assert (await call(controller, held, "GET", path))[0] == 200
 
 

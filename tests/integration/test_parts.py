@@ -105,7 +105,9 @@ async def test_the_example_of_the_guide_runs(tmp_path: Path, install: Install) -
 async def test_the_kernel_serves_its_api_without_any_part(tmp_path: Path) -> None:
     controller = await controller_with(tmp_path, "")
     parts = Parts()
-    routes = KernelRoutes(controller.controller_service, controller.home, lambda: None, parts)
+    routes = KernelRoutes(
+        controller.controller_service, controller.home, lambda: None, parts, controller.activity
+    )
     parts.make(replace(controller.kernel, routes=routes, parts=parts), built_in=())
     server = TestServer(Api(TOKEN, [*routes.all(), *parts.routes], parts).app())
     await server.start_server()

@@ -241,7 +241,13 @@ class Calls:
 
         monkeypatch.setattr(world.first.database, "renew_lease", slow)
         monkeypatch.setattr(world.first.database, "reconnect_lease", reconnect)
-        self.supervisor = LeaseRenewer(world.a, self.started.set, self.over.set, self.turn)
+        self.supervisor = LeaseRenewer(
+            world.a,
+            self.started.set,
+            self.over.set,
+            self.turn,
+            lambda: "the tick has decided about service alpha for 61s",
+        )
 
     def turn(self) -> int | None:
         self.turned += 1
@@ -286,13 +292,16 @@ def test_a_term_that_another_has_taken_is_over(world: World, calls: Calls) -> No
     assert not world.a.leads
 
 
-def test_a_tick_that_waits_for_ever_ends_the_process_and_a_busy_controller_does_not(calls: Calls) -> None:
+def test_a_tick_that_waits_for_ever_ends_the_process_and_a_busy_controller_does_not(
+    calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(leadership.STUCK_AFTER_STEPS):
         calls.number, turned = number, calls.turned
         eventually(lambda turned=turned: calls.turned > turned + 1)  # type: ignore[misc]
     assert not calls.over.is_set()
     calls.number = 1_000_000
     assert calls.over.wait(30.0)
+    assert "the tick has decided about service alpha for 61s; the lease could be renewed" in caplog.text
 
 
 # --- names and keys ---------------------------------------------------------------------------------------------

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass
 
-from skyserve_cli.controller.api.snapshot import OLDEST_S, Rendered, Snapshots
+import pytest
+
+from skyserve_cli.controller.api.snapshot import OLDEST_S, SLOW_S, Rendered, Snapshots
 
 
 @dataclass
@@ -57,3 +60,47 @@ async def test_equal_content_has_an_equal_etag() -> None:
     first = await snapshots.get("all", lambda: [1])
     world.count += 1
     assert (await snapshots.get("all", lambda: [1])).etag == first.etag
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyserve_cli.controller.api.snapshot.SLOW_S", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_one_that_is_slow_to_make_is_not_waited_for_where_an_old_one_will_do() -> None:
+    world, responds = World(), threading.Event()
+    snapshots = Snapshots(world.changes, world)
+    first = await snapshots.get("all", world.content, may_be_old=True)
+    world.time += 60.0
+
+    def slow() -> dict[str, int]:
+        responds.wait(30.0)
+        return world.content()
+
+    assert await snapshots.get("all", slow, may_be_old=True) is first
+    assert snapshots.age_s(first) == 60.0
+    world.time += SLOW_S
+    many = await asyncio.gather(*(snapshots.get("all", slow, may_be_old=True) for _ in range(100)))
+    assert set(many) == {first}
+    waits = asyncio.create_task(snapshots.get("all", slow))  # takes no old one
+    responds.set()
+    second = await waits
+    assert (second.body, world.rendered) == (b'{"rendered":3}', 3), "one was under way for the hundred"
+    assert await snapshots.get("all", world.content, may_be_old=True) == second
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_old_one_does_for_no_failure_and_never_for_the_first_request() -> None:
+    world = World()
+    snapshots = Snapshots(world.changes, world)
+
+    def fails() -> dict[str, int]:
+        raise OSError("away")
+
+    with pytest.raises(OSError, match="away"):
+        await snapshots.get("all", fails, may_be_old=True)
+    await snapshots.get("all", world.content)
+    world.time += OLDEST_S
+    with pytest.raises(OSError, match="away"):
+        await snapshots.get("all", fails, may_be_old=True)

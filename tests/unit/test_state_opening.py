@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, MisconfiguredError
+from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
+from skyserve_cli.controller.persistence.moved import MovedTo, write_moved
 from skyserve_cli.controller.persistence.opening import CannotOpenError, opened
 from skyserve_cli.home import Home
 from skyserve_cli.state.copies import copy_of_day
@@ -124,22 +126,50 @@ def test_other_reasons(home: Home, url: str, says: str, is_final: bool) -> None:
     assert "sqlalche.me" not in str(raised.value)
 
 
-def test_a_controller_exits_with_a_sentence_and_the_command_shows_it(home: Home) -> None:
-    make_newer(home.database_url)
-    environment = {name: value for name, value in os.environ.items() if name != "SKYSERVE_DB"}
-    environment["SKYSERVE_HOME"] = str(home.root)
-    ended = subprocess.run(
-        [sys.executable, "-m", "skyserve_cli.controller.daemon"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.returncode == 4
-    assert len(ended.stderr.splitlines()) == 1
-    assert "newer release" in ended.stderr
-    with pytest.raises(MisconfiguredError, match="newer release"):
-        ControllerClient(home).ensure_running()
+def make_damaged(home: Home) -> None:
+    fill(Store(Database(home.database_url)))
+    damage(home.root / "state.db")
+
+
+def make_wrong(home: Home) -> None:
+    home.config.write_text("controller: {tick_seconds: fast}")
+
+
+def make_moved(home: Home) -> None:
+    write_moved(home, MovedTo("ssh/there", "prod"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "url", "code", "says"),
+    [
+        pytest.param(make_damaged, "", 4, "is damaged", id="damaged"),
+        pytest.param(lambda home: make_newer(home.database_url), "", 4, "newer release", id="of a newer release"),
+        pytest.param(lambda home: None, "what is this", 4, "no usable database URL", id="no URL"),
+        pytest.param(lambda home: None, "postgresql+psycopg://me@127.0.0.1:1/db", 1, "start the database server", id="away"),
+        pytest.param(make_wrong, "", 2, "controller.tick_seconds", id="wrong configuration"),
+        pytest.param(make_moved, "", 2, "was moved to ssh/there", id="moved"),
+    ],
+)  # fmt: skip
+def test_the_exit_code_of_a_start_is_the_documented_one_whoever_starts_it(
+    home: Home, spoil: Callable[[Home], object], url: str, code: int, says: str
+) -> None:
+    spoil(home)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SKYSERVE_")}
+    environment |= {"SKYSERVE_HOME": str(home.root), **({"SKYSERVE_DB": url} if url else {})}
+    service = home.root / "chat.yaml"
+    service.write_text("name: chat\nservice: {}\nresources: {infra: local}\nrun: x\n")
+    for words in (
+        ["controller", "start"],
+        ["controller", "start", "--foreground"],
+        ["up", str(service), "-y"],
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-m", "skyserve_cli", *words],
+            env=environment, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert (ended.returncode, ended.stdout) == (code, ""), (words, ended.stderr)
+        assert says in ended.stderr.splitlines()[-1]
+        assert "Traceback" not in ended.stderr
 
 
 def test_the_last_line_that_is_shown_is_a_sentence(home: Home) -> None:

@@ -13,11 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from skyserve_cli.controller.api import unix_socket
+from skyserve_cli.controller.api.reasons import CHECK_NETWORK, LOG_HINT, Reason, of_activity, of_home
 from skyserve_cli.controller.api.remote import Remote
+from skyserve_cli.controller.api.waiting import ASK_TIMEOUT_S, Waiting
 from skyserve_cli.controller.persistence.moved import why_not_to_start
+from skyserve_cli.controller.phase import read_phase
+from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.home import Home, is_held
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ START_TIMEOUT_S = 30.0
 COMEBACK_TIMEOUT_S = 15.0  # the supervisor's longest pause, and the start
 POLL_S = 0.05
 CALL_TIMEOUT_S = 30.0
+GATEWAY_TIMEOUT = 504
 UPLOAD_TIMEOUT_S = 300.0  # of one request, which has some megabytes
 TIDY_TIMEOUT_S = 900.0  # a cloud may take its time to give networks up
 
@@ -48,7 +53,15 @@ AWAY = (ControllerDownError, UnreachableError)
 
 
 class MisconfiguredError(ControllerDownError):
-    """The controller does not start with this configuration, or on this database."""
+    """The controller does not start with this configuration."""
+
+
+class UnusableDatabaseError(ControllerDownError):
+    """The controller does not start on this database."""
+
+
+#: By the exit code of a controller that a restart would not help.
+_DOES_NOT_START = {2: MisconfiguredError, 4: UnusableDatabaseError}
 
 
 class _NotReachedError(ControllerDownError):
@@ -63,6 +76,14 @@ class RefusedError(Exception):
         self.status = status
 
 
+class Services(NamedTuple):
+    """A response, its ETag, and how old it is."""
+
+    views: list[dict[str, Any]] | None
+    etag: str
+    age_s: float
+
+
 class ControllerClient:
     """Calls of one home's controller, or of a `remote` one. Plain http.client: a command that makes one call need not load a framework."""
 
@@ -70,6 +91,7 @@ class ControllerClient:
         self._home = home
         self._remote = remote
         self._digests: Known = {}
+        self.waiting = Waiting()
         #: Called with the path, the bytes that were sent and those in all, while local files are sent to another host.
         self.on_upload: Callable[[str, int, int], object] = lambda path, sent, total: None
 
@@ -89,15 +111,25 @@ class ControllerClient:
         ]
         return services
 
+    def activity(self) -> dict[str, Any]:
+        """Return what the controller is doing; see `controller.api.activity`."""
+        return self._json("GET", "/v1/activity")
+
     def services_since(
-        self, etag: str, *, down: bool = False, ended: bool = False
-    ) -> tuple[list[dict[str, Any]] | None, str]:
-        """Return the services and the ETag of this response; None in place of them if nothing changed since that ETag."""
+        self, etag: str, *, down: bool = False, ended: bool = False, may_be_old: bool = False
+    ) -> Services:
+        """Return the services; None in place of them if nothing changed since that ETag.
+
+        `may_be_old`: the last ones that the controller has in memory, if its database responds slowly.
+        """
         headers = {"If-None-Match": etag} if etag else {}
+        if may_be_old:
+            headers["Cache-Control"] = "max-stale"
         content, got = self._call("GET", "/v1/services", query=_flags(down, ended), headers=headers)
+        age_s = float(got.get("Age", 0))
         if not content:  # 304
-            return None, etag
-        return json.loads(content)["services"], got.get("ETag", "")
+            return Services(None, etag, age_s)
+        return Services(json.loads(content)["services"], got.get("ETag", ""), age_s)
 
     def put(self, name: str, spec: Mapping[str, Any], secrets: Mapping[str, str], mode: str | None) -> int:
         body = {"spec": self.send_files(spec), "secrets": dict(secrets), "mode": mode}
@@ -209,13 +241,18 @@ class ControllerClient:
     def ensure_running(self) -> bool:
         """Start a controller if none responds; returns True if one was started. One on another host must run.
 
-        Raises ControllerDownError with the reason if it does not come up.
+        Raises ControllerDownError with the reason if it does not come up, DeadlineError if that takes too long.
         """
         try:
-            self.health()
+            self.activity()
+            return False
+        except RefusedError:  # of an earlier release; or the token is refused, as the next call will be
             return False
         except ControllerDownError:
             pass
+        moved = why_not_to_start(self._home)
+        if moved is not None:
+            raise MisconfiguredError(moved)
         self._home.create()
         descriptor = os.open(self._home.controller_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "ab") as out:
@@ -228,19 +265,23 @@ class ControllerClient:
                 cwd="/",
                 env=self._environment(),
             )
-        for _ in range(int(START_TIMEOUT_S / POLL_S)):
-            try:
-                self.health()
-                return True
-            except ControllerDownError:
-                if process.poll() in (2, 4):
-                    raise MisconfiguredError(self._log_tail()) from None
-                if process.poll() not in (None, 3):  # 3: another one is starting
-                    raise ControllerDownError(
-                        f"the controller did not start: {self._log_tail()} (see {self._home.controller_log})"
-                    ) from None
-            time.sleep(POLL_S)
-        raise ControllerDownError(f"the controller did not respond within {START_TIMEOUT_S:g} s")
+        allowed_s = self.waiting.allowance(START_TIMEOUT_S)
+        until = self.waiting.now() + allowed_s
+        with self.waiting.noticed(self._why):
+            while self.waiting.now() < until:
+                try:
+                    self._call_once("GET", "/v1/activity", None, None, START_TIMEOUT_S, {})
+                    return True
+                except ControllerDownError:
+                    code = process.poll()
+                    if code in _DOES_NOT_START:
+                        raise _DOES_NOT_START[code](self._log_tail()) from None
+                    if code not in (None, 3):  # 3: another one is starting
+                        raise ControllerDownError(
+                            f"the controller did not start: {self._log_tail()} (see {self._home.controller_log})"
+                        ) from None
+                time.sleep(POLL_S)
+        raise self.waiting.overdue(allowed_s, "it goes on without this command", self._why())
 
     def _environment(self) -> dict[str, str]:
         """The daemon runs in `/`, and must find the same home and the same code."""
@@ -321,16 +362,43 @@ class ControllerClient:
         timeout_s: float = CALL_TIMEOUT_S,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[bytes, http.client.HTTPMessage]:
-        for _ in range(int(COMEBACK_TIMEOUT_S / POLL_S)):
-            try:
-                return self._call_once(method, path, body, query, timeout_s, headers or {})
-            except _NotReachedError:
-                if not is_held(self._home.supervisor_lock):
-                    break
-            time.sleep(POLL_S)  # it has died, and its supervisor is about to start it again
-        raise ControllerDownError(
-            why_not_to_start(self._home) or self._why_ended() or ControllerDownError.__doc__
-        )
+        allowed_s = self.waiting.allowance(timeout_s)
+        began = self.waiting.now()
+        more = dict(headers or {})
+        with self.waiting.noticed(partial(self._why, path)):
+            while (left_s := began + allowed_s - self.waiting.now()) > 0:
+                if timeout_s <= CALL_TIMEOUT_S:
+                    more["X-Deadline-S"] = f"{left_s - min(1.0, left_s / 5):.3f}"  # its refusal has to arrive
+                try:
+                    return self._call_once(method, path, body, query, left_s, more)
+                except _NotReachedError:
+                    is_back_soon = is_held(self._home.supervisor_lock) or is_held(self._home.lock)
+                    if not is_back_soon or self.waiting.now() - began > COMEBACK_TIMEOUT_S:
+                        raise ControllerDownError(self._why_down()) from None
+                except TimeoutError:
+                    may_be = "" if method == "GET" else "it may still be carried out, see `serve status`"
+                    raise self.waiting.overdue(allowed_s, may_be, self._why(path)) from None
+                except UnreachableError as error:
+                    if self.waiting.now() - began < allowed_s:
+                        raise
+                    unreachable = Reason("unreachable", str(error), CHECK_NETWORK)
+                    raise self.waiting.overdue(allowed_s, "", unreachable) from None
+                except RefusedError as error:
+                    if error.status != GATEWAY_TIMEOUT:
+                        raise
+                    raise self.waiting.overdue(allowed_s, str(error), self._why(path)) from None
+                time.sleep(POLL_S)  # it has died, and its supervisor is about to start it again; or it starts
+        raise self.waiting.overdue(allowed_s, "", self._why(path))
+
+    def _why_down(self) -> str:
+        """Return why no controller of this home responds, after some patience."""
+        reason = why_not_to_start(self._home)
+        if reason is not None:
+            return reason
+        if not is_held(self._home.lock):
+            return self._why_ended() or ControllerDownError.__doc__ or ""
+        found = self.why_silent()
+        return f"the controller does not respond: {found.sentence}; {found.next_step}"
 
     def _why_ended(self) -> str:
         """Return what the last controller said if it ended for good, and so no other one starts by itself."""
@@ -338,6 +406,32 @@ class ControllerClient:
             why = self._home.why_ended.read_text(errors="replace").strip()
             return f"the controller is not running: {why}" if why else ""
         return ""
+
+    def _why(self, path: str = "") -> Reason:
+        """Return what a call waits for, as far as the controller or its home says."""
+        try:
+            content, _ = self._call_once("GET", "/v1/activity", None, None, ASK_TIMEOUT_S, {})
+            return of_activity(json.loads(content), path)
+        except RefusedError as error:
+            return Reason("unknown", f"it responds, and does not say what it does ({error})", LOG_HINT)
+        except UnreachableError as error:
+            return Reason("unreachable", str(error), CHECK_NETWORK)
+        except (ControllerDownError, TimeoutError):
+            if self._remote is None:
+                return self.why_silent()
+        return Reason(
+            "silent",
+            f"{self.where} takes connections and responds to none",
+            "run `serve controller status` on its host",
+        )
+
+    def why_silent(self) -> Reason:
+        """Return what the process of this home's controller is doing while its API does not respond."""
+        home = self._home
+        pid = _pid(home) if is_held(home.lock) else None
+        phase = read_phase(home.controller_phase) if pid is not None else None
+        pid = int(phase["pid"]) if phase is not None else pid
+        return of_home(phase, SystemClock().now(), pid, _state(pid), kept=is_held(home.supervisor_lock))
 
     def _call_once(
         self,
@@ -361,6 +455,8 @@ class ControllerClient:
             response = connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, TimeoutError) and (remote is None or connection.sock is not None):
+                raise
             if remote:
                 raise UnreachableError(
                     f"the controller at {remote.url} does not respond: {str(error) or 'timed out'}"
@@ -393,6 +489,22 @@ class ControllerClient:
         """Return the token for calls on a connection that is open: over SSH and in Kubernetes the other side has sent it."""
         sent: str | None = getattr(connection, "token", None)
         return sent or (self._remote.token if self._remote else self._home.token())
+
+
+def _pid(home: Home) -> int:
+    """Return the process of the controller; 0 if its home does not say."""
+    try:
+        return int(json.loads(home.controller_address.read_text())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _state(pid: int | None) -> str:
+    """Return the letter of a process's state; empty where there is no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 def _flags(down: bool, ended: bool) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import secrets
@@ -19,6 +20,7 @@ from skyserve_cli.controller.reconcile.store_health import sentence_of
 from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.spec import SpecError
 from skyserve_cli.state.lease import LeaseLostError
+from skyserve_cli.state.transactions import Deadline, DeadlinePassedError, set_deadline
 from skyserve_cli.state.values import (
     NoSuchServiceError,
     NotKeptError,
@@ -29,6 +31,7 @@ from skyserve_cli.state.values import (
 log = logging.getLogger(__name__)
 
 _SHOWN = 5  # problems of a spec
+MOST_DEADLINE_S = 86400.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -36,7 +39,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Route(NamedTuple):
     """`{name}` in the path is a service, which the caller's token must cover.
 
-    `for_proxy`: a file for users whom a proxy has authenticated, whichever role they have, on the port alone.
+    `for_proxy`: a file for users whom a proxy has authenticated, whichever role they have, on the port alone. `stores`: one
+    transaction stores what is requested, so at the caller's deadline (header X-Deadline-S) it can be given up as a whole.
     """
 
     method: str
@@ -44,6 +48,7 @@ class Route(NamedTuple):
     handler: Handler
     role: AccessRole = AccessRole.ADMIN
     for_proxy: bool = False
+    stores: bool = False
 
     def definition(self) -> web.RouteDef:
         """Return the route for an application whose requests have a caller (`access.set_caller`)."""
@@ -62,9 +67,11 @@ class Route(NamedTuple):
         """Return the handler's response, or one that says what was wrong."""
         try:
             authorize(calling(), self.role, request.match_info.get("name"))
-            return await self.handler(request)
+            return await self._within_deadline(request)
         except web.HTTPException:
             raise
+        except DeadlinePassedError:
+            return refuse(504, "nothing was changed")
         except RejectedError as error:
             return refuse(error.status, str(error))
         except NoSuchServiceError as error:
@@ -92,6 +99,20 @@ class Route(NamedTuple):
             return refuse(400, _one_sentence(error))
         except (KeyError, TypeError, ValueError) as error:
             return refuse(400, f"{type(error).__name__}: {error}")
+
+    async def _within_deadline(self, request: web.Request) -> web.StreamResponse:
+        """Return the handler's response. Raises DeadlinePassedError where the caller's deadline passes before it is stored."""
+        sent = request.headers.get("X-Deadline-S", "") if self.stores or self.method == "GET" else ""
+        limit = Deadline(min(MOST_DEADLINE_S, max(0.0, float(sent)))) if sent else None
+        set_deadline(limit)
+        if limit is None or not self.stores:  # what only reads begins no transaction after the deadline
+            return await self.handler(request)
+        task = asyncio.ensure_future(self.handler(request))
+        await asyncio.wait({task}, timeout=limit.left_s())
+        if not task.done() and limit.expire():
+            task.add_done_callback(lambda one: one.cancelled() or one.exception())
+            raise DeadlinePassedError
+        return await task
 
 
 @web.middleware

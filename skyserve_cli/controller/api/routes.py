@@ -16,13 +16,14 @@ from aiohttp import web
 
 from provisioners.port.base import LogSource
 from skyserve_cli.controller.api.access import AccessRole, calling, insist_on
+from skyserve_cli.controller.api.activity import Activity
 from skyserve_cli.controller.api.json_body import json_body, sent_order
 from skyserve_cli.controller.api.log_responses import file_response, log_response, read_file
 from skyserve_cli.controller.api.query import MAX_HISTORY_REPLICAS, since_of
 from skyserve_cli.controller.api.route import Route, refuse
 from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.api.shells import NoAccessError, access_to
-from skyserve_cli.controller.api.snapshot import Snapshots, snapshot_response
+from skyserve_cli.controller.api.snapshot import Snapshots, may_be_old, snapshot_response
 from skyserve_cli.controller.api.usage_view import usage_question
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home
@@ -44,19 +45,25 @@ class KernelRoutes:
     """`reads` and `acts` give no secret away, so a page may use them too. `stop` ends the daemon."""
 
     def __init__(
-        self, service: ControllerService, home: Home, stop: Callable[[], None], doors: Doors
+        self,
+        service: ControllerService,
+        home: Home,
+        stop: Callable[[], None],
+        doors: Doors,
+        activity: Activity,
     ) -> None:
         self._service = service
         self._home = home
         self._stop = stop
         self._doors = doors
+        self._activity = activity
         self._snapshots = Snapshots(service.changes, SteadyClock())
 
     def all(self) -> list[Route]:
         return [
             *self.reads(),
             *self.acts(),
-            Route("PUT", "/v1/services/{name}", self._put, _OPERATOR),
+            Route("PUT", "/v1/services/{name}", self._put, _OPERATOR, stores=True),
             Route("GET", "/v1/services/{name}/replicas/{id:\\d+}/access", self._access, _OPERATOR),
             Route("POST", "/v1/plan", self._plan, _OPERATOR),
             Route("POST", "/v1/tidy", self._tidy, _OPERATOR),
@@ -70,6 +77,7 @@ class KernelRoutes:
     def reads(self) -> list[Route]:
         paths = {
             "/v1/health": self._health,
+            "/v1/activity": self._activity.respond,
             "/v1/services": self._services,
             "/v1/services/{name}": self._one,
             "/v1/services/{name}/history": self._history,
@@ -85,19 +93,26 @@ class KernelRoutes:
 
     def acts(self) -> list[Route]:
         return [
-            Route("POST", "/v1/services/{name}/down", self._down, _OPERATOR),
-            Route("POST", "/v1/services/{name}/replicas/{id:\\d+}/down", self._kill, _OPERATOR),
+            Route("POST", "/v1/services/{name}/down", self._down, _OPERATOR, stores=True),
+            Route("POST", "/v1/services/{name}/replicas/{id:\\d+}/down", self._kill, _OPERATOR, stores=True),
         ]
+
+    async def keep_spare(self) -> None:
+        """For as long as this runs, have a list of services in memory for `serve status` while the database is slow."""
+        await self._snapshots.keep_spare((False, False), partial(self._all_services, False, False))
 
     async def _health(self, request: web.Request) -> web.Response:
         rows = await asyncio.to_thread(self._doors.rows)
         return web.json_response({**self._service.health(), **rows})
 
     async def _services(self, request: web.Request) -> web.StreamResponse:
-        everything, ended = "all" in request.query, "ended" in request.query
-        content = partial(self._service.services, down=everything, ended=ended)
-        found = await self._snapshots.get((everything, ended), lambda: {"services": content()})
-        return await snapshot_response(request, found)
+        kind = "all" in request.query, "ended" in request.query
+        content = partial(self._all_services, *kind)
+        found = await self._snapshots.get(kind, content, may_be_old=may_be_old(request))
+        return await snapshot_response(request, found, self._snapshots.age_s(found))
+
+    def _all_services(self, down: bool, ended: bool) -> dict[str, Any]:
+        return {"services": self._service.services(down=down, ended=ended)}
 
     async def _one(self, request: web.Request) -> web.StreamResponse:
         name, ended = request.match_info["name"], "ended" in request.query

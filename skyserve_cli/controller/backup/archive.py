@@ -35,7 +35,7 @@ from sqlalchemy.engine import URL, make_url
 from skyserve_cli import __version__
 from skyserve_cli.controller.persistence.known_state import go_on_with
 from skyserve_cli.home import Home, write_private
-from skyserve_cli.state.connect import connected
+from skyserve_cli.state.connect import connected, without_limit
 from skyserve_cli.state.export import (
     UnknownRevisionError,
     drop_all,
@@ -120,6 +120,7 @@ def packed(home: Home, now: float) -> Packed:
         _reading(make_url(home.database_url)) as c,
         zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive,
     ):
+        without_limit(c)
         revision = revision_of(c)
         if revision is None:
             raise BackupError(

@@ -118,6 +118,7 @@ class ThreadOperationRunner:
         self._book = OperationsInFlight()
         self._done: queue.SimpleQueue[tuple[CloudOperation, Event | Retry | None]] = queue.SimpleQueue()
         self._abandoned: set[str] = set()
+        self._begun: dict[object, tuple[CloudOperation, float]] = {}  # the calls that threads are making
         self._threads = threads
         self._crews: dict[str, _Crew] = {}
         self._lock = threading.Lock()
@@ -147,8 +148,17 @@ class ThreadOperationRunner:
             self._abandoned.add(orphan.id)
         self._crew(orphan.zone.cloud).submit(lambda: self._end_orphan(orphan))
 
+    def under_way(self) -> list[tuple[CloudOperation, float]]:
+        """Return the calls that are being made now, and for how many seconds, the oldest first. Thread-safe."""
+        now = self._clock.now()
+        found = [(call, now - began) for call, began in list(self._begun.values())]
+        return sorted(found, key=lambda one: -one[1])
+
     def _make(self, call: CloudOperation) -> None:
+        key = object()
+        self._begun[key] = call, self._clock.now()
         outcome = self._outcome(call) if self._allows(call.kind) else NOT_ALLOWED
+        del self._begun[key]
         self._done.put((call, outcome))
         self._wake()
 

@@ -223,7 +223,7 @@ class LeaseRenewer(threading.Thread):
     """Steps for as long as the process runs.
 
     `started` is called when the term begins, `over` when it is over, or when this process cannot go on with it: `turn` is
-    a number that changes with every tick, and None between two.
+    a number that changes with every tick, and None between two. `doing` says what the tick is doing.
 
     No query has this thread wait for longer than RESPONSE_WITHIN_S: a server that takes a query and does not respond must not
     keep a controller from noticing that it leads no more.
@@ -235,12 +235,14 @@ class LeaseRenewer(threading.Thread):
         started: Callable[[], None],
         over: Callable[[], None],
         turn: Callable[[], int | None] = lambda: None,
+        doing: Callable[[], str] = lambda: "a tick goes on",
     ) -> None:
         super().__init__(name="lease", daemon=True)
         self._leadership = leadership
         self._on_term = started
         self._over = over
         self._turn = turn
+        self._doing = doing
         self._stuck: tuple[int | None, int] = (None, 0)  # the tick that goes on, and for how many steps
         self._stopping = threading.Event()
         self._why = ""
@@ -302,7 +304,9 @@ class LeaseRenewer(threading.Thread):
         self._stuck = (turn, steps + 1 if is_same else 0)
         if self._stuck[1] < STUCK_AFTER_STEPS:
             return False
-        log.error("a tick waits for a database that responds to others; this controller begins again")
+        log.error(
+            "%s; the lease could be renewed all the time, so this controller begins again", self._doing()
+        )
         return True
 
 

@@ -59,6 +59,7 @@ class SystemClock:
         self._wall = wall
         self._steady = steady_source() if steady is None else steady
         self._offset_s = wall() - self._steady.read()
+        self._jump = (0.0, float("-inf"))
 
     def now(self) -> float:
         return self._steady.read() + self._offset_s
@@ -71,6 +72,12 @@ class SystemClock:
     def follow(self, jump_s: float) -> None:
         """Go on from the host's clock as it was set."""
         self._offset_s += jump_s
+        self._jump = jump_s, self._steady.read()
+
+    def last_jump(self) -> tuple[float, float] | None:
+        """Return by how much the host's clock was last set, and for how many seconds it has been followed; None: never."""
+        by_s, at = self._jump
+        return (by_s, self._steady.read() - at) if by_s else None
 
     def moves_instants(self, jump_s: float) -> bool:
         """Return whether instants of before must move with the clock.

@@ -21,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
@@ -63,6 +64,14 @@ from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import EventRecord, ServiceRow
 
 log = logging.getLogger(__name__)
+
+
+class TickUnderWay(NamedTuple):
+    """A tick, and the turn in it. `service` is empty while the tick reads or writes rows of all, or passes orders on."""
+
+    for_s: float
+    service: str
+    turn_s: float
 
 
 @dataclass(slots=True)
@@ -127,6 +136,8 @@ class Reconciler:
         self._listings = Listings()
         self._troubles: dict[str, str] = {}  # by service, as last logged
         self._slow = SlowTurns(budget.stopwatch)
+        self._stopwatch = budget.stopwatch
+        self._began_at: float | None = None
         self.decided = 0  # services, in the last tick
         self.plans: dict[str, Plan] = {}  # of the last tick
         self.store_health = StoreHealth(clock.now())
@@ -134,13 +145,21 @@ class Reconciler:
     def tick(self) -> None:
         """One turn over all services. Never sleeps, never waits for the network."""
         self.store_health.begin()
+        self._began_at = self._stopwatch()
         try:
             self._tick(self._clock.now())
             if self.store_health.is_unproven:  # this turn may have had nothing to write
                 self._store.try_to_write()
         except SQLAlchemyError as error:
             self.store_health.failed(error)  # the next tick is another chance
+        finally:
+            self._began_at = None
         self.store_health.end(self._clock.now())
+
+    def under_way(self) -> TickUnderWay | None:
+        """Return the tick that goes on; None between two. Read by other threads."""
+        began, turn = self._began_at, self._slow.under_way()
+        return None if began is None else TickUnderWay(self._stopwatch() - began, *(turn or ("", 0.0)))
 
     def _tick(self, now: float) -> None:
         rows = self._store.services()  # first: if it fails, no event and no listing is lost

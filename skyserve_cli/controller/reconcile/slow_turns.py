@@ -38,6 +38,7 @@ class SlowTurns:
         self._stopwatch = stopwatch
         self._slow: dict[str, _Slow] = {}
         self._kept: dict[str, list[Event]] = {}
+        self._under_way: tuple[str, float] | None = None
 
     def rests(self, service: str, events: Sequence[Event], now: float) -> bool:
         """Return whether the service has no turn now; what happened to it is kept then."""
@@ -51,6 +52,11 @@ class SlowTurns:
         """Return whether something happened to the service that no turn has had yet."""
         return bool(self._kept.get(service))
 
+    def under_way(self) -> tuple[str, float] | None:
+        """Return the service that has its turn, and for how long; read by other threads."""
+        found = self._under_way
+        return None if found is None else (found[0], self._stopwatch() - found[1])
+
     @contextmanager
     def turn(self, service: str, events: Sequence[Event], now: float) -> Iterator[Turn]:
         """Measure one turn. What it has started with is kept for the next one if it fails."""
@@ -59,7 +65,11 @@ class SlowTurns:
         happened = [*self._kept.get(service, ()), *events]
         if happened:
             self._kept[service] = happened
-        yield Turn(happened, "" if slow is None else slow.remark)
+        self._under_way = service, began
+        try:
+            yield Turn(happened, "" if slow is None else slow.remark)
+        finally:
+            self._under_way = None
         self._kept.pop(service, None)
         took_s = self._stopwatch() - began
         if took_s < SLOW_S / 2 or (slow is None and took_s <= SLOW_S):

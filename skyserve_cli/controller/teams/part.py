@@ -44,8 +44,8 @@ class TeamsPart(Part):
     def routes(self) -> Sequence[Route]:
         return [
             Route("GET", "/v1/tokens", self._list),
-            Route("POST", "/v1/tokens", self._create),
-            Route("POST", "/v1/tokens/{token}/revoke", self._revoke),
+            Route("POST", "/v1/tokens", self._create, stores=True),
+            Route("POST", "/v1/tokens/{token}/revoke", self._revoke, stores=True),
         ]
 
     async def caller_of(self, request: web.Request, is_remote: bool) -> tuple[Caller, StillValid] | None:
