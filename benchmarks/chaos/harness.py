@@ -36,6 +36,7 @@ from provisioners.local import controls as local_controls
 from provisioners.local import process_tree as local_process
 from provisioners.local.store import InstanceFolder, LocalStore
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, RefusedError
+from skyserve_cli.controller.api.waiting import DeadlineError
 from skyserve_cli.home import Home
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.load import load_text
@@ -53,9 +54,9 @@ class Leftovers(AssertionError):
 
 
 def until(condition: Callable[[], _T | None], what: str, patience_s: float = 90.0) -> _T:
-    """Poll until `condition` is truthy; its value. A controller that is down is one to wait for."""
+    """Poll until `condition` is truthy; its value. A controller that is down, or does not respond in time, is one to wait for."""
     for _ in range(int(patience_s / _POLL_S)):
-        with suppress(ControllerDownError):
+        with suppress(ControllerDownError, DeadlineError):
             value = condition()
             if value:
                 return value

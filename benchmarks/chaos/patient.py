@@ -21,6 +21,7 @@ from benchmarks.chaos.service_files import service_yaml
 from benchmarks.chaos.traffic import Traffic, tally
 from provisioners.local.store import LocalStore
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
+from skyserve_cli.controller.api.waiting import DeadlineError
 from skyserve_cli.home import Home
 
 NAME, REPLICAS, RATE = "web", 2, 5.0
@@ -221,7 +222,7 @@ class Patient(Stack):
         """Claim that something comes about. The condition may take its time."""
         ends_at = time.monotonic() + patience_s
         while time.monotonic() < ends_at:
-            with suppress(ControllerDownError):
+            with suppress(ControllerDownError, DeadlineError):
                 if condition():
                     return
             time.sleep(0.2)
