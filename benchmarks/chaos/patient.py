@@ -41,7 +41,9 @@ class Said:
 
     @property
     def first_line(self) -> str:
-        return (self.err or self.out).partition("\n")[0]
+        """What a busy machine keeps a command waiting for is printed before, and is no answer."""
+        lines = (self.err or self.out).splitlines()
+        return next((line for line in lines if not line.startswith("waiting for ")), "")
 
 
 @dataclass(slots=True)
