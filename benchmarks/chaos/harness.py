@@ -96,10 +96,10 @@ class Stack:
     def _prepare(self) -> None:
         """The files of a home before its controller starts."""
         # Away from the local cloud's ports and from those the kernel gives to outgoing connections.
-        first = random.Random(os.getpid()).randrange(10_000, 19_900)
+        first = random.Random(os.getpid()).randrange(10_000, 19_700)
         self.home.config.write_text(
             f"controller: {{tick_seconds: 0.5}}\n"
-            f"load_balancer: {{first_port: {first}, last_port: {first + 50}}}\n"
+            f"load_balancer: {{first_port: {first}, last_port: {first + 250}}}\n"
             "clouds: {local: {poll_seconds: 0.25}}\n"
         )
         self.store.create()
