@@ -246,7 +246,7 @@ def test_a_slow_database(server: PostgresServer, tmp_path: Path) -> None:
     insist_on_serving(endpoint)
     stopped = serve("controller", "stop")
     assert (stopped.code, stopped.out) == (0, "")
-    stops = re.compile(r"its process \d+ has been stopping for \d+s: .*the database")
+    stops = re.compile(r"its process \d+ has been stopping for \d+s: ")
     assert any(stops.search(wait) for wait in stopped.waits), stopped
     started = serve("--timeout", "4", "controller", "start")
     assert started.code == 124
