@@ -30,11 +30,12 @@ POLLS = 1000
 
 @dataclass(frozen=True)
 class Said:
-    """The result of a command."""
+    """The result of a command. What it waited for depends on how busy the machine is, so those lines are apart: `waits`."""
 
     code: int
     out: str
     err: str
+    waits: tuple[str, ...] = ()
 
     def json(self) -> Any:
         return json.loads(self.out)
@@ -71,7 +72,10 @@ class Serve:
                 text=True,
                 timeout=COMMAND_PATIENCE_S,
             )
-        return Said(done.returncode, done.stdout, done.stderr)
+        lines = done.stderr.splitlines(keepends=True)
+        waits = tuple(line.strip() for line in lines if line.startswith("waiting for "))
+        err = "".join(line for line in lines if not line.startswith("waiting for "))
+        return Said(done.returncode, done.stdout, err, waits)
 
     def ok(self, *arguments: str | Path, **options: Any) -> Said:
         said = self(*arguments, **options)

@@ -54,8 +54,9 @@ def test_a_controller_that_is_frozen_is_named_and_its_log_can_be_read(serve: Any
         for words in (["status"], ["events"], ["controller", "stop"], ["controller", "start"]):
             said = serve("--timeout", "3", *words)
             assert (said.code, said.out) == (124, ""), said
-            first, last = said.err.strip().splitlines()
-            assert first == f"waiting for the controller: its process {pid} is stopped by a signal (state T)"
+            (last,) = said.err.strip().splitlines()
+            frozen = f"its process {pid} is stopped by a signal (state T)"
+            assert said.waits == (f"waiting for the controller: {frozen}",)
             assert last.startswith("the controller has not done this within 3 s: its process")
             assert f"`kill -CONT {pid}`" in last
             assert ("it may still be carried out" in last) == (words[-1] == "stop")

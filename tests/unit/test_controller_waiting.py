@@ -111,6 +111,7 @@ def test_what_a_controller_that_does_not_respond_waits_for(
         ({"tick": TICK}, "the tick has decided about service alpha for 33s"),
         ({"tick": {**TICK, "database_s": 9.0}}, "the tick about service alpha has waited for the database for 9s"),
         ({"database": {**DATABASE, "longest_s": 8.0}}, f"a transaction of the database {URL} has gone on for 8s"),
+        ({"tick": {**TICK, "for_s": 0.1, "turn_s": 0.1}, "database": {**DATABASE, "longest_s": 0.1}}, "its connections are being closed"),
         ({"cloud_calls": [CALL]}, "its connections are being closed (meanwhile the terminate of replica 3 of bar has waited for aws for 14s)"),
     ],
 )  # fmt: skip

@@ -6,6 +6,7 @@ respond at all, its home shows whether it starts, stops, or has no process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -81,7 +82,7 @@ def of_tick(tick: Mapping[str, Any]) -> str:
 def of_stopping(found: Mapping[str, Any]) -> str:
     """Return what a controller that stops still waits for, as a sentence without its end."""
     database, tick = found["database"], found["tick"]
-    if tick is not None:
+    if tick is not None and max(tick["for_s"], tick["database_s"]) >= LONG_S:
         return of_tick(tick)
     if database["longest_s"] >= LONG_S:
         return (
@@ -106,7 +107,8 @@ def of_home(
     if phase is not None:
         sentence = f"its process {phase['pid']} has been {phase['doing']} for {span(now - phase['since'])}"
         sentence += f": {phase['detail']}" if phase["detail"] else ""
-        return Reason(str(phase["doing"]), sentence, f"wait, or see the file logs/controller.log; {_GO_ON}")
+        kind = re.sub(r"\d", "", f"{phase['doing']}: {phase['detail']}")
+        return Reason(kind, sentence, f"wait, or see the file logs/controller.log; {_GO_ON}")
     process = f"process {pid}" if pid else "process"
     sentence = f"its {process} does not respond: it gets no CPU, or waits for a disk (state {state or '?'})"
     return Reason("silent", sentence, f"see the file logs/controller.log; {_GO_ON}")
