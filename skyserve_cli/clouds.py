@@ -17,7 +17,6 @@ from provisioners.clock import unix_now
 from provisioners.offers.catalog import Catalog, CatalogError, Stock, load, stock
 from provisioners.offers.catalog.discovered import Discoverer, Discovery, Progress, reasons, shapes_of
 from provisioners.offers.catalog.model import Listing
-from provisioners.offers.explain_no_offer import Explaining, NoOffer, explain_no_offer
 from provisioners.offers.extra_costs import extra_usd_hour
 from provisioners.offers.lb_instance_types import small_offers
 from provisioners.offers.matching import Account, Customer, Reason, Stocked, in_order, offers_of
@@ -33,6 +32,7 @@ from skyserve_cli.config_section import CloudConfig
 from skyserve_cli.home import Home
 
 if TYPE_CHECKING:
+    from provisioners.offers.explain_no_offer import NoOffer
     from provisioners.port.dns import Publisher
     from provisioners.ssh import pool
 
@@ -189,6 +189,12 @@ class Clouds:
 
     def explain_no_offer(self, candidate: Candidate) -> NoOffer | None:
         """Return why no enabled cloud has an offer for the candidate; None if one has, or the reason is unknown."""
+        from provisioners.offers.explain_no_offer import (  # for plans alone
+            Explaining,
+            NoOffer,
+            explain_no_offer,
+        )
+
         if candidate.cloud is not None and candidate.cloud not in self.enabled:
             enabled = ", ".join(self.enabled) or "none"
             message = f"{candidate.cloud} is not enabled here (enabled: {enabled})"

@@ -11,7 +11,7 @@ from provisioners.offers.lb_instance_types import small_offers, small_types
 from provisioners.port.base import Candidate, Requirements
 from skyserve_cli.clouds import CloudNotEnabledError, Clouds
 from skyserve_cli.config import load_config
-from skyserve_cli.controller.reconcile.planning import insist_on_regions
+from skyserve_cli.controller.reconcile.region_places import insist_on_regions
 from skyserve_cli.home import Home
 from skyserve_cli.spec.load import load_text
 

@@ -65,7 +65,6 @@ class KernelRoutes:
             *self.acts(),
             Route("PUT", "/v1/services/{name}", self._put, _OPERATOR, stores=True),
             Route("GET", "/v1/services/{name}/replicas/{id:\\d+}/access", self._access, _OPERATOR),
-            Route("POST", "/v1/plan", self._plan, _OPERATOR),
             Route("POST", "/v1/tidy", self._tidy, _OPERATOR),
             Route("GET", "/v1/logs/controller", self._log_of_controller),
             Route("GET", "/v1/leaks/{cloud}", self._leaks),
@@ -169,11 +168,6 @@ class KernelRoutes:
         question = usage_question(request.query)
         found = await asyncio.to_thread(self._service.usage, request.match_info["name"], question)
         return web.json_response(found, dumps=lambda content: orjson.dumps(content).decode())
-
-    async def _plan(self, request: web.Request) -> web.Response:
-        order = await asyncio.to_thread(sent_order, await json_body(request))
-        insist_on(calling(), [order.spec.name])
-        return web.json_response(await asyncio.to_thread(self._service.plan, *order))
 
     async def _events(self, request: web.Request) -> web.Response:
         query = request.query

@@ -25,7 +25,7 @@ from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.front_address import shown_host
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
-from skyserve_cli.controller.clouds.caches import SpecCache, all_offers
+from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.clouds.garbage_collector import Collected, janitor_of
 from skyserve_cli.controller.clouds.log_archive import REASONS_WITH_LOG, LogArchive
 from skyserve_cli.controller.content_hash import folder_digest
@@ -33,11 +33,10 @@ from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.demand import merged
 from skyserve_cli.controller.reconcile.mappers import goal_of, has_local_agent, requirements_of
-from skyserve_cli.controller.reconcile.planning import first_plan, insist_on_regions, update_plan
+from skyserve_cli.controller.reconcile.region_places import insist_on_regions
 from skyserve_cli.controller.reconcile.resource_match import copies_of
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.reconcile.troubles import BROKEN, broken
-from skyserve_cli.controller.reconcile.update_plan import changes
 from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_to_json
@@ -102,7 +101,7 @@ class ControllerService:
         self._store, self._specs, self._seal = stored.store, stored.specs, stored.seal
         self._running = running
         self._store_health = store_health
-        self._clouds = clouds
+        self.clouds = clouds
         self._clock = clock
         self._leadership = leadership
         self._owner = self._store.database.owner()
@@ -122,7 +121,7 @@ class ControllerService:
             "version": __version__,
             "pid": os.getpid(),
             "uptime_s": round(self._clock.now() - self._started_at, 3),
-            "clouds": list(self._clouds.enabled),
+            "clouds": list(self.clouds.enabled),
             "store": store,
             "database": self._store.database.url.render_as_string(hide_password=True),
             "lease": lease,
@@ -135,8 +134,8 @@ class ControllerService:
         """
         name = spec.name
         self._leadership.refuse_unless_leading()
-        insist_on_other_hosts(spec, self._clouds.resolve(requirements_of(spec)))
-        insist_on_regions(spec, self._clouds)
+        insist_on_other_hosts(spec, self.clouds.resolve(requirements_of(spec)))
+        insist_on_regions(spec, self.clouds)
         team = self.teams.admit(name, spec, is_new=mode is None)
         missing = sorted(set(spec.secrets) - set(secrets))
         if missing:
@@ -147,7 +146,7 @@ class ControllerService:
                 spec_to_json(spec),
                 replica_hash=spec.replica_hash(self._content_digest(spec, secrets)),
                 sealed_secrets=self._seal.close(secrets),
-                lb_port=endpoint_port(name, spec, self._store, self._clouds.config.load_balancer),
+                lb_port=endpoint_port(name, spec, self._store, self.clouds.config.load_balancer),
                 target=_first_target(spec),
                 mode=mode,
                 now=self._clock.now(),
@@ -185,34 +184,6 @@ class ControllerService:
         except KeyError:
             raise NoSuchReplicaError(f"service {name} has no live replica {replica_id}") from None
         self._wake()
-
-    def plan(
-        self, spec: ServiceSpec, secrets: Mapping[str, str], mode: UpdateMode | None = None
-    ) -> dict[str, Any]:
-        """Return what would be launched where, and what it costs: on empty ground, or as an update if a service of that name is up.
-
-        `keeps_replicas`: a service of that name is up, and its replicas may serve this spec as they are. `changes` are the
-        keys in which its spec differs, and `nothing_changes` means that an update would have no effect. `mode` None is that
-        of the spec.
-        """
-        need = self._clouds.resolve(requirements_of(spec))
-        insist_on_other_hosts(spec, need)
-        offers = all_offers(self._clouds.all(), need)
-        now = self._clock.now()
-        self.teams.admit(spec.name, spec, is_new=not self.has(spec.name), offers=offers)
-        running = next(
-            (row for row in self._store.services() if row.name == spec.name and not row.down), None
-        )
-        if running is None:
-            planned = first_plan(spec, offers, self._clouds, now)
-            return {**planned, "keeps_replicas": False, "changes": [], "nothing_changes": False}
-        keeps = self._keeps_replicas(running, spec, secrets)
-        mode = mode or UpdateMode(spec.update.mode)
-        planned = update_plan(spec, offers, self._clouds, now, running, keeps=keeps, mode=mode)
-        changed = changes(spec_to_json(self._specs.get(running.name, running.version)), spec_to_json(spec))
-        gave_up = running.version in running.memory.rollout.get("failed", ())
-        same = keeps and not changed and not gave_up
-        return {**planned, "keeps_replicas": keeps, "changes": changed, "nothing_changes": same}
 
     def services(self, *, down: bool, ended: bool) -> list[dict[str, Any]]:
         """Return the views of all services, by name."""
@@ -332,7 +303,7 @@ class ControllerService:
         last = 0 if is_agent else self._specs.get(name, replica.version).num_nodes - 1
         if node > last:
             raise NoSuchReplicaError(f"replica {replica_id} of {name} has no node {node}; its last is {last}")
-        cloud, lives = self._clouds.get(replica.zone.cloud), replica.state is not ReplicaState.GONE
+        cloud, lives = self.clouds.get(replica.zone.cloud), replica.state is not ReplicaState.GONE
         if replica.instance_id is None:
             return cloud, None, lives
         # A client that follows a log polls several times a second, which is more than a cloud should be.
@@ -360,7 +331,7 @@ class ControllerService:
             agents={agent.id: self._running.regional.view(row.name, agent.id) for agent in row.balancers},
             load=merged([*loads, *self._running.regional.loads(row.name)]),
             spent=spent,
-            host=shown_host(spec.load_balancer.host or self._clouds.config.load_balancer.host),
+            host=shown_host(spec.load_balancer.host or self.clouds.config.load_balancer.host),
             ended=recently if ended else (),
             num_nodes={
                 version: self._specs.get(row.name, version).num_nodes
@@ -388,7 +359,8 @@ class ControllerService:
         """Return the minutes of the last 24 hours."""
         return self._store.demand(name, since=int(now // 60) - 1440)
 
-    def _keeps_replicas(self, running: ServiceRow, spec: ServiceSpec, secrets: Mapping[str, str]) -> bool:
+    def keeps_replicas(self, running: ServiceRow, spec: ServiceSpec, secrets: Mapping[str, str]) -> bool:
+        """Return whether the replicas of a running service may serve this spec as they are."""
         made = self._store.version(running.name, running.version).replica_hash
         return spec.replica_hash(self._content_digest(spec, secrets)) == made
 

@@ -11,18 +11,17 @@ from policies.goals import UpdateMode
 from policies.model import CapacityType, Launch, Memory, Observation, Offer
 from policies.plan import plan
 from policies.registry import policies_for
-from provisioners.offers.lb_instance_types import small_types
-from skyserve_cli.clouds import CloudNotEnabledError, Clouds
+from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.reconcile.mappers import (
     agent_fleet_of,
     agent_requirements_of,
     goal_of,
     on_demand_price,
 )
+from skyserve_cli.controller.reconcile.region_places import insist_on_regions
 from skyserve_cli.controller.reconcile.resource_match import candidates_of
 from skyserve_cli.controller.reconcile.spreading import spreading
 from skyserve_cli.controller.reconcile.update_plan import course, extra, usual_start_s
-from skyserve_cli.spec.infra import KUBERNETES
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import ServiceRow
 
@@ -132,29 +131,6 @@ def _extra_usd_hour(launches: Sequence[Launch], spec: ServiceSpec, clouds: Cloud
         for launch in launches
     )
     return spec.num_nodes * sum(each)
-
-
-def insist_on_regions(spec: ServiceSpec, clouds: Clouds) -> None:
-    """Raise CloudNotEnabledError if a load balancer could never stand where it is wanted. Calls no cloud."""
-    for place in spec.regional.places:
-        at = f"service.load_balancers.regions: {place}"
-        if place.cloud not in clouds.enabled:
-            enabled = ", ".join(clouds.enabled) or "none"
-            raise CloudNotEnabledError(f"{at}: {place.cloud} is not enabled here (enabled: {enabled})")
-        wanted, known = spec.regional.instance_type(place.cloud), small_types(place.cloud)
-        if wanted is not None and known and wanted not in known:
-            raise CloudNotEnabledError(
-                f"service.load_balancers.instance_type: the price of {wanted} on {place.cloud} is not known; "
-                f"take one of {', '.join(known)}"
-            )
-        if not clouds.listed(agent_requirements_of(replace(spec.regional, places=(place,)))):
-            what = (
-                "no cluster of that name takes load balancers; name one of clouds.kubernetes.contexts, set "
-                "clouds.kubernetes.agent_image, and have a node there that is not a spot node"
-                if place.cloud == KUBERNETES
-                else f"{place.cloud} offers no machine for a load balancer there"
-            )
-            raise CloudNotEnabledError(f"{at}: {what}")
 
 
 def _first_agents(spec: ServiceSpec, observation: Observation, clouds: Clouds) -> list[Launch]:
