@@ -28,13 +28,13 @@ from provisioners.port.commands import Login, UnreachableError
 from provisioners.port.errors import TransientError
 from provisioners.port.firewall import FirewallAccess, block_of
 from provisioners.port.lease import shortest_s, terms_of
-from provisioners.port.vm import Machine, MachineOrder, Machines, Trial, in_region, machine_token
+from provisioners.port.vm import Machine, MachineOrder, Machines, Trial, in_region, machine_token, service_in
 from provisioners.remote.bootstrap_steps import Front
 from provisioners.remote.certificates import Authority
 from provisioners.remote.first_login import FirstLogins
 from provisioners.remote.ssh_config import SshRoute
 from provisioners.remote.ssh_hosts import DEFAULT_PORT, SshHosts
-from provisioners.remote.ssh_keys import Keys, host_key_script, user_data
+from provisioners.remote.ssh_keys import Keys, SshKey, lasting_keys_script, own_login_script, user_data
 from provisioners.remote.supervise import HEARTBEAT_S
 from provisioners.vm_provisioner import VmProvisioner
 
@@ -148,7 +148,7 @@ class VmCloudProvisioner(VmProvisioner):
         super().__init__(
             machines,
             SshHosts(
-                lambda machine: login_by(way, machine, secret, keeps=first.keeps(machine.token)),
+                first.login,
                 heartbeat_s=heartbeat_s(shortest_s(settings.dead_man_minutes)),
                 now=now,
                 seen_from=self._own.saw,
@@ -303,18 +303,38 @@ def reserved_trials(rows: Iterable[Row]) -> list[Trial]:
 
 def first_logins(way: SshRoute, secret: bytes, folder: Path | None) -> FirstLogins:
     """Of machines that run user data."""
+
+    def script(machine: Machine) -> str:
+        keys = Keys(secret, machine.owner)
+        return lasting_keys_script(USER, login_key_of(keys, machine), keys.host(machine.token))
+
     return FirstLogins(
         USER,
         lambda machine: login_by(way, machine, secret),
-        lambda machine: host_key_script(Keys(secret, machine.owner).host(machine.token)),
+        script,
         folder,
-        boot_key=lambda machine: Keys(secret, machine.owner).boot_host(machine.token).public,
+        boot_keys=lambda machine: [Keys(secret, machine.owner).boot_host(machine.token).public],
+        own_script=lambda machine: own_login_script(login_key_of(Keys(secret, machine.owner), machine)),
+        older=lambda machine: older_logins(way, machine, secret),
     )
 
 
-def login_by(way: SshRoute, machine: Machine, secret: bytes, *, keeps: bool = False) -> Login:
+def login_key_of(keys: Keys, one: Machine | MachineOrder) -> SshKey:
+    """Return the key that a machine is to let in. It follows from what its cloud shows of it: that of a plug-in may only have names."""
+    if one.zone.cloud in DISCOVERED:
+        return keys.login(one.service, one.role)
+    return keys.login(service_in(one.token, one.owner))
+
+
+def older_logins(way: SshRoute, machine: Machine, secret: bytes) -> list[Login]:
+    """Return how to get into a machine that does not know its usual login yet."""
+    owners = Keys(secret, machine.owner).owner_login().private
+    return [replace(login_by(way, machine, secret), private_key=owners)]
+
+
+def login_by(way: SshRoute, machine: Machine, secret: bytes) -> Login:
     """As `login_of`, by the way of the cloud's section. Raises UnreachableError if a file for it cannot be read."""
-    plain = login_of(machine, secret, keeps=keeps)
+    plain = login_of(machine, secret)
     try:
         return way.to(plain, machine.id, machine.zone.region, machine.zone.name)
     except OSError as error:
@@ -323,19 +343,15 @@ def login_by(way: SshRoute, machine: Machine, secret: bytes, *, keeps: bool = Fa
         ) from error
 
 
-def login_of(machine: Machine, secret: bytes, *, keeps: bool = False) -> Login:
-    """Return how to get into a machine that was made by an order of ours, once it was prepared.
-
-    `keeps`: with the host key of its user data.
-    """
+def login_of(machine: Machine, secret: bytes) -> Login:
+    """Return how to get into a machine that was made by an order of ours, once it was prepared."""
     keys = Keys(secret, machine.owner)
-    host = keys.boot_host(machine.token) if keeps else keys.host(machine.token)
     return Login(
         name=machine.id,
         address=machine.address or "",
         user=USER,
-        private_key=keys.login().private,
-        host_keys=(host.public,),
+        private_key=login_key_of(keys, machine).private,
+        host_keys=(keys.host(machine.token).public,),
     )
 
 
@@ -371,7 +387,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, settings: VmSettings)
         reservation=order.offer.zone.reservation,
         instance_type=order.offer.instance_type,
         capacity_type=order.offer.capacity_type,
-        public_key=keys.login().public,
+        public_key="",
         user=USER,
         accelerator=order.offer.accelerator,
         accelerator_count=order.offer.accelerator_count,
@@ -383,5 +399,6 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, settings: VmSettings)
         labels={**settings.labels, **order.labels},
         role=order.role,
     )
+    plain = replace(plain, public_key=login_key_of(keys, plain).public)
     terms = terms_of(settings.dead_man_minutes, token, serves_at_once=is_public)
     return replace(plain, user_data=user_data(plain, keys.boot_host(token), terms, settings.terminate_script))

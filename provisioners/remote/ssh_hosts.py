@@ -35,7 +35,7 @@ class SshHosts:
     `is_booting`: machines are new, and need time to let us in. An idle machine reports every `heartbeat_s`; `poll_s` is the
     pause between two attempts, or two looks at a machine that cannot be followed. `dial` connects for bringing up,
     `dial_line` for following. `seen_from` is called with the address that a machine sees us at, on any thread.
-    `first_login` prepares machines that run no user data. `front` gives what TLS in front of the machine's replica needs,
+    `first_login` prepares machines before they are logged in to. `front` gives what TLS in front of the machine's replica needs,
     if there is to be any.
     """
 
@@ -137,7 +137,7 @@ class SshHosts:
         return b"" if supervisor is None else supervisor.log_archive
 
     def log_in(self, machine: Machine) -> Shell:
-        return self._dial(self._login(machine))
+        return self._connect(machine)
 
     def login(self, machine: Machine) -> Login:
         return self._login(machine)
@@ -169,7 +169,7 @@ class SshHosts:
         try:
             if host is not None and host.shell.is_open:
                 return query(host)
-            with self._dial(self._login(machine)) as shell:
+            with self._connect(machine) as shell:
                 return query(Host(shell, ReplicaNode(machine.token, machine.rank, (), 0).folder))
         except ShellError:
             return otherwise

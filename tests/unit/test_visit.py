@@ -24,7 +24,7 @@ from skyserve_cli.controller.api.shells import NoAccessError, access_to
 
 NOW = 1e9
 KEYS = Keys(bytes(range(32)), "me")
-LOGIN = Login("h1", "10.0.0.1", "u", KEYS.login().private, (KEYS.host("t").public,), 2222)
+LOGIN = Login("h1", "10.0.0.1", "u", KEYS.login("chat").private, (KEYS.host("t").public,), 2222)
 INSTANCE = Instance(
     "i", "t", "me", "chat", 1, Zone("local", "r", "z"), CapacityType.SPOT, InstanceState.RUNNING
 )
