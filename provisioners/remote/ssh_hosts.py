@@ -140,6 +140,7 @@ class SshHosts:
         return self._connect(machine)
 
     def login(self, machine: Machine) -> Login:
+        self._prepare(machine)
         return self._login(machine)
 
     def _gather(self, replica: str, rank: int, num_nodes: int) -> bool:
@@ -157,9 +158,11 @@ class SshHosts:
         return True
 
     def _connect(self, machine: Machine) -> Shell:
+        return self._dial(self.login(machine))
+
+    def _prepare(self, machine: Machine) -> None:
         if self._first_login is not None:
             self._first_login.prepare(machine)
-        return self._dial(self._login(machine))
 
     def _with_host(self, machine: Machine, query: Callable[[Host], T], otherwise: T) -> T:
         """Over the supervisor's connection, or one of our own; a machine that does not respond has nothing to report."""

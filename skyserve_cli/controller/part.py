@@ -44,6 +44,7 @@ _HERE = "skyserve_cli.controller"
 #: In the order in which they are made: a part sees the rows and the callers of those before it.
 BUILT_IN = (
     f"{_HERE}.teams.part:TeamsPart",
+    f"{_HERE}.sessions.part:SessionsPart",
     f"{_HERE}.upload_part:UploadsPart",
     f"{_HERE}.backup.part:BackupPart",
     f"{_HERE}.metrics.part:MetricsPart",
