@@ -34,7 +34,14 @@ from provisioners.remote.certificates import Authority
 from provisioners.remote.first_login import FirstLogins
 from provisioners.remote.ssh_config import SshRoute
 from provisioners.remote.ssh_hosts import DEFAULT_PORT, SshHosts
-from provisioners.remote.ssh_keys import Keys, SshKey, lasting_keys_script, own_login_script, user_data
+from provisioners.remote.ssh_keys import (
+    Keys,
+    SshKey,
+    generations,
+    lasting_keys_script,
+    own_login_script,
+    user_data,
+)
 from provisioners.remote.supervise import HEARTBEAT_S
 from provisioners.vm_provisioner import VmProvisioner
 
@@ -91,7 +98,7 @@ class VmSettings:
 class VmCloudProvisioner(VmProvisioner):
     """Of one cloud; its own module gives it its machines and its `name`.
 
-    `catalog` has that cloud's rows, `secret` are the 32 bytes of the home from which all keys follow, `own` knows this
+    `catalog` has that cloud's rows, `secret` the bytes of the home from which all keys follow (`ssh_keys.generations`), `own` knows this
     host's addresses, `zone_ids` map the account's names of zones to the catalog's, `first_login` prepares machines of a
     cloud that runs no user data, `folder` keeps records of first connections, `terminate_script` is the program by which a
     machine whose lease is over has the cloud delete it. `subnets` are the regions and zones in which the user names
@@ -144,7 +151,7 @@ class VmCloudProvisioner(VmProvisioner):
         self._is_done = False
         self._admitted_at = self._changed_at = float("-inf")
         way = section.way
-        first = first_login or first_logins(way, secret, folder)
+        first = self._first = first_login or first_logins(way, secret, folder)
         super().__init__(
             machines,
             SshHosts(
@@ -213,6 +220,9 @@ class VmCloudProvisioner(VmProvisioner):
             "the address from which this host reaches the Internet is not known, so no machine would let it in: "
             f"set clouds.{self.name}.sources in config.yaml"
         )
+
+    def with_older_keys(self, owner: str) -> int:
+        return sum(not self._first.has_present_keys(token) for token in self.running(owner))
 
     def usd_hour(self, machine: Machine) -> float | None:
         rows = self._catalog.by_instance_type.get(machine.instance_type.lower(), ())
@@ -305,7 +315,7 @@ def first_logins(way: SshRoute, secret: bytes, folder: Path | None) -> FirstLogi
     """Of machines that run user data."""
 
     def script(machine: Machine) -> str:
-        keys = Keys(secret, machine.owner)
+        keys = Keys(generations(secret)[0], machine.owner)
         return lasting_keys_script(USER, login_key_of(keys, machine), keys.host(machine.token))
 
     return FirstLogins(
@@ -313,8 +323,12 @@ def first_logins(way: SshRoute, secret: bytes, folder: Path | None) -> FirstLogi
         lambda machine: login_by(way, machine, secret),
         script,
         folder,
-        boot_keys=lambda machine: [Keys(secret, machine.owner).boot_host(machine.token).public],
-        own_script=lambda machine: own_login_script(login_key_of(Keys(secret, machine.owner), machine)),
+        boot_keys=lambda machine: [
+            Keys(each, machine.owner).boot_host(machine.token).public for each in generations(secret)
+        ],
+        own_script=lambda machine: own_login_script(
+            login_key_of(Keys(generations(secret)[0], machine.owner), machine)
+        ),
         older=lambda machine: older_logins(way, machine, secret),
     )
 
@@ -327,9 +341,13 @@ def login_key_of(keys: Keys, one: Machine | MachineOrder) -> SshKey:
 
 
 def older_logins(way: SshRoute, machine: Machine, secret: bytes) -> list[Login]:
-    """Return how to get into a machine that does not know its usual login yet."""
-    owners = Keys(secret, machine.owner).owner_login().private
-    return [replace(login_by(way, machine, secret), private_key=owners)]
+    """Return how to get into a machine that does not know its usual login yet, newest first."""
+    found = []
+    for number, each in enumerate(generations(secret)):
+        usual = login_by(way, machine, each)
+        owners = Keys(each, machine.owner).owner_login().private
+        found += [*([usual] if number else []), replace(usual, private_key=owners)]
+    return found
 
 
 def login_by(way: SshRoute, machine: Machine, secret: bytes) -> Login:
@@ -345,7 +363,7 @@ def login_by(way: SshRoute, machine: Machine, secret: bytes) -> Login:
 
 def login_of(machine: Machine, secret: bytes) -> Login:
     """Return how to get into a machine that was made by an order of ours, once it was prepared."""
-    keys = Keys(secret, machine.owner)
+    keys = Keys(generations(secret)[0], machine.owner)
     return Login(
         name=machine.id,
         address=machine.address or "",
@@ -357,7 +375,8 @@ def login_of(machine: Machine, secret: bytes) -> Login:
 
 def front_of(machine: Machine, order: LaunchOrder, secret: bytes) -> Front:
     """TLS in front of the replica on the machine, where the firewall expects it."""
-    return Front(Authority(secret, machine.owner).of_machine(machine.token), front_port(order))
+    oldest = generations(secret)[-1]  # that of the certificates of all machines that run
+    return Front(Authority(oldest, machine.owner).of_machine(machine.token), front_port(order))
 
 
 def front_port(order: LaunchOrder) -> int:
@@ -370,8 +389,11 @@ def heartbeat_s(lease_s: int) -> float:
 
 
 def order_of(order: LaunchOrder, rank: int, secret: bytes, settings: VmSettings) -> MachineOrder:
-    """Return one machine of the replica. The same order always gives the same, to the byte."""
-    keys = Keys(secret, order.owner)
+    """Return one machine of the replica. The same order gives the same, to the byte, as long as the secret is the same.
+
+    After a rotation its keys are others. A cloud to which it was sent before finds its machine by name or tag, which has the older keys.
+    """
+    keys = Keys(generations(secret)[0], order.owner)
     token = machine_token(order.token, rank)
     port, is_public = order.port or DEFAULT_PORT, order.role is Role.LOAD_BALANCER
     inner = front_port(order) if settings.tls else port  # the server's own port stays shut then

@@ -26,7 +26,7 @@ from provisioners.port.base import Requirements
 from provisioners.port.lease import terms_of
 from provisioners.port.vm import Machine, MachineOrder
 from provisioners.remote.first_login import FirstLogins
-from provisioners.remote.ssh_keys import Keys, lasting_login_script, user_data
+from provisioners.remote.ssh_keys import Keys, generations, lasting_login_script, user_data
 
 
 def provisioner_of(
@@ -51,7 +51,7 @@ def provisioner_of(
 
     def script(machine: Machine) -> str:
         """Return what other clouds run as user data; it depends on keys and user alone."""
-        keys = Keys(secret, machine.owner)
+        keys = Keys(generations(secret)[0], machine.owner)
         order = MachineOrder(
             token=machine.token,
             owner=machine.owner,

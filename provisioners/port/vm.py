@@ -359,6 +359,15 @@ def replica_token(machine: Machine) -> str:
 
 
 @runtime_checkable
+class KeyKeeper(Protocol):
+    """A provisioner whose machines get other keys while they run."""
+
+    def with_older_keys(self, owner: str) -> int:
+        """Return how many running machines are not known to have the present keys yet. The cloud is not called."""
+        ...
+
+
+@runtime_checkable
 class Renting(Protocol):
     """A provisioner of a cloud that rents machines, as `provisioners.vm_provisioner` makes it."""
 

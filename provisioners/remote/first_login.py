@@ -84,7 +84,12 @@ class FirstLogins:
         self._host_key = host_key or host_key_of
         self._known: dict[str, dict[str, Any]] = {}
         self._turns: dict[str, Lock] = {}
+        self._done: set[str] = set()  # tokens of machines that are known to have the present keys
         self._lock = Lock()
+
+    def has_present_keys(self, token: str) -> bool:
+        """Return whether the machine of that token was found, or made, to have the present keys since this process started."""
+        return token in self._done
 
     def login(self, machine: Machine) -> Login:
         """Return how to get into a machine that was prepared."""
@@ -97,6 +102,8 @@ class FirstLogins:
 
     def prepare(self, machine: Machine) -> None:
         """Again is nothing new. Raises ShellError: later, again, as long as the machine boots."""
+        if machine.token in self._done:
+            return
         with self._lock:
             turn = self._turns.setdefault(machine.token, Lock())
         with turn:
@@ -104,12 +111,14 @@ class FirstLogins:
             noted = self._read(machine.token)
             if noted.get("keys") != _mark(usual):
                 self._prepare(machine, usual, noted)
+            self._done.add(machine.token)
 
     def forget(self, token: str) -> None:
         """The machine is gone."""
         with self._lock:
             self._known.pop(token, None)
             self._turns.pop(token, None)
+            self._done.discard(token)
             if self._folder is not None:
                 with suppress(OSError):
                     self._path(self._folder, token).unlink(missing_ok=True)

@@ -79,6 +79,13 @@ class Keys:
         return _derived(self.secret, f"boot host\0{self.owner}\0{token}", "skyserve-boot-host")
 
 
+def generations(secret: bytes) -> list[bytes]:
+    """Return the secrets of a home, newest first: they stand one after the other (`Home.machine_secrets`). ValueError if they are none."""
+    if not secret or len(secret) % SECRET_BYTES:
+        raise ValueError(f"the secrets must have {SECRET_BYTES} bytes each, not {len(secret)} in all")
+    return [secret[start : start + SECRET_BYTES] for start in range(0, len(secret), SECRET_BYTES)]
+
+
 def fingerprint(public: str) -> str:
     """As `ssh-keygen -l` prints it."""
     blob = _blob_of(public)

@@ -9,6 +9,7 @@ import urllib.request
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 import yaml
@@ -65,6 +66,7 @@ def test_a_token_of_one_service(serve: Serve, tmp_path: Path) -> None:
                 serve.ok("up", tmp_path / f"{name}.yaml", "-y", "--no-wait")
             serve.eventually(lambda: all(serve.view(name)["ready"] for name in ("alpha", "beta")))
             _attack(serve, port)
+            _rotate(serve)
         finally:
             serve("down", "--all", "--purge", "-y", "--timeout", "60")
         assert world.violations == []
@@ -127,6 +129,44 @@ def _attack(serve: Serve, port: int) -> None:
     ended = [one for one in events if one["kind"] == "session"][-1]
     assert (ended["author"], ended["replica_id"]) == ("oa", 1)
     assert "a command ends: the token was revoked" in ended["message"]
+
+
+def _rotate(serve: Serve) -> None:
+    """All keys are replaced while machines run: no request fails, and the old keys open nothing afterwards."""
+    home = Home.from_environment({"SKYSERVE_HOME": str(serve.home)})
+    owner = Database(home.database_url).owner()
+    before = {name: _login(serve, Keys(home.machine_secrets()[0], owner), name) for name in ("alpha", "beta")}
+    ids = {name: [one["id"] for one in serve.view(name)["replicas"]] for name in before}
+    endpoint, failed, served, over = serve.view("beta")["endpoint"], list[str](), list[int](), Event()
+
+    def request() -> None:
+        while not over.is_set():
+            try:
+                with urllib.request.urlopen(endpoint, timeout=10) as response:
+                    served.append(response.status)
+            except OSError as error:
+                failed.append(str(error))
+            time.sleep(0.02)
+
+    client = Thread(target=request)
+    client.start()
+    try:
+        told = serve.ok("controller", "rotate")
+        assert "2 machines made with the old key (alpha/1, beta/1)" in told.err
+        serve.eventually(lambda: "machine keys" not in serve.ok("controller", "status").out)
+        assert serve.ok("exec", "beta", "--", "echo", "in").out == "in\n"
+    finally:
+        over.set()
+        client.join(30)
+    assert (failed, len(served) > 50) == ([], True)
+    assert {name: [one["id"] for one in serve.view(name)["replicas"]] for name in before} == ids
+    keys = Keys(home.machine_secrets()[0], owner)
+    for name, old in before.items():
+        serve.eventually(lambda name=name, old=old: _login(serve, keys, name).host_keys != old.host_keys)  # type: ignore[misc]
+        new = _login(serve, keys, name)
+        connect(new).close()
+        with pytest.raises(LoginRefusedError):
+            connect(replace(new, private_key=old.private_key))
 
 
 def _login(serve: Serve, keys: Keys, service: str) -> Login:

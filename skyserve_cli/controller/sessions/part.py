@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from aiohttp import web
 
@@ -32,6 +33,10 @@ class SessionsPart(Part):
             Route("GET", f"{_REPLICA}/access", self._access, AccessRole.OPERATOR),
             Route("GET", f"{_REPLICA}/session", self._session, AccessRole.OPERATOR),
         ]
+
+    def row(self) -> Mapping[str, Any]:
+        left = self._service.machines_with_older_keys()
+        return {} if not left else {"machine keys": f"{left} not replaced yet, or not connected to yet"}
 
     async def _access(self, request: web.Request) -> web.Response:
         return web.json_response((await self._place(request)).view())
