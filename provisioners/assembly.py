@@ -28,13 +28,20 @@ from provisioners.port.commands import Login, UnreachableError
 from provisioners.port.errors import TransientError
 from provisioners.port.firewall import FirewallAccess, block_of
 from provisioners.port.lease import shortest_s, terms_of
-from provisioners.port.vm import Machine, MachineOrder, Machines, Trial, in_region, machine_token
+from provisioners.port.vm import Machine, MachineOrder, Machines, Trial, in_region, machine_token, service_in
 from provisioners.remote.bootstrap_steps import Front
 from provisioners.remote.certificates import Authority
 from provisioners.remote.first_login import FirstLogins
 from provisioners.remote.ssh_config import SshRoute
 from provisioners.remote.ssh_hosts import DEFAULT_PORT, SshHosts
-from provisioners.remote.ssh_keys import Keys, host_key_script, user_data
+from provisioners.remote.ssh_keys import (
+    Keys,
+    SshKey,
+    generations,
+    lasting_keys_script,
+    own_login_script,
+    user_data,
+)
 from provisioners.remote.supervise import HEARTBEAT_S
 from provisioners.vm_provisioner import VmProvisioner
 
@@ -91,7 +98,7 @@ class VmSettings:
 class VmCloudProvisioner(VmProvisioner):
     """Of one cloud; its own module gives it its machines and its `name`.
 
-    `catalog` has that cloud's rows, `secret` are the 32 bytes of the home from which all keys follow, `own` knows this
+    `catalog` has that cloud's rows, `secret` the bytes of the home from which all keys follow (`ssh_keys.generations`), `own` knows this
     host's addresses, `zone_ids` map the account's names of zones to the catalog's, `first_login` prepares machines of a
     cloud that runs no user data, `folder` keeps records of first connections, `terminate_script` is the program by which a
     machine whose lease is over has the cloud delete it. `subnets` are the regions and zones in which the user names
@@ -144,11 +151,11 @@ class VmCloudProvisioner(VmProvisioner):
         self._is_done = False
         self._admitted_at = self._changed_at = float("-inf")
         way = section.way
-        first = first_login or first_logins(way, secret, folder)
+        first = self._first = first_login or first_logins(way, secret, folder)
         super().__init__(
             machines,
             SshHosts(
-                lambda machine: login_by(way, machine, secret, keeps=first.keeps(machine.token)),
+                first.login,
                 heartbeat_s=heartbeat_s(shortest_s(settings.dead_man_minutes)),
                 now=now,
                 seen_from=self._own.saw,
@@ -213,6 +220,9 @@ class VmCloudProvisioner(VmProvisioner):
             "the address from which this host reaches the Internet is not known, so no machine would let it in: "
             f"set clouds.{self.name}.sources in config.yaml"
         )
+
+    def with_older_keys(self, owner: str) -> int:
+        return sum(not self._first.has_present_keys(token) for token in self.running(owner))
 
     def usd_hour(self, machine: Machine) -> float | None:
         rows = self._catalog.by_instance_type.get(machine.instance_type.lower(), ())
@@ -303,18 +313,46 @@ def reserved_trials(rows: Iterable[Row]) -> list[Trial]:
 
 def first_logins(way: SshRoute, secret: bytes, folder: Path | None) -> FirstLogins:
     """Of machines that run user data."""
+
+    def script(machine: Machine) -> str:
+        keys = Keys(generations(secret)[0], machine.owner)
+        return lasting_keys_script(USER, login_key_of(keys, machine), keys.host(machine.token))
+
     return FirstLogins(
         USER,
         lambda machine: login_by(way, machine, secret),
-        lambda machine: host_key_script(Keys(secret, machine.owner).host(machine.token)),
+        script,
         folder,
-        boot_key=lambda machine: Keys(secret, machine.owner).boot_host(machine.token).public,
+        boot_keys=lambda machine: [
+            Keys(each, machine.owner).boot_host(machine.token).public for each in generations(secret)
+        ],
+        own_script=lambda machine: own_login_script(
+            login_key_of(Keys(generations(secret)[0], machine.owner), machine)
+        ),
+        older=lambda machine: older_logins(way, machine, secret),
     )
 
 
-def login_by(way: SshRoute, machine: Machine, secret: bytes, *, keeps: bool = False) -> Login:
+def login_key_of(keys: Keys, one: Machine | MachineOrder) -> SshKey:
+    """Return the key that a machine is to let in. It follows from what its cloud shows of it: that of a plug-in may only have names."""
+    if one.zone.cloud in DISCOVERED:
+        return keys.login(one.service, one.role)
+    return keys.login(service_in(one.token, one.owner))
+
+
+def older_logins(way: SshRoute, machine: Machine, secret: bytes) -> list[Login]:
+    """Return how to get into a machine that does not know its usual login yet, newest first."""
+    found = []
+    for number, each in enumerate(generations(secret)):
+        usual = login_by(way, machine, each)
+        owners = Keys(each, machine.owner).owner_login().private
+        found += [*([usual] if number else []), replace(usual, private_key=owners)]
+    return found
+
+
+def login_by(way: SshRoute, machine: Machine, secret: bytes) -> Login:
     """As `login_of`, by the way of the cloud's section. Raises UnreachableError if a file for it cannot be read."""
-    plain = login_of(machine, secret, keeps=keeps)
+    plain = login_of(machine, secret)
     try:
         return way.to(plain, machine.id, machine.zone.region, machine.zone.name)
     except OSError as error:
@@ -323,25 +361,22 @@ def login_by(way: SshRoute, machine: Machine, secret: bytes, *, keeps: bool = Fa
         ) from error
 
 
-def login_of(machine: Machine, secret: bytes, *, keeps: bool = False) -> Login:
-    """Return how to get into a machine that was made by an order of ours, once it was prepared.
-
-    `keeps`: with the host key of its user data.
-    """
-    keys = Keys(secret, machine.owner)
-    host = keys.boot_host(machine.token) if keeps else keys.host(machine.token)
+def login_of(machine: Machine, secret: bytes) -> Login:
+    """Return how to get into a machine that was made by an order of ours, once it was prepared."""
+    keys = Keys(generations(secret)[0], machine.owner)
     return Login(
         name=machine.id,
         address=machine.address or "",
         user=USER,
-        private_key=keys.login().private,
-        host_keys=(host.public,),
+        private_key=login_key_of(keys, machine).private,
+        host_keys=(keys.host(machine.token).public,),
     )
 
 
 def front_of(machine: Machine, order: LaunchOrder, secret: bytes) -> Front:
     """TLS in front of the replica on the machine, where the firewall expects it."""
-    return Front(Authority(secret, machine.owner).of_machine(machine.token), front_port(order))
+    oldest = generations(secret)[-1]  # that of the certificates of all machines that run
+    return Front(Authority(oldest, machine.owner).of_machine(machine.token), front_port(order))
 
 
 def front_port(order: LaunchOrder) -> int:
@@ -354,8 +389,11 @@ def heartbeat_s(lease_s: int) -> float:
 
 
 def order_of(order: LaunchOrder, rank: int, secret: bytes, settings: VmSettings) -> MachineOrder:
-    """Return one machine of the replica. The same order always gives the same, to the byte."""
-    keys = Keys(secret, order.owner)
+    """Return one machine of the replica. The same order gives the same, to the byte, as long as the secret is the same.
+
+    After a rotation its keys are others. A cloud to which it was sent before finds its machine by name or tag, which has the older keys.
+    """
+    keys = Keys(generations(secret)[0], order.owner)
     token = machine_token(order.token, rank)
     port, is_public = order.port or DEFAULT_PORT, order.role is Role.LOAD_BALANCER
     inner = front_port(order) if settings.tls else port  # the server's own port stays shut then
@@ -371,7 +409,7 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, settings: VmSettings)
         reservation=order.offer.zone.reservation,
         instance_type=order.offer.instance_type,
         capacity_type=order.offer.capacity_type,
-        public_key=keys.login().public,
+        public_key="",
         user=USER,
         accelerator=order.offer.accelerator,
         accelerator_count=order.offer.accelerator_count,
@@ -383,5 +421,6 @@ def order_of(order: LaunchOrder, rank: int, secret: bytes, settings: VmSettings)
         labels={**settings.labels, **order.labels},
         role=order.role,
     )
+    plain = replace(plain, public_key=login_key_of(keys, plain).public)
     terms = terms_of(settings.dead_man_minutes, token, serves_at_once=is_public)
     return replace(plain, user_data=user_data(plain, keys.boot_host(token), terms, settings.terminate_script))

@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from policies.model import Offer, Role
-from provisioners.assembly import USER, VmCloudProvisioner, VmSection, login_by, within
+from provisioners.assembly import (
+    USER,
+    VmCloudProvisioner,
+    VmSection,
+    login_by,
+    login_key_of,
+    older_logins,
+    within,
+)
 from provisioners.clock import unix_now
 from provisioners.offers.catalog.model import Catalog
 from provisioners.offers.lb_instance_types import small_offers
@@ -18,7 +26,7 @@ from provisioners.port.base import Requirements
 from provisioners.port.lease import terms_of
 from provisioners.port.vm import Machine, MachineOrder
 from provisioners.remote.first_login import FirstLogins
-from provisioners.remote.ssh_keys import Keys, user_data
+from provisioners.remote.ssh_keys import Keys, generations, lasting_login_script, user_data
 
 
 def provisioner_of(
@@ -43,7 +51,7 @@ def provisioner_of(
 
     def script(machine: Machine) -> str:
         """Return what other clouds run as user data; it depends on keys and user alone."""
-        keys = Keys(secret, machine.owner)
+        keys = Keys(generations(secret)[0], machine.owner)
         order = MachineOrder(
             token=machine.token,
             owner=machine.owner,
@@ -54,16 +62,23 @@ def provisioner_of(
             zone=machine.zone,
             instance_type=machine.instance_type,
             capacity_type=machine.capacity_type,
-            public_key=keys.login().public,
+            public_key=login_key_of(keys, machine).public,
             user=USER,
         )
         terms = terms_of(section.dead_man_minutes, machine.token)
-        return user_data(order, keys.host(machine.token), terms)
+        login = lasting_login_script(USER, login_key_of(keys, machine))
+        return login + user_data(order, keys.host(machine.token), terms)
 
     first = None
     if plugin.first_user is not None:
         way = section.way
-        first = FirstLogins(plugin.first_user, lambda machine: login_by(way, machine, secret), script, folder)
+        first = FirstLogins(
+            plugin.first_user,
+            lambda machine: login_by(way, machine, secret),
+            script,
+            folder,
+            older=lambda machine: older_logins(way, machine, secret),
+        )
 
     class PluginProvisioner(VmCloudProvisioner):
         name = plugin.name

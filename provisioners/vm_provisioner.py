@@ -222,6 +222,12 @@ class VmProvisioner:
             machines = [one for group in self._seen.values() for one in group if one.owner == owner]
         return frozenset(one.address for one in machines if one.address is not None and not one.state.is_gone)
 
+    def running(self, owner: str) -> list[str]:
+        """Return the tokens of the owner's machines that ran when they were last listed."""
+        with self._lock:
+            machines = [one for group in self._seen.values() for one in group if one.owner == owner]
+        return [one.token for one in machines if one.state is MachineState.RUNNING]
+
     def clock_warning(self) -> str:
         """Return a sentence if the cloud's clock and ours differ by more than a few seconds; else ""."""
         return self._clock.warning()

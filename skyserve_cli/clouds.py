@@ -384,7 +384,8 @@ class Clouds:
                 case KubernetesConfig():
                     return build(section.clusters(), section.kubeconfig)
                 case RentedConfig():
-                    catalog, secret = self._stocked(name, load(self.home.root)), self.home.machine_secret()
+                    catalog = self._stocked(name, load(self.home.root))
+                    secret = b"".join(self.home.machine_secrets())
                     own, folder = self._own_addresses(), self.home.first_logins(name)
                     return build(section, catalog, secret, own=own, folder=folder)
                 case _:
@@ -405,7 +406,7 @@ class Clouds:
             found,
             section,
             Catalog(plugins.listings_of(found)),
-            self.home.machine_secret(),
+            b"".join(self.home.machine_secrets()),
             own=self._own_addresses(),
             folder=self.home.first_logins(name),
         )

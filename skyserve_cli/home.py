@@ -255,12 +255,21 @@ class Home:
     def machine_secret_file(self) -> Path:
         return self.root / "machines.key"
 
-    def machine_secret(self) -> bytes:
-        """Return what every SSH key of ours follows from (`provisioners.remote.ssh_keys`).
+    def machine_secrets(self) -> tuple[bytes, ...]:
+        """Return what the keys of machines follow from, newest first; made on first use.
 
-        Made on first use, and never changed while machines run: without it, it is not possible to log in on them.
+        SSH keys follow from the first one. The others are of before rotations while machines ran (`key_rotation`).
         """
-        return secret_file(self.machine_secret_file, lambda: secrets.token_bytes(MACHINE_SECRET_BYTES))
+        found = secret_file(self.machine_secret_file, lambda: secrets.token_bytes(MACHINE_SECRET_BYTES))
+        starts = range(0, len(found), MACHINE_SECRET_BYTES)
+        return tuple(found[start : start + MACHINE_SECRET_BYTES] for start in starts)
+
+    def machine_secret(self) -> bytes:
+        """Return what certificates of machines and tokens of their agents follow from: the oldest one.
+
+        It does not change while machines run, because they have these from when they were launched.
+        """
+        return self.machine_secrets()[-1]
 
 
 def make_private(environ: MutableMapping[str, str]) -> None:

@@ -29,6 +29,7 @@ from provisioners.port.vm import (
     MachineState,
     Trial,
     in_region,
+    role_in,
 )
 
 SPOT_NOTICE_S = 120.0
@@ -91,6 +92,7 @@ def machine_of(
         message=message,
         instance_type=described.get("InstanceType", ""),
         refusal=refusal,
+        role=role_in(tags),
     )
 
 

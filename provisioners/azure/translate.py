@@ -37,6 +37,7 @@ from provisioners.port.vm import (
     Machine,
     MachineOrder,
     MachineState,
+    role_in,
 )
 
 ZONE_TAG = "skyserve-zone"
@@ -280,6 +281,7 @@ def machine_of(vm: VirtualMachine, addresses: Addresses | None = None) -> Machin
         message=_message(state, capacity_type, statuses),
         refusal=_refusal(state, capacity_type, statuses),
         instance_type=(properties.hardware_profile.vm_size or "") if properties.hardware_profile else "",
+        role=role_in(tags),
     )
 
 

@@ -32,6 +32,7 @@ class MachinesSubject(Subject):
 
     now: Callable[[], float]
     sleep: Callable[[float], None]
+    secret = b""
 
     def __init__(self) -> None:
         self.stack = ExitStack()
@@ -59,7 +60,9 @@ class MachinesSubject(Subject):
         """No trouble any more."""
 
     def restarted(self) -> VmProvisioner:
-        catalog, machines = self.listed_types(), self.machines()
+        """The keys are rotated at every start: an order that is sent again has others than its machine was made with."""
+        self.secret = bytes([len(self.secret) % 255]) * 32 + self.secret
+        secret, catalog, machines = self.secret, self.listed_types(), self.machines()
         self.hosts = MemoryHosts(self.now)
 
         class Fleet(VmProvisioner):
@@ -71,7 +74,7 @@ class MachinesSubject(Subject):
         return Fleet(
             machines,
             self.hosts,
-            lambda order, rank: order_of(order, rank, bytes(32), VmSettings()),
+            lambda order, rank: order_of(order, rank, secret, VmSettings()),
             lambda need: offers_of(
                 replace(need, candidates=tuple(map(accelerated, need.candidates))), catalog
             ),

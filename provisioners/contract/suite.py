@@ -77,6 +77,16 @@ def test_after_a_lost_answer_the_instance_is_listed_and_its_token_returns_it(sub
     assert len(subject.listed()) == 1
 
 
+def test_an_order_that_is_sent_again_with_rotated_keys_finds_its_instance(subject: Subject) -> None:
+    order = subject.order()
+    subject.lose_response(order)
+    for _ in range(2):
+        subject.cloud = subject.restarted()
+        found = subject.insist(lambda: subject.cloud.launch(order))
+        listed = subject.insist(subject.listed)
+        assert {one.id for one in listed.values()} == {found.id}
+
+
 @pytest.mark.parametrize("candidate", [SPOT, ON_DEMAND], ids=["spot", "on-demand"])
 def test_a_zone_without_room_is_a_capacity_error_and_leaves_nothing(
     subject: Subject, candidate: Candidate

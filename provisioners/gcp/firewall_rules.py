@@ -1,6 +1,6 @@
 """The firewall rules of our machines, as Compute Engine takes them. Pure.
 
-A rule is bound to machines by a network tag: the owner's, or one that is the rule's own name, which follows from the network,
+A rule is bound to machines by a network tag that is the rule's own name, which follows from the network,
 the service and the ports. Its description has what `admit` needs to make it once more.
 """
 
@@ -21,7 +21,7 @@ _ABOUT = re.compile(r"; service (\S*), ports ([\d ]+)(, public)?$")
 
 
 def prefix_of(owner: str) -> str:
-    """With which the names of all that is the owner's begin; the owner's network and tag are named so."""
+    """With which the names of all that is the owner's begin; the owner's network is named so."""
     return f"skyserve-{hashlib.sha256(owner.encode()).hexdigest()[:8]}"
 
 
@@ -33,9 +33,9 @@ def outer_rules(
     ports: Sequence[int],
     public_ports: Sequence[int],
 ) -> list[compute_v1.Firewall]:
-    """Return the ports of a machine that are open to others than the owner's machines.
+    """Return the ports of a machine that are open to others than the machines of its service.
 
-    The first rule is for port 22 and bound to the owner's tag, the others are bound to tags of their names.
+    The first rule is for port 22.
     """
     rules = [_ssh_rule(owner, network, access)]
     if ports:
@@ -51,7 +51,7 @@ def renewed(
     """Return the rule as it should be; None if it is so already, or none that `firewall` is about."""
     about = _ABOUT.search(found.description)
     if about is None:
-        return None  # among the owner's machines, or of an earlier version
+        return None  # among machines of ours, or of an earlier version
     if about[1]:
         ports, is_public = ports_of_text(about[2]), about[3] is not None
         wanted = _rule(owner, network, access, about[1], ports, is_public=is_public)
@@ -66,7 +66,7 @@ def _ssh_rule(owner: str, network: str, access: FirewallAccess) -> compute_v1.Fi
     except ValueError as error:
         raise InvalidRequestError(f"sources must be CIDR blocks: {error}", cloud=CLOUD) from error
     rule = _outer_rule(owner, network, "", [SSH_PORT], sources, is_public=False)
-    rule.target_tags = [prefix_of(owner)]
+    rule.target_tags = [prefix_of(owner), rule.name]  # the first is the tag of machines that version 0.2 made
     return rule
 
 
@@ -99,27 +99,28 @@ def _outer_rule(
         direction="INGRESS",
         disabled=False,
         source_ranges=[block for block in sources if ":" not in block],  # the network has no other addresses
-        source_tags=[prefix_of(owner)],
+        source_tags=[f"{prefix_of(owner)}-none"],  # of no machine: a rule without a source admits any address
         target_tags=[name],
         allowed=[compute_v1.Allowed(I_p_protocol="tcp", ports=ports_text(ports).split())],
     )
 
 
-def inner_rule(owner: str, network: str) -> compute_v1.Firewall:
-    """Return the owner's machines among themselves: the nodes of one replica talk on any port.
+def inner_rule(owner: str, network: str, service: str) -> compute_v1.Firewall:
+    """Return the machines of a service among themselves: the nodes of one replica talk on any port.
 
-    Names of rules are unique in a project, which may have several networks.
+    Names of rules are unique in a project, which may have several networks. Version 0.2 had one such rule for all machines of the owner,
+    bound to the owner's tag. It stays for the machines with that tag, and ends with the owner's network.
     """
-    tag = prefix_of(owner)
-    of_network = "" if last(network) == tag else f"-{hashlib.sha256(network.encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256(f"{network}; inner {service}".encode()).hexdigest()[:8]
+    name = f"{prefix_of(owner)}-{digest}"
     return compute_v1.Firewall(
-        name=f"{tag}-inner{of_network}",
+        name=name,
         network=network,
         description=description_of(owner),
         direction="INGRESS",
         disabled=False,
-        source_tags=[tag],
-        target_tags=[tag],
+        source_tags=[name],
+        target_tags=[name],
         allowed=[compute_v1.Allowed(I_p_protocol="all")],
     )
 

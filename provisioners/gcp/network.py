@@ -2,15 +2,14 @@
 
 Each owner has a network of their own (Google's `default` one is open to the world on port 22), with a subnetwork in
 every region, unless the user names a network or subnetworks, which may be those of another project (Shared VPC). There are
-four kinds of rules: the owner's machines reach each other; port 22 of all of them is open to the controller; the ports of a
+four kinds of rules: the machines of a service reach each other; port 22 of all machines is open to the controller; the ports of a
 service's replicas to the controller and to the service's load balancers; the ports of load balancers to any address. A rule
-is bound to machines by a network tag: the owner's, or one that is the rule's own name, which follows from the network, the
-service and the ports. So machines of different services do not open each other's ports, and `admit` changes nothing but
+is bound to machines by a network tag that is the rule's own name, which follows from the network, the
+service and the ports. So machines of different services neither reach nor open each other's ports, and `admit` changes nothing but
 the sources of rules that are there. Rules belong to the project of their network.
 
 Networks and rules cannot be labelled. Their names begin with a digest of the owner, and their description says the
-rest. A rule that names no source would admit any address: ours name the owner's tag, too, whose machines the first rule lets in
-anyway. Everything here may be done by several controllers of one owner at once.
+rest. A rule that names no source would admit any address: ours name a tag of no machine, too. Everything here may be done by several controllers of one owner at once.
 """
 
 from __future__ import annotations
@@ -84,11 +83,12 @@ class GcpNetwork:
             )
             if network == Network(own, prefix):
                 self._once(network, lambda: self._make_network(owner, prefix))
-            for rule in (inner_rule(owner, network.path_from(own)), *outer):
+            rules = (inner_rule(owner, network.path_from(own), order.service), *outer)
+            for rule in rules:
                 rule.network = path
                 named_rule = Network(network.project, rule.name)
                 self._once(named_rule, lambda rule=rule: self._make_rule(network.project, rule))  # type: ignore[misc]
-        tags = (prefix, *(rule.name for rule in outer[1:]))
+        tags = tuple(rule.name for rule in rules)
         return Attachment("" if subnetwork else network.path_from(own), subnetwork, tags)
 
     def admit(self, owner: str, access: FirewallAccess) -> None:

@@ -27,12 +27,14 @@ from provisioners.port.vm import (
     OWNER_TAG,
     RANK_TAG,
     REPLICA_TAG,
+    ROLE_TAG,
     SERVICE_TAG,
     TOKEN_TAG,
     Machine,
     MachineOrder,
     MachineState,
     default_image,
+    role_in,
 )
 
 GPU_IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580"
@@ -52,7 +54,7 @@ GPU_DISK_GB = 200  # of a machine with accelerators, without a disk_size: an ima
 _MAX_LABEL = 63
 _CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"  # IAM decides, not the scope
 _COMPUTE = "https://www.googleapis.com/auth/compute"
-_OUR_TAGS = (OWNER_TAG, SERVICE_TAG, REPLICA_TAG, TOKEN_TAG, RANK_TAG, NODES_TAG, CAPACITY_TAG)
+_OUR_TAGS = (OWNER_TAG, SERVICE_TAG, REPLICA_TAG, TOKEN_TAG, RANK_TAG, NODES_TAG, CAPACITY_TAG, ROLE_TAG)
 _NAMESPACE = uuid.UUID("5f1b8f4e-43c5-5b0c-9f3e-6d2d8e1c7a90")
 
 # What n1 machines can be given; every other family has its accelerators built in.
@@ -334,6 +336,7 @@ def machine_of(instance: compute_v1.Instance, *, public: bool) -> Machine | None
         launched_at=unix_s(instance.creation_timestamp),
         message=_message(instance) if state is _S.FAILED else "",
         instance_type=last(instance.machine_type),
+        role=role_in(labels),
     )
 
 
@@ -351,6 +354,7 @@ def accepted(order: MachineOrder, now: float) -> Machine:
         capacity_type=order.capacity_type,
         state=_S.PENDING,
         launched_at=now,
+        role=order.role,
     )
 
 

@@ -47,6 +47,9 @@ class PodChannel:
     def settimeout(self, timeout_s: float) -> None:
         self._near.settimeout(timeout_s)
 
+    def fileno(self) -> int:
+        return self._near.fileno()
+
     def printed_errors(self) -> bytes:
         """Return what the command has written to its standard error."""
         return self._errors

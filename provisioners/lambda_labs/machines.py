@@ -16,6 +16,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any, ClassVar
 
 from policies.model import Zone
@@ -194,7 +195,7 @@ class LambdaMachines:
         self._terminate(orphan.id)
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
-        keys = [each for each in self._api.get("/ssh-keys") if each["name"] == _key_name(owner)]
+        keys = [each for each in self._api.get("/ssh-keys") if _is_key_of(owner, each["name"])]
         return [
             *(
                 OrphanedResource("firewall ruleset", each["id"], each["region"]["name"])
@@ -215,7 +216,7 @@ class LambdaMachines:
         return problems
 
     def _key(self, order: MachineOrder) -> str:
-        name = _key_name(order.owner)
+        name = f"{_key_name(order.owner)}.{sha256(order.public_key.encode()).hexdigest()[:12]}"
         if all(each["name"] != name for each in self._api.get("/ssh-keys")):
             try:
                 self._api.call(
@@ -284,6 +285,11 @@ class LambdaMachines:
 
 def _key_name(owner: str) -> str:
     return f"skyserve-{owner}"
+
+
+def _is_key_of(owner: str, name: str) -> bool:
+    """Version 0.2 and earlier had one key for all services."""
+    return name == _key_name(owner) or name.startswith(f"{_key_name(owner)}.")
 
 
 def _joined(ports: Collection[int]) -> str:

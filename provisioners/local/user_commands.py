@@ -53,14 +53,25 @@ def inside(node: InstanceFolder) -> Inside:
     raise NoProcessError("has no process now: neither `setup` nor `run` runs")
 
 
-def run_inside(place: Inside, script: str, out: Write, err: Write, stopped: Callable[[], bool]) -> int:
-    """Run a script there until it ends, or is `stopped`. Returns its exit code, 128 and the signal if one killed it."""
+def run_inside(
+    place: Inside,
+    script: str,
+    out: Write,
+    err: Write,
+    stopped: Callable[[], bool],
+    *,
+    has_stdin: bool = False,
+) -> int:
+    """Run a script there until it ends, or is `stopped`. Returns its exit code, 128 and the signal if one killed it.
+
+    With `has_stdin` it reads the standard input of this process.
+    """
     shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
     process = subprocess.Popen(
         place.command([shell, "-c", script]),
         cwd=place.work,
         env=dict(place.env),
-        stdin=subprocess.DEVNULL,
+        stdin=None if has_stdin else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,

@@ -312,7 +312,10 @@ class LoginSource(Protocol):
         ...
 
     def login(self, instance: Instance, node: int = 0) -> Login:
-        """Return how to log in to a node of the instance; it is not called. Raises ProvisionError if it has no address."""
+        """Return how to log in to a node of the instance, which gets its lasting keys first if it has others.
+
+        Raises ProvisionError if it has no address, or ShellError.
+        """
         ...
 
     def work_folder(self, instance: Instance, node: int = 0) -> str:

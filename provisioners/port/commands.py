@@ -18,10 +18,10 @@ from __future__ import annotations
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 if TYPE_CHECKING:
     import paramiko  # slow to import
@@ -54,13 +54,6 @@ class Login:
     agent: bool = False
     bastion: Login | None = None
     program: tuple[str, ...] = ()
-
-    @staticmethod
-    def of(values: Mapping[str, Any]) -> Login:
-        """From what `dataclasses.asdict` and JSON made of one."""
-        bastion = values.get("bastion")
-        lists = {key: tuple(values.get(key) or ()) for key in ("host_keys", "program")}
-        return Login(**{**values, **lists, "bastion": None if bastion is None else Login.of(bastion)})
 
 
 @dataclass(frozen=True, slots=True)

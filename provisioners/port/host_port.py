@@ -63,5 +63,5 @@ class Hosts(Protocol):
         ...
 
     def login(self, machine: Machine) -> Login:
-        """Return how to log in to a machine that has an address."""
+        """Return how to log in to a machine that has an address, once it is prepared for it. Raises ShellError."""
         ...

@@ -116,7 +116,8 @@ class Machine:
     `address` is where it can be reached from here, `private_address` from its own region. `launched_at` and `preempt_at`
     are UNIX seconds; the latter stands while the cloud's API (not the machine's metadata service) says that it will be
     taken. `message` is one sentence about how it came to its end, and `refusal` what that means where the cloud terminated it
-    because it could not, or would not, start it.
+    because it could not, or would not, start it. A cloud that has names and no tags shows every machine as a replica, and of its
+    service what `service_in` returns.
     """
 
     id: str
@@ -136,6 +137,7 @@ class Machine:
     message: str = ""
     instance_type: str = ""
     refusal: Refusal | None = None
+    role: Role = Role.REPLICA
 
 
 class SpotPrice(Protocol):
@@ -326,6 +328,12 @@ class OwnerSource(Protocol):
         ...
 
 
+def role_in(tags: Mapping[str, str]) -> Role:
+    """Return the role of a machine with these tags. Machines without such a tag have that of a replica."""
+    found = tags.get(ROLE_TAG, "")
+    return Role(found) if found in {role.value for role in Role} else Role.REPLICA
+
+
 def machine_token(token: str, rank: int) -> str:
     """Return the token of the replica's machine of that rank. The head's is the replica's own."""
     return token if rank == 0 else f"{token}-n{rank}"
@@ -336,9 +344,27 @@ def token_of_replica(token: str) -> str:
     return re.sub(r"-n[1-9][0-9]*$", "", token)
 
 
+def service_in(token: str, owner: str) -> str:
+    """Return what the token of a machine says of its service: in lower case, and if it is long, only its first part.
+
+    A token that names no service stands for itself.
+    """
+    found = re.fullmatch(rf"{re.escape(owner)}-(.+)-[0-9]+-[0-9a-f]{{10}}", token_of_replica(token))
+    return token_of_replica(token) if found is None else found[1]
+
+
 def replica_token(machine: Machine) -> str:
     """Return the token of the replica that the machine is a part of."""
     return machine.token.removesuffix(f"-n{machine.rank}") if machine.rank else machine.token
+
+
+@runtime_checkable
+class KeyKeeper(Protocol):
+    """A provisioner whose machines get other keys while they run."""
+
+    def with_older_keys(self, owner: str) -> int:
+        """Return how many running machines are not known to have the present keys yet. The cloud is not called."""
+        ...
 
 
 @runtime_checkable

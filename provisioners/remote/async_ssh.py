@@ -57,6 +57,7 @@ from provisioners.remote.ssh import (
 _HAND_BACK_S = 5.0
 _PROBES = 3
 _LONGEST_LINE = 65536
+_PROCESS_WINDOW = 262_144  # bytes of output that a program may be ahead of its reader
 
 
 _making = threading.Lock()
@@ -135,6 +136,22 @@ class AsyncConnection:
         except (TimeoutError, OSError, asyncssh.Error) as error:
             raise lost(self.login, error) from error
         return cast(Report, report)
+
+    async def process(
+        self, command: str, term: tuple[str, int, int] | None = None
+    ) -> asyncssh.SSHClientProcess[bytes]:
+        """Start a program whose streams the caller reads and writes as they come; what is not read waits on the host.
+
+        `term` is the kind of a terminal, its columns and rows. Raises UnreachableError.
+        """
+        kind, size = (None, ()) if term is None else (term[0], term[1:])
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                return await self._connection.create_process(
+                    command, term_type=kind, term_size=size, encoding=None, window=_PROCESS_WINDOW
+                )
+        except (TimeoutError, OSError, asyncssh.Error) as error:
+            raise lost(self.login, error) from error
 
     @property
     def is_open(self) -> bool:

@@ -35,7 +35,7 @@ class SshHosts:
     `is_booting`: machines are new, and need time to let us in. An idle machine reports every `heartbeat_s`; `poll_s` is the
     pause between two attempts, or two looks at a machine that cannot be followed. `dial` connects for bringing up,
     `dial_line` for following. `seen_from` is called with the address that a machine sees us at, on any thread.
-    `first_login` prepares machines that run no user data. `front` gives what TLS in front of the machine's replica needs,
+    `first_login` prepares machines before they are logged in to. `front` gives what TLS in front of the machine's replica needs,
     if there is to be any.
     """
 
@@ -137,9 +137,10 @@ class SshHosts:
         return b"" if supervisor is None else supervisor.log_archive
 
     def log_in(self, machine: Machine) -> Shell:
-        return self._dial(self._login(machine))
+        return self._connect(machine)
 
     def login(self, machine: Machine) -> Login:
+        self._prepare(machine)
         return self._login(machine)
 
     def _gather(self, replica: str, rank: int, num_nodes: int) -> bool:
@@ -157,9 +158,11 @@ class SshHosts:
         return True
 
     def _connect(self, machine: Machine) -> Shell:
+        return self._dial(self.login(machine))
+
+    def _prepare(self, machine: Machine) -> None:
         if self._first_login is not None:
             self._first_login.prepare(machine)
-        return self._dial(self._login(machine))
 
     def _with_host(self, machine: Machine, query: Callable[[Host], T], otherwise: T) -> T:
         """Over the supervisor's connection, or one of our own; a machine that does not respond has nothing to report."""
@@ -169,7 +172,7 @@ class SshHosts:
         try:
             if host is not None and host.shell.is_open:
                 return query(host)
-            with self._dial(self._login(machine)) as shell:
+            with self._connect(machine) as shell:
                 return query(Host(shell, ReplicaNode(machine.token, machine.rank, (), 0).folder))
         except ShellError:
             return otherwise

@@ -1,8 +1,10 @@
 """SSH keys that are not stored: all of them follow from one secret of 32 bytes and a name.
 
-The login key follows from the owner, a machine's host key from its token. So the user data of an order is the same, byte
-for byte, whenever it is sent again (clouds that take an idempotency token insist on that), a machine's host key is known
-before the machine is, and a controller that was restored from nothing but its secret can log in everywhere.
+The login key of a machine follows from its owner and service, its host key from its token. So the user data of an order is
+the same, byte for byte, whenever it is sent again (clouds that take an idempotency token insist on that), a machine's host key is
+known before the machine is, and a controller that was restored from nothing but its secret can log in everywhere. The machines of
+a service do not let the key of another service in, and load balancers have another key than replicas. No private key of a login
+leaves the controller: users reach machines by way of it.
 
 Derivation is HKDF (RFC 5869) with SHA-256; the keys are Ed25519 (RFC 8032) in OpenSSH's own format (its PROTOCOL.key).
 """
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from policies.model import Role
 from provisioners.port.lease import FIRST_S, LEASE_S, LeaseTerms
 from provisioners.port.vm import MachineOrder
 
@@ -55,8 +58,13 @@ class Keys:
         if len(self.secret) != SECRET_BYTES:
             raise ValueError(f"the secret must have {SECRET_BYTES} bytes, not {len(self.secret)}")
 
-    def login(self) -> SshKey:
-        """Return who may log in on the owner's machines."""
+    def login(self, service: str, role: Role = Role.REPLICA) -> SshKey:
+        """Return who may log in on the machines of a service that have this role."""
+        purpose = "balancer login" if role is Role.LOAD_BALANCER else "login"
+        return _derived(self.secret, f"{purpose}\0{self.owner}\0{service}", f"skyserve-{self.owner}")
+
+    def owner_login(self) -> SshKey:
+        """Return who may log in on all of the owner's machines that version 0.2 and earlier made."""
         return _derived(self.secret, f"login\0{self.owner}", f"skyserve-{self.owner}")
 
     def host(self, token: str) -> SshKey:
@@ -69,6 +77,13 @@ class Keys:
         It stands in user data, which others may read.
         """
         return _derived(self.secret, f"boot host\0{self.owner}\0{token}", "skyserve-boot-host")
+
+
+def generations(secret: bytes) -> list[bytes]:
+    """Return the secrets of a home, newest first: they stand one after the other (`Home.machine_secrets`). ValueError if they are none."""
+    if not secret or len(secret) % SECRET_BYTES:
+        raise ValueError(f"the secrets must have {SECRET_BYTES} bytes each, not {len(secret)} in all")
+    return [secret[start : start + SECRET_BYTES] for start in range(0, len(secret), SECRET_BYTES)]
 
 
 def fingerprint(public: str) -> str:
@@ -106,9 +121,26 @@ def user_data(
     return login if terms is None else login + _dead_man(terms, terminate_script)
 
 
-def host_key_script(host_key: SshKey) -> str:
-    """Return what gives a machine another host key, as root; any number of times."""
-    return _HOST_KEY.format(host_private=host_key.private.strip(), host_public=host_key.public)
+def lasting_keys_script(user: str, login_key: SshKey, host_key: SshKey) -> str:
+    """Return what gives a machine the keys that last, as root; any number of times, and from any line on again.
+
+    `user` can log in with the login key afterwards, and no one with another key: what is in `authorized_keys` does not count
+    any more, neither what user data and the cloud's own agent write there nor what the image's own user had. A machine that shows
+    the new host key therefore accepts the new login key alone.
+    """
+    return lasting_login_script(user, login_key) + _HOST_KEY.format(
+        host_private=host_key.private.strip(), host_public=host_key.public
+    )
+
+
+def lasting_login_script(user: str, login_key: SshKey) -> str:
+    """Return the first part of it, which has an effect when sshd is started again."""
+    return _LASTING_LOGIN.format(user=user, public_key=shlex.quote(login_key.public))
+
+
+def own_login_script(login_key: SshKey) -> str:
+    """Return what lets in this login key alone on an image without sudo, run by the user who logs in."""
+    return _OWN_LOGIN.format(public_key=shlex.quote(login_key.public))
 
 
 def _dead_man(terms: LeaseTerms, terminate_script: str) -> str:
@@ -140,7 +172,8 @@ id $u >/dev/null 2>&1 || useradd -m -s /bin/bash -p '*' $u
 usermod -aG docker $u 2>/dev/null
 h=$(getent passwd $u | cut -d: -f6)
 mkdir -p $h/.ssh /etc/sudoers.d
-grep -qxF {public_key} $h/.ssh/authorized_keys 2>/dev/null || echo {public_key} >>$h/.ssh/authorized_keys
+[ -e $h/.ssh/skyserve.lasting ] || grep -qxF {public_key} $h/.ssh/authorized_keys 2>/dev/null ||
+echo {public_key} >>$h/.ssh/authorized_keys
 chown -R $u $h/.ssh
 echo "$u ALL=(ALL) NOPASSWD:ALL" >/etc/sudoers.d/skyserve
 [ -e $k.lasting ] || {{ cat >$k.new <<'E'
@@ -153,6 +186,21 @@ if [ -d /run/systemd/system ]; then
 systemctl disable --now unattended-upgrades apt-daily.timer apt-daily-upgrade.timer 2>/dev/null
 systemctl restart ssh 2>/dev/null || systemctl restart sshd
 else kill -HUP $(cat /run/sshd.pid) 2>/dev/null; fi
+"""
+
+# The keys that sshd reads are in a folder that nothing else writes. The line in its configuration comes after the file, and the
+# host key after both: a machine that has been stopped in between lets a key in, and its host key says that it is not done.
+_LASTING_LOGIN = """\
+umask 022
+d=/etc/ssh/skyserve; mkdir -p $d
+echo {public_key} >$d/{user}.new; mv -f $d/{user}.new $d/{user}
+grep -qsxF "AuthorizedKeysFile $d/%u" /etc/ssh/sshd_config || sed -i "1i AuthorizedKeysFile $d/%u" /etc/ssh/sshd_config
+"""
+
+_OWN_LOGIN = """\
+umask 077
+: >~/.ssh/skyserve.lasting
+echo {public_key} >~/.ssh/authorized_keys.new; mv -f ~/.ssh/authorized_keys.new ~/.ssh/authorized_keys
 """
 
 # The file at `.lasting` keeps user data, which some clouds run at every boot, from bringing the first key back.

@@ -83,8 +83,14 @@ CONTROLLER = (
     ),
     Operation("POST", "/v1/services/{name}/replicas/{id}/down", "Terminate one replica, which is replaced.", "{}"),
     Operation(
-        "GET", "/v1/services/{name}/replicas/{id}/access", "Return how to run commands on a replica.",
-        "address, user and a private key; never cached", (("node", "rank of a machine of a replica; default 0"),),
+        "GET", "/v1/services/{name}/replicas/{id}/access", "Return how commands run on a replica.",
+        "{kind: session}, or where it is on the controller's host; no address and no key",
+        (("node", "rank of a machine of a replica; default 0"),),
+    ),
+    Operation(
+        "GET", "/v1/services/{name}/replicas/{id}/session", "Open a WebSocket for a command or a shell on a replica. The controller logs in to "
+        "the machine; skyserve_cli/controller/sessions/relay.py has the messages. It ends within two seconds after its token was revoked.",
+        "101; 409 without a machine, 429 with 16 open sessions of the caller", (("node", "rank of a machine of a replica; default 0"),),
     ),
     Operation(
         "GET", "/v1/services/{name}/history", "Return the replicas and versions of a service over time.",

@@ -206,8 +206,8 @@ app.command()(restore)
 def rotate() -> None:
     """Replace the keys of this home: the API's token, the key that seals secrets, and the machines' key.
 
-    A running controller is stopped and started again; services go on serving. The machines' key can only be replaced while no
-    rented machine runs, because the controller could not log in on it afterwards. Daily copies and backups from before are
+    A running controller is stopped and started again; services go on serving. The controller then gives running machines their new
+    login and host keys, and the old ones open none of them. Daily copies and backups from before are
     sealed with the old key and can no longer be restored without it, so make a new backup afterwards. Of several controllers of one
     database the others must be stopped; copy the keys to their homes before you start them again.
     """
@@ -232,14 +232,13 @@ def rotate() -> None:
         inform(
             f"the secrets of {service} version {version} cannot be opened with any key of this home; run `serve update {service}`"
         )
+    inform("new: machines.key")
     if rotated.machines:
         shown = ", ".join(rotated.machines[:5]) + (", ..." if len(rotated.machines) > 5 else "")
         inform(
-            f"kept: machines.key, because {plural(len(rotated.machines), 'machine')} made with it still run ({shown}); "
-            "take the services down and rotate again to replace it"
+            f"{plural(len(rotated.machines), 'machine')} made with the old key ({shown}): the controller gives those that are rented "
+            "new login keys when it connects, and `serve controller status` counts those that are left"
         )
-    else:
-        inform("new: machines.key")
     if sqlite_file(make_url(here.database_url)) is None:
         names = ", ".join(path.name for path in (*here.key_files(), here.digest_key_file))
         inform(

@@ -11,21 +11,17 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from provisioners.local.user_commands import Inside, run_inside
-from provisioners.port.commands import ShellError, UnreachableError
-from provisioners.remote.ssh import connect
-from provisioners.remote.user_commands import bring_agent, run_there
+from provisioners.local.user_commands import run_inside
 from skyserve_cli.commands.log_streams import PrefixedLog
 from skyserve_cli.commands.options import ServiceName, controller
-from skyserve_cli.commands.reach import UNREACHABLE, Node, Place, ReplicaId, chosen, live_ids, place_of
-from skyserve_cli.controller.api.client import ControllerClient, RefusedError
+from skyserve_cli.commands.reach import Node, ReplicaId, chosen, live_ids, local_place
+from skyserve_cli.commands.sessions import relay
+from skyserve_cli.controller.api.client import RefusedError
 from skyserve_cli.output import CommandFailed, WrongUsage, inform
 
 AT_ONCE = 8
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # 128 and SIGPIPE, as a program that the shell runs
-
-Write = Callable[[bytes], None]
 
 
 def exec(
@@ -43,20 +39,26 @@ def exec(
         bool, typer.Option("--all", help="On all live replicas, each line behind the id of its replica.")
     ] = False,
     node: Node = 0,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", "-i", help="Pass standard input on to the command.")
+    ] = False,
 ) -> None:
     """Run a command where a replica runs.
 
     It runs in the replica's work directory with its environment; on machines that is without the secrets. The exit code
-    is the command's, with --all the highest; 255 if a machine cannot be reached. It has no standard input, and ends on
-    Ctrl-C.
+    is the command's, with --all the highest; 255 if a machine cannot be reached. It has standard input with --stdin only,
+    and ends on Ctrl-C.
 
     \b
     serve exec chat -- nvidia-smi
     serve exec chat --replica 3 -- 'tail -n 20 *.log | grep -i error'
     serve exec chat --all -- df -h .
+    serve exec chat --stdin -- 'cat >prompts.txt' <prompts.txt
     """
     if everywhere and replica is not None:
         raise WrongUsage("choose one: --replica ID or --all")
+    if everywhere and stdin:
+        raise WrongUsage("choose one: --stdin or --all")
     script = command[0] if len(command) == 1 else shlex.join(command)
     client = controller()
     ids = live_ids(client, name) if everywhere else [chosen(client, name, replica)]
@@ -68,35 +70,22 @@ def exec(
         prefix = f"{replica_id:>{width}} | " if everywhere else None
         out, err = OutputSink(sys.stdout.buffer, prefix, lock), OutputSink(sys.stderr.buffer, prefix, lock)
         try:
-            return _run(client, name, replica_id, node, script, out.write, err.write, stop.is_set)
+            place = local_place(client, name, replica_id, node)
+            if place is not None:
+                return run_inside(place, script, out.write, err.write, stop.is_set, has_stdin=stdin)
+            link = client.session(name, replica_id, node=node)
+            source = 0 if stdin else None
+            return relay(link, script, out=out.write, err=err.write, stdin=source, stopped=stop.is_set)
         except BrokenPipeError:
             return BROKEN_PIPE
-        except (CommandFailed, RefusedError, ShellError) as error:
+        except (CommandFailed, RefusedError) as error:
             inform((prefix or "") + str(error))
-            return UNREACHABLE if isinstance(error, UnreachableError) else 1
+            return error.code if isinstance(error, CommandFailed) else 1
         finally:
             out.finish()
             err.finish()
 
     raise typer.Exit(_worst(run, ids, stop))
-
-
-def _run(
-    client: ControllerClient,
-    name: str,
-    replica_id: int,
-    node: int,
-    script: str,
-    out: Write,
-    err: Write,
-    stopped: Callable[[], bool],
-) -> int:
-    place: Place = place_of(client, name, replica_id, node)
-    if isinstance(place, Inside):
-        return run_inside(place, script, out, err, stopped)
-    with connect(place.login) as shell:
-        bring_agent(shell, place.folder)
-        return run_there(shell, place.folder, script, out, err, stopped)
 
 
 def _worst(run: Callable[[int], int], ids: list[int], stop: threading.Event) -> int:

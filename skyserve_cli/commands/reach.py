@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from provisioners.local.store import LocalStore
 from provisioners.local.user_commands import Inside, NoProcessError, inside
-from provisioners.port.commands import Login
 from skyserve_cli.commands import sentences
 from skyserve_cli.commands.options import View, find, home
 from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.output import CommandFailed, WrongUsage
-
-UNREACHABLE = 255  # what `ssh` says, too
 
 ReplicaId = Annotated[
     int | None,
@@ -24,17 +20,6 @@ ReplicaId = Annotated[
 Node = Annotated[
     int, typer.Option("--node", metavar="RANK", min=0, help="Which machine of a replica of several.")
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class OverSsh:
-    """On a machine. `folder` is the machine's, below the home of the user who logs in."""
-
-    login: Login
-    folder: str
-
-
-Place = OverSsh | Inside
 
 
 def live_ids(client: ControllerClient, name: str) -> list[int]:
@@ -60,12 +45,11 @@ def chosen(client: ControllerClient, name: str, wanted: int | None) -> int:
     return ids[0] if wanted is None else wanted
 
 
-def place_of(client: ControllerClient, name: str, replica_id: int, node: int) -> Place:
-    """Return where the replica runs. Raises CommandFailed or RefusedError."""
+def local_place(client: ControllerClient, name: str, replica_id: int, node: int) -> Inside | None:
+    """Return where the replica runs on this host; None if it runs on a machine. Raises CommandFailed or RefusedError."""
     found: dict[str, Any] = client.access(name, replica_id, node=node)
-    if found["kind"] == "ssh":
-        login = found["login"]
-        return OverSsh(Login.of(login), found["folder"])
+    if found["kind"] != "local":
+        return None
     try:
         return inside(LocalStore(home().root.resolve()).folder(found["token"]).at(found["node"]))
     except NoProcessError as error:

@@ -3,155 +3,81 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import termios
+import tty
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import FrameType
 
 import typer
 
-from provisioners.clock import unix_now
-from provisioners.local.user_commands import Inside
-from provisioners.port.commands import Login, ShellError, UnreachableError
-from provisioners.remote.ssh import connect
-from provisioners.remote.user_commands import bring_agent, interactive_command
-from skyserve_cli.commands.options import ServiceName, controller, home
-from skyserve_cli.commands.reach import UNREACHABLE, Node, OverSsh, ReplicaId, chosen, place_of
-from skyserve_cli.output import CommandFailed
-
-NO_SSH = (
-    "there is no program `ssh` here: install OpenSSH's client (Debian, Ubuntu: apt install openssh-client; "
-    "Fedora: dnf install openssh-clients), or use `serve exec`"
-)
-
-
-_PREFIX = ".ssh-"
-_LEFT_OVER_S = 3600.0
+from skyserve_cli.commands.options import ServiceName, controller
+from skyserve_cli.commands.reach import Node, ReplicaId, chosen, local_place
+from skyserve_cli.commands.sessions import relay
+from skyserve_cli.controller.api.client import ControllerClient
 
 
 def ssh(name: ServiceName, replica: ReplicaId = None, node: Node = 0) -> None:
     """Open a shell where a replica runs.
 
-    It starts in the replica's work directory with its environment; on machines that is without the secrets. The machine
-    must show the host key that skyserve knows. On the local cloud it is your $SHELL.
+    It starts in the replica's work directory with its environment; on machines that is without the secrets. The
+    controller logs in there and relays the session. On the local cloud it is your $SHELL.
 
     \b
     serve ssh chat
     serve ssh chat --replica 3
     """
     client = controller()
-    place = place_of(client, name, chosen(client, name, replica), node)
-    if isinstance(place, Inside):
+    replica_id = chosen(client, name, replica)
+    place = local_place(client, name, replica_id, node)
+    if place is not None:
         shell = os.environ.get("SHELL") or "/bin/sh"
         raise typer.Exit(_wait_for(place.command([shell]), cwd=place.work, env=place.env))
-    raise typer.Exit(_over_ssh(place))
+    raise typer.Exit(_on_machine(client, name, replica_id, node))
 
 
-def _over_ssh(place: OverSsh) -> int:
-    """Return the exit code of `ssh`. The private key is in a file only while it runs."""
-    program = shutil.which("ssh")
-    if program is None:
-        raise CommandFailed(NO_SSH)
-    try:
-        with connect(place.login) as shell:
-            bring_agent(shell, place.folder)
-    except ShellError as error:
-        raise CommandFailed(
-            error.message, UNREACHABLE if isinstance(error, UnreachableError) else 1
-        ) from error
+def _on_machine(client: ControllerClient, name: str, replica_id: int, node: int) -> int:
+    """Return the exit code of the shell. It has a terminal if this command has one."""
+    link = client.session(name, replica_id, node=node)
+
+    def write(data: bytes) -> None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    def size() -> tuple[int, int]:
+        with suppress(OSError):
+            columns, rows = os.get_terminal_size(0)
+            return columns or 80, rows or 24
+        return 80, 24
+
+    term = os.environ.get("TERM", "xterm") if os.isatty(0) else None
+    with _raw_terminal():
+        return relay(link, None, out=write, err=_write_error, stdin=0, term=term, size=size)
+
+
+def _write_error(data: bytes) -> None:
+    sys.stderr.buffer.write(data)
+    sys.stderr.buffer.flush()
+
+
+@contextmanager
+def _raw_terminal() -> Iterator[None]:
+    """Have the terminal of this command, if it has one, pass every key on: Ctrl-C is for the program on the machine."""
+    if not os.isatty(0):
+        yield
+        return
+    before = termios.tcgetattr(0)
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
-    remove_leftovers(home().root, unix_now())
-    with TemporaryDirectory(prefix=_PREFIX, dir=home().root) as folder:  # for its owner alone
-        return _wait_for(ssh_command(program, place, Path(folder)))
-
-
-def remove_leftovers(root: Path, now: float) -> None:
-    """Remove the keys of earlier calls that were killed: `ssh` reads them when it connects, and not an hour later."""
-    for folder in root.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            if now - folder.lstat().st_mtime > _LEFT_OVER_S:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def ssh_command(program: str, place: OverSsh, folder: Path) -> list[str]:
-    """Return the arguments of `ssh`.
-
-    Nothing of the user's own configuration counts: the connection is the controller's. Keys are written to `folder`.
-    """
-    login = place.login
-    words = ["-t", "-p", str(login.port), "-l", login.user, "--", login.address]
-    return [
-        program,
-        "-F",
-        "none",
-        *_options(program, login, folder, "host"),
-        *words,
-        interactive_command(place.folder),
-    ]
-
-
-def _options(program: str, login: Login, folder: Path, prefix: str) -> list[str]:
-    known_hosts = folder / f"{prefix}-known_hosts"
-    write_private(known_hosts, known_hosts_of(login))
-    options = {
-        "IdentitiesOnly": "no" if login.agent else "yes",
-        "IdentityAgent": "SSH_AUTH_SOCK" if login.agent else "none",
-        "UserKnownHostsFile": _quoted(known_hosts),
-        "GlobalKnownHostsFile": "/dev/null",
-        "StrictHostKeyChecking": "yes",
-        "UpdateHostKeys": "no",
-        "PreferredAuthentications": "publickey",
-        "ConnectTimeout": "10",
-        "ServerAliveInterval": "10",
-        "LogLevel": "ERROR",
-    }
-    for key, text in (("IdentityFile", login.private_key), ("CertificateFile", login.certificate)):
-        if text:
-            path = folder / f"{prefix}-{key}"
-            write_private(path, text.rstrip() + "\n")
-            options[key] = _quoted(path)
-    if login.bastion is not None:
-        # Its own ssh, and not ProxyJump: that takes no files of keys for the bastion but those of a configuration.
-        through = login.bastion
-        way = [program, "-F", "none", *_options(program, through, folder, f"{prefix}-bastion")]
-        way += [
-            "-p",
-            str(through.port),
-            "-l",
-            through.user,
-            "-W",
-            f"[{login.address}]:{login.port}",
-            "--",
-            through.address,
-        ]
-        options["ProxyCommand"] = shlex.join(way).replace("%", "%%")
-    elif login.program:
-        options["ProxyCommand"] = shlex.join(login.program).replace("%", "%%")
-    return [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
-
-
-def known_hosts_of(login: Login) -> str:
-    """Return the lines that pin the host's keys."""
-    entry = login.address if login.port == 22 else f"[{login.address}]:{login.port}"
-    return "".join(f"{entry} {' '.join(key.split()[:2])}\n" for key in login.host_keys)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read from its first instant."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-
-
-def _quoted(path: Path) -> str:
-    """As `ssh` reads the name of a file in an option: it expands % and splits at blanks."""
-    return '"' + str(path).replace("%", "%%") + '"'
+    try:
+        tty.setraw(0, termios.TCSADRAIN)  # keys that were pressed before are not lost
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 def _wait_for(

@@ -45,6 +45,7 @@ _HERE = "skyserve_cli.controller"
 BUILT_IN = (
     f"{_HERE}.teams.part:TeamsPart",
     f"{_HERE}.plan_part:PlanPart",
+    f"{_HERE}.sessions.part:SessionsPart",
     f"{_HERE}.upload_part:UploadsPart",
     f"{_HERE}.backup.part:BackupPart",
     f"{_HERE}.metrics.part:MetricsPart",

@@ -21,9 +21,9 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from policies.model import CapacityType, Offer, Role, Zone
-from provisioners.assembly import USER, first_logins, login_of
+from provisioners.assembly import USER, first_logins
 from provisioners.port.base import Candidate, Requirements
-from provisioners.port.commands import ShellError
+from provisioners.port.commands import Login, ShellError
 from provisioners.port.errors import CapacityError, ProvisionError, QuotaError, RefusedError, TransientError
 from provisioners.port.vm import CONTROLLER_OWNER, Machine, MachineOrder, Machines, MachineState
 from provisioners.remote.ssh_config import SshRoute
@@ -239,7 +239,7 @@ class ControllerMachine:
             if machine.state is MachineState.RUNNING and machine.address:
                 try:
                     first.prepare(machine)
-                    self._write_login(machine, keeps=first.keeps(machine.token))
+                    self._write_login(first.login(machine))
                     return machine
                 except ShellError as error:
                     sentence = f"waiting for sshd of {machine.id}: {error.message}"
@@ -318,7 +318,7 @@ class ControllerMachine:
             zone=zone.physical,
             instance_type=instance_type,
             capacity_type=CapacityType.ON_DEMAND,
-            public_key=keys.login().public,
+            public_key=keys.login(SERVICE, Role.CONTROLLER).public,
             user=USER,
             image=image,
             disk_gb=DISK_GB,
@@ -329,9 +329,8 @@ class ControllerMachine:
         )  # no lease: it is never terminated by itself
         return replace(plain, user_data=script)
 
-    def _write_login(self, machine: Machine, *, keeps: bool) -> None:
+    def _write_login(self, login: Login) -> None:
         """Write the files by which the context logs in."""
-        login = login_of(machine, self._secret, keeps=keeps)
         write_private(self._files.identity, login.private_key.encode())
         line = f"{login.address} {login.host_keys[0]}\n"
         write_private(self._files.known_hosts, line.encode())

@@ -181,6 +181,7 @@ class MemoryMachines:
             preempt_at=kept.preempt_at,
             message=message,
             refusal=kept.refusal,
+            role=order.role,
         )
 
 

@@ -48,7 +48,7 @@ class Rack:
 
 @contextmanager
 def rack_of(folder: Path) -> Iterator[Rack]:
-    login = KEYS.login()
+    login = KEYS.login("chat")
     (folder / "id").write_text(login.private)
     with VmWorld() as world:
         hosts = []

@@ -17,7 +17,7 @@ from tests.e2e.conftest import Serve
 
 pytestmark = pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not()))
 
-LOGIN = Keys(bytes(range(32)), "the user").login()
+LOGIN = Keys(bytes(range(32)), "the user").login("chat")
 SERVICE = """
 service:
   readiness_probe: {path: /, initial_delay_seconds: 120}

@@ -46,10 +46,19 @@ def test_commands_run_in_the_work_directory_with_the_environment(serve: Serve, t
     assert (failed.code, failed.out, failed.err) == (7, "out\n", "err\n")
     assert serve("exec", "web", "--", "kill -9 $$").code == 128 + signal.SIGKILL
     assert serve.ok("exec", "web", "--", "wc -c").out.strip() == "0", "there is no standard input"
+    told = subprocess.run(
+        [*serve.command, "exec", "web", "-i", "--", "wc -c"],
+        env=serve.environment, input=b"four", capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert told.stdout.strip() == b"4"
 
     gone = serve("exec", "web", "--replica", "9", "--", "true")
     assert (gone.code, gone.err) == (1, "web has no live replica 9 (live: 1)\n")
-    for wrong in (["web"], ["web", "--all", "--replica", "1", "--", "true"]):
+    for wrong in (
+        ["web"],
+        ["web", "--all", "--replica", "1", "--", "true"],
+        ["web", "--all", "-i", "--", "true"],
+    ):
         assert serve("exec", *wrong).code == 2
     unknown = serve("exec", "wbe", "--", "true")
     assert (unknown.code, unknown.err) == (1, "there is no service wbe; did you mean web?\n")

@@ -25,8 +25,8 @@ pytestmark = [
     pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
 ]
 
-LOGIN = Keys(bytes(range(32)), "the user").login()
-ANOTHER = Keys(bytes(32), "somebody else").login()
+LOGIN = Keys(bytes(range(32)), "the user").login("chat")
+ANOTHER = Keys(bytes(32), "somebody else").login("chat")
 SERVICE = """
 service:
   readiness_probe: {path: /, initial_delay_seconds: 120}

@@ -34,7 +34,7 @@ from tests.e2e.regions_client import Client
 WHY_NOT = vm_world.why_not() or vm_world.why_no_venv()
 pytestmark = [pytest.mark.long, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
-LOGIN = Keys(bytes(range(32)), "the user").login()
+LOGIN = Keys(bytes(range(32)), "the user").login("chat")
 SERVICE = """
 service:
   readiness_probe: {path: /, initial_delay_seconds: 120}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
 import socket
 import subprocess
+import termios
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
 ]
 
-LOGIN = Keys(bytes(range(32)), "the user").login()
+LOGIN = Keys(bytes(range(32)), "the user").login("chat")
 SERVICE = """
 service:
   readiness_probe: {path: /, initial_delay_seconds: 120}
@@ -145,11 +148,41 @@ def test_commands_and_a_shell_on_hosts(serve: Serve, rack: dict[str, Vm], tmp_pa
     assert code == 5, screen
     assert f"I am {zones[first]}" in screen
     assert "/dev/pts/" in screen
-    assert list(serve.home.glob(".ssh-*")) == []
 
-    without = serve("ssh", "web", "--replica", str(first), env={"PATH": str(tmp_path)})
-    assert without.code == 1
-    assert "install OpenSSH's client" in without.err
+    code, screen = _on_a_terminal(
+        serve,
+        "ssh",
+        "web",
+        "--replica",
+        str(first),
+        keys="stty size; echo $((40+2)); sleep 7654.5\n",
+        after_42="\x03stty size; exit 6\n",
+    )
+    assert (code, "24 80" in screen, "30 100" in screen) == (6, True, True), screen
+
+    big = os.urandom(3 << 20)
+    told = subprocess.run(
+        [*serve.command, "exec", "web", "--replica", str(first), "--stdin", "--", "tee /dev/stderr"],
+        env=serve.environment,
+        input=big,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (told.returncode, told.stdout == big, told.stderr == big) == (0, True, True)
+    code, screen = _on_a_terminal(serve, "exec", "web", "--replica", str(first), "--", "wc -c", keys="")
+    assert (code, screen.strip()) == (0, "0"), "there is no standard input"
+
+    lines = serve.ok("events", "web", "-o", "json").out
+    sessions = [one for one in map(json.loads, lines.splitlines()) if one["kind"] == "session"]
+    assert {one["author"] for one in sessions} == {"owner"}
+    said_of = [one["message"] for one in sessions if one["replica_id"] == first]
+    assert {
+        "a shell begins",
+        "a command begins",
+        "a shell ends: exit code 5",
+        "a command ends: exit code 7",
+    } <= set(said_of)
+    assert "index.html" not in lines, "commands may have secrets"
 
     rule = ["to", f"{rack[zones[second]].address}/32", "unreachable"]
     subprocess.run(["ip", "rule", "add", *rule], check=True)
@@ -160,8 +193,11 @@ def test_commands_and_a_shell_on_hosts(serve: Serve, rack: dict[str, Vm], tmp_pa
     assert (lost.code, "cannot be reached" in lost.err) == (255, True), lost
 
 
-def _on_a_terminal(serve: Serve, *arguments: str, keys: str) -> tuple[int, str]:
-    """The exit code of `serve` with a terminal on which `keys` are pressed, and what the terminal shows."""
+def _on_a_terminal(serve: Serve, *arguments: str, keys: str, after_42: str = "") -> tuple[int, str]:
+    """The exit code of `serve` with a terminal on which `keys` are pressed, and what the terminal shows.
+
+    Once it shows a line with 42 it gets another size, and the keys `after_42` are pressed.
+    """
     terminal, side = pty.openpty()
     program = subprocess.Popen(
         [*serve.command, *arguments],
@@ -177,6 +213,11 @@ def _on_a_terminal(serve: Serve, *arguments: str, keys: str) -> tuple[int, str]:
     with suppress(OSError):  # the terminal has no other side any more
         while content := os.read(terminal, 4096):
             screen += content
+            if after_42 and b"\n42\r" in screen:
+                termios.tcsetwinsize(terminal, (30, 100))
+                time.sleep(1.0)
+                os.write(terminal, after_42.encode())
+                after_42 = ""
     os.close(terminal)
     return program.wait(60), screen.decode()
 

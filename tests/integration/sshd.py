@@ -16,7 +16,7 @@ import psutil
 from provisioners.remote.ssh_keys import Keys
 from tests.clouds.vms.vm_bench import until
 
-LOGIN = Keys(bytes(range(32)), "the user").login()
+LOGIN = Keys(bytes(range(32)), "the user").login("chat")
 PROGRAM = shutil.which("sshd") or "/usr/sbin/sshd"
 _CONFIG = """
 ListenAddress 127.0.0.1

@@ -58,6 +58,7 @@ ROUTES = [
     ("POST", "/v1/services/chat/down"),
     ("POST", "/v1/services/chat/replicas/1/down"),
     ("GET", "/v1/services/chat/replicas/1/access"),
+    ("GET", "/v1/services/chat/replicas/1/session"),
     ("POST", "/v1/plan"),
     ("GET", "/v1/events"),
     ("GET", "/v1/logs/controller"),

@@ -127,6 +127,7 @@ async def test_roles_of_all_routes(controller: Controller) -> None:
         "POST /v1/services/{name}/chat",
         "POST /v1/services/{name}/replicas/{id}/down",
         "GET /v1/services/{name}/replicas/{id}/access",
+        "GET /v1/services/{name}/replicas/{id}/session",
         *(f"POST /v1/{path}" for path in ("plan", "tidy", "uploads", "uploads/parts")),
     }
 

@@ -14,7 +14,12 @@ from provisioners.port.commands import HostKeyError, Login, LoginRefusedError, S
 from provisioners.port.vm import Machine
 from provisioners.remote.first_login import FirstLogins, host_key_of
 from provisioners.remote.ssh import Shell, connect
-from provisioners.remote.ssh_keys import host_key_script, user_data
+from provisioners.remote.ssh_keys import (
+    SshKey,
+    lasting_keys_script,
+    own_login_script,
+    user_data,
+)
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import KEYS, boot, launch_order, login, machine_of, machine_order, until
 from tests.clouds.vms.vm_world import Vm, VmWorld
@@ -33,7 +38,7 @@ def world() -> Iterator[VmWorld]:
 
 def bare(world: VmWorld, name: str) -> Vm:
     """As a cloud without user data makes it: our key lets root in, and the host key is the image's."""
-    return world.boot(name, logins={"root": KEYS.login().public})
+    return world.boot(name, logins={"root": KEYS.login("chat").public})
 
 
 def first_logins(vm: Vm, folder: Path | None = None) -> FirstLogins:
@@ -82,10 +87,10 @@ def test_what_was_prepared_is_never_told_anything_again(world: VmWorld, tmp_path
     vm = bare(world, "bare-5")
     (tmp_path / "bare-5.json").write_text(json.dumps({"is_prepared": True}))
     machine = machine_of(vm, launch_order("bare-5"))
-    first_logins(vm, tmp_path).prepare(machine)
     until(lambda: can_dial(vm))
-    with pytest.raises((HostKeyError, LoginRefusedError)):
-        connect(login(vm))  # the usual login alone decides
+    with pytest.raises(HostKeyError):
+        first_logins(vm, tmp_path).prepare(machine)
+    assert json.loads((tmp_path / "bare-5.json").read_text()) == {"is_prepared": True}
 
 
 def test_a_machine_with_user_data_needs_none_of_it(world: VmWorld, tmp_path: Path) -> None:
@@ -106,16 +111,29 @@ def test_a_memory_that_cannot_be_read_is_an_error(world: VmWorld, tmp_path: Path
 # --- with user data -----------------------------------------------------------------------------------------------
 
 
-def lasting(vm: Vm, folder: Path | None = None, dial: Callable[[Login], Shell] = connect) -> FirstLogins:
+def lasting(token: str, host_key: SshKey | None = None) -> str:
+    return lasting_keys_script("skyserve", KEYS.login("chat"), host_key or KEYS.host(token))
+
+
+def with_user_data(
+    vm: Vm, folder: Path | None = None, dial: Callable[[Login], Shell] = connect
+) -> FirstLogins:
     """As rented machines have it: the key of the user data, and then another one."""
     return FirstLogins(
         "skyserve",
         lambda machine: login(vm),
-        lambda machine: host_key_script(KEYS.host(machine.token)),
+        lambda machine: lasting(machine.token),
         folder,
-        boot_key=lambda machine: KEYS.boot_host(machine.token).public,
+        boot_keys=lambda machine: [KEYS.boot_host(machine.token).public],
+        own_script=lambda machine: own_login_script(KEYS.login("chat")),
+        older=lambda machine: [owners(vm)],
         dial=dial,
     )
+
+
+def owners(vm: Vm) -> Login:
+    """As the controller logged in before each service had a key."""
+    return replace(login(vm), private_key=KEYS.owner_login().private)
 
 
 def booted(world: VmWorld, name: str) -> Vm:
@@ -144,25 +162,25 @@ def test_the_host_key_of_user_data_is_replaced_and_never_accepted_again(
     machine = machine_of(vm, launch_order("two-keys-1"))
     until(lambda: shown(vm) == key(KEYS.boot_host("two-keys-1").public))
     until(lambda: has_other_key(vm))
-    until(lambda: prepared(lasting(vm, tmp_path), machine))
+    until(lambda: prepared(with_user_data(vm, tmp_path), machine))
     until(lambda: can_log_in(vm))
 
     vm.run("/run/user-data")  # as some clouds do at every boot
     until(lambda: shown(vm) == key(KEYS.host("two-keys-1").public))
-    until(lambda: prepared(lasting(vm), machine))  # a home that has forgotten finds out again
+    until(lambda: prepared(with_user_data(vm), machine))  # a home that has forgotten finds out again
 
     # An attacker who has read the user data can pose as the machine that was. It is not trusted any longer.
     back = KEYS.boot_host("two-keys-1")
-    vm.run(host_key_script(back))
+    vm.run(lasting("", back))
     until(lambda: shown(vm) == key(back.public))
-    lasting(vm, tmp_path).prepare(machine)
+    with_user_data(vm, tmp_path).prepare(machine)
     until(lambda: has_other_key(vm))
 
 
 @needs_sudo
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("nth", [1, 2])
 def test_a_change_of_keys_that_is_cut_short_is_made_again(world: VmWorld, tmp_path: Path, nth: int) -> None:
-    """The controller crashes at each of its connections: the usual one, the first one, the one that verifies."""
+    """The controller crashes at each of its logins: the first one, and the one that verifies."""
     name = f"cut-short-{nth}"
     vm = booted(world, name)
     machine = machine_of(vm, launch_order(name))
@@ -179,7 +197,7 @@ def test_a_change_of_keys_that_is_cut_short_is_made_again(world: VmWorld, tmp_pa
         """Return False while sshd is starting again with the key of the user data: nothing has been run by then."""
         dialled.clear()
         try:
-            lasting(vm, tmp_path, dial).prepare(machine)
+            with_user_data(vm, tmp_path, dial).prepare(machine)
         except UnreachableError:
             return False
         except KeyboardInterrupt:
@@ -187,7 +205,7 @@ def test_a_change_of_keys_that_is_cut_short_is_made_again(world: VmWorld, tmp_pa
         raise AssertionError(f"prepared with {len(dialled)} connections")
 
     until(is_killed)
-    until(lambda: prepared(lasting(vm, tmp_path), machine))
+    until(lambda: prepared(with_user_data(vm, tmp_path), machine))
     until(lambda: can_log_in(vm))  # sshd may still be starting again
 
 
@@ -198,13 +216,88 @@ def test_an_image_without_sudo_keeps_the_key_of_its_user_data(world: VmWorld, tm
         check=False,
     )
     machine = machine_of(vm, launch_order("no-sudo-1"))
-    logins = lasting(vm, tmp_path)
+    logins = with_user_data(vm, tmp_path)
     until(lambda: prepared(logins, machine))
-    assert logins.keeps("no-sudo-1")
-    assert lasting(vm, tmp_path).keeps("no-sudo-1")
-    connect(replace(login(vm), host_keys=(KEYS.boot_host("no-sudo-1").public,))).close()
+    for one in (logins, with_user_data(vm, tmp_path)):
+        assert key(one.login(machine).host_keys[0]) == key(KEYS.boot_host("no-sudo-1").public)
+        connect(one.login(machine)).close()
     logins.forget("no-sudo-1")
-    assert not logins.keeps("no-sudo-1")
+    assert logins.login(machine) == login(vm)
+
+
+# --- with keys of before ------------------------------------------------------------------------------------------
+
+
+def of_version_0_2(world: VmWorld, name: str, *, is_prepared: bool = True) -> Vm:
+    """A machine that lets the owner's key in; its cloud gave that key to the image's own user, too."""
+    order = replace(machine_order(name), public_key=KEYS.owner_login().public)
+    host_key = KEYS.host(name) if is_prepared else KEYS.boot_host(name)
+    vm = world.boot(name, user_data=user_data(order, host_key), logins={"ubuntu": KEYS.owner_login().public})
+    until(lambda: shown(vm) == key(host_key.public))
+    return vm
+
+
+def lets_in(vm: Vm, private_key: str, user: str = "skyserve") -> bool:
+    def attempt() -> bool | None:
+        try:
+            connect(replace(login(vm), private_key=private_key, user=user)).close()
+        except LoginRefusedError:
+            return False
+        except UnreachableError:  # sshd starts again
+            return None
+        return True
+
+    return until(lambda: (attempt(),) if attempt() is not None else None)[0] is True
+
+
+@needs_sudo
+def test_a_machine_of_an_earlier_version_gets_the_key_of_its_service_and_loses_the_owners(
+    world: VmWorld, tmp_path: Path
+) -> None:
+    vm = of_version_0_2(world, "older-1")
+    machine = machine_of(vm, launch_order("older-1"))
+    (tmp_path / "older-1.json").write_text(json.dumps({"is_prepared": True}))
+    assert lets_in(vm, KEYS.owner_login().private, "ubuntu")
+    until(lambda: prepared(with_user_data(vm, tmp_path), machine))
+    vm.run("/run/user-data; sleep 0.5")  # as some clouds do at every boot
+    assert lets_in(vm, KEYS.login("chat").private)
+    for private_key in (KEYS.owner_login().private, KEYS.login("other").private):
+        assert not lets_in(vm, private_key)
+        assert not lets_in(vm, private_key, "ubuntu")
+    with_user_data(vm).prepare(machine)  # a home that has forgotten finds out again
+
+
+@needs_sudo
+def test_an_exchange_of_keys_that_is_cut_at_any_line_is_completed(world: VmWorld, tmp_path: Path) -> None:
+    vm = of_version_0_2(world, "older-2", is_prepared=False)
+    machine = machine_of(vm, launch_order("older-2"))
+    lines = lasting("older-2").splitlines(keepends=True)
+    cuts = [at for at, line in enumerate(lines) if at and not _in_here_document(lines, at)]
+    for at in cuts[:: max(1, len(cuts) // 6)]:
+        vm.run("".join(lines[:at]) + "\nkill -HUP $(cat /run/sshd.pid) 2>/dev/null || true", check=False)
+    until(lambda: prepared(with_user_data(vm, tmp_path), machine))
+    assert lets_in(vm, KEYS.login("chat").private)
+    assert not lets_in(vm, KEYS.owner_login().private)
+
+
+def _in_here_document(lines: list[str], at: int) -> bool:
+    """Return whether a cut before this line would leave a document without its end, which a shell never runs."""
+    text = "".join(lines[:at])
+    return text.count("<<'E'") > text.count("\nE\n")
+
+
+def test_an_image_without_sudo_loses_the_owners_key_too(world: VmWorld, tmp_path: Path) -> None:
+    vm = of_version_0_2(world, "older-3", is_prepared=False)
+    vm.run("rm -f $(command -v sudo)", check=False)
+    machine = machine_of(vm, launch_order("older-3"))
+    (tmp_path / "older-3.json").write_text(json.dumps({"keeps": True}))
+    logins = with_user_data(vm, tmp_path)
+    until(lambda: prepared(logins, machine))
+    vm.run("/run/user-data; sleep 0.5")
+    until(lambda: can_dial(vm))
+    connect(logins.login(machine)).close()
+    with pytest.raises(LoginRefusedError):
+        connect(replace(logins.login(machine), private_key=KEYS.owner_login().private))
 
 
 def can_dial(vm: Vm) -> bool:

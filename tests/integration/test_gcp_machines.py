@@ -480,6 +480,23 @@ def test_the_network_is_made_once(gcp: Controller) -> None:
     assert gcp.world.count("compute.firewalls.insert") == 3  # inner, ssh, ports
 
 
+def test_machines_of_a_service_reach_each_other_and_none_of_another(gcp: Controller) -> None:
+    services = {"chat-0": "chat", "chat-1": "chat", "other-0": "other"}
+    for token, service in services.items():
+        gcp.machines.create(replace(order_of(token), service=service))
+    tags = {name: set(each["tags"]["items"]) for (_, name), each in gcp.world.instances.items()}
+
+    def reaches(one: str, another: str) -> bool:
+        """Whether a rule lets in what comes from the tags of one machine."""
+        rules = gcp.world.firewalls.values()
+        named = [(set(rule.get("sourceTags", [])), set(rule["targetTags"])) for rule in rules]
+        return any(tags[one] & source and tags[another] & target for source, target in named)
+
+    found = {(one, other) for one in services for other in services if one != other and reaches(one, other)}
+    assert found == {("chat-0", "chat-1"), ("chat-1", "chat-0")}
+    assert all(gcp.world.reach(token, 22, f"{SOURCE}/32") for token in services)
+
+
 def test_a_rule_that_somebody_widened_is_put_right(gcp: Controller) -> None:
     gcp.machines.create(ORDER)
     for rule in gcp.world.firewalls.values():

@@ -199,7 +199,7 @@ def test_a_line_refuses_strangers_with_the_sentences_of_the_shell(world: VmWorld
     cases: list[tuple[Login, type[Exception]]] = [
         (replace(right, host_keys=(KEYS.host("another").public,)), HostKeyError),
         (replace(right, host_keys=()), HostKeyError),
-        (replace(right, private_key=Keys(KEYS.secret, "owner-2").login().private), LoginRefusedError),
+        (replace(right, private_key=Keys(KEYS.secret, "owner-2").login("chat").private), LoginRefusedError),
         (replace(right, private_key="none"), LoginRefusedError),
     ]
     for wrong, kind in cases:

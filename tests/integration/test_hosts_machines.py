@@ -100,7 +100,7 @@ def test_a_host_whose_key_nobody_knows_is_refused(shared: Vm) -> None:
 
 
 def test_another_owners_key_is_refused(shared: Vm) -> None:
-    stranger = Keys(KEYS.secret, "owner-2").login().private
+    stranger = Keys(KEYS.secret, "owner-2").login("chat").private
     with pytest.raises(LoginRefusedError, match="refuses the login of 'skyserve'"):
         connect(replace(login(shared), private_key=stranger))
 

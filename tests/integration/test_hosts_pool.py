@@ -38,8 +38,8 @@ pytestmark = [
     pytest.mark.skipif(vm_world.why_not() is not None, reason=str(vm_world.why_not())),
 ]
 
-LOGIN = Keys(KEYS.secret, "the user").login()
-ANOTHER = Keys(KEYS.secret, "somebody else").login()
+LOGIN = Keys(KEYS.secret, "the user").login("chat")
+ANOTHER = Keys(KEYS.secret, "somebody else").login("chat")
 
 
 @dataclass

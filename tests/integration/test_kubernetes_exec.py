@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import time
 from collections.abc import Iterator
@@ -67,6 +68,7 @@ def test_any_bytes_go_to_a_command_and_come_back(world: KubeWorld, tmp_path: Pat
 
 def test_what_a_command_writes_to_its_standard_error_is_kept_apart(world: KubeWorld, tmp_path: Path) -> None:
     channel = start(tmp_path, "sh", "-c", "echo out; echo wrong >&2; exit 3")
+    assert select.select([channel], [], [], 20.0)[0] == [channel]  # as sessions wait for it
     assert read_all(channel) == b"out\n"
     assert channel.printed_errors() == b"wrong\n"
 

@@ -71,12 +71,12 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with VmWorld() as world:
-        vms = {name: world.boot(name, logins={"me": KEYS.login().public}) for name in ("jump", "inner")}
+        vms = {name: world.boot(name, logins={"me": KEYS.login("chat").public}) for name in ("jump", "inner")}
         logins = {}
         for name, vm in vms.items():
             until(lambda vm=vm: "Server listening" in vm.console(), "sshd")  # type: ignore[misc]
             key = vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub").strip()
-            logins[name] = Login(name, vm.address, "me", KEYS.login().private, (key,))
+            logins[name] = Login(name, vm.address, "me", KEYS.login("chat").private, (key,))
         vms["inner"].wall([(22, f"{vms['jump'].address}/32")])
         yield Site(vms["jump"], vms["inner"], logins)
 
@@ -215,7 +215,7 @@ def test_keys_of_an_agent_are_used_if_the_login_says_so(
         monkeypatch.setenv("SSH_AUTH_SOCK", facts["SSH_AUTH_SOCK"])
         key = tmp_path / "id"
         key.touch(0o600)
-        key.write_text(KEYS.login().private)
+        key.write_text(KEYS.login("chat").private)
         subprocess.run(["ssh-add", "-q", str(key)], check=True)
         without = replace(site.logins["jump"], private_key=KEYS.host("another").private)
         with pytest.raises(LoginRefusedError):
@@ -237,7 +237,7 @@ def test_openssh_goes_the_same_way(site: Site, tmp_path: Path) -> None:
 
 
 def test_a_pool_behind_a_bastion(site: Site, tmp_path: Path) -> None:
-    (tmp_path / "id").write_text(KEYS.login().private)
+    (tmp_path / "id").write_text(KEYS.login("chat").private)
     section = {
         "user": "me",
         "identity_file": str(tmp_path / "id"),

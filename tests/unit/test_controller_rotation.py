@@ -1,4 +1,4 @@
-"""New keys: secrets stay readable, digests stay what they were, and machines that run keep their key."""
+"""New keys: secrets stay readable, digests stay what they were, and machines that run can be given new ones."""
 
 from __future__ import annotations
 
@@ -68,15 +68,30 @@ def test_everything_is_new_and_secrets_and_digests_are_as_before(home: Home, sto
 
 
 @pytest.mark.parametrize(
-    ("cloud", "is_kept"),
+    ("cloud", "stays"),
     [pytest.param("aws", True, id="rented"), pytest.param("ssh", True, id="our own host"), pytest.param("local", False, id="here")],
 )  # fmt: skip
-def test_the_key_of_machines_that_run_is_kept(home: Home, store: Store, cloud: str, is_kept: bool) -> None:
+def test_the_older_keys_of_machines_stay_while_some_run(
+    home: Home, store: Store, cloud: str, stays: bool
+) -> None:
     run_on(store, cloud)
-    before = home.machine_secret()
-    rotated = rotate(home, store)
-    assert list(rotated.machines) == (["chat/3"] if is_kept else [])
-    assert (home.machine_secret() == before) is is_kept
+    first = home.machine_secret()
+    for count in (2, 3):
+        rotated = rotate(home, store)
+        assert list(rotated.machines) == (["chat/3"] if stays else [])
+        assert len(set(home.machine_secrets())) == (count if stays else 1)
+        assert home.machine_secrets()[0] != first
+        assert (home.machine_secret() == first) is stays  # what certificates follow from
+        fingerprints.check(store, home)
+    store.set_down("chat", purge=True, now=NOW)
+    store.commit("chat", now=NOW, changed=[gone()], memory=Memory(4), target=0, notes="", records=[])
+    rotate(home, store)
+    assert len(home.machine_secrets()) == 1
+
+
+def gone() -> Replica:
+    offer = Offer(Zone("aws", "r", "z"), "m", None, 0.0, CapacityType.SPOT, 1.0)
+    return Replica(3, 1, offer, ReplicaState.GONE, NOW, NOW, "i-3")
 
 
 def test_secrets_that_no_key_opens_are_named_and_left(home: Home, store: Store) -> None:
@@ -109,16 +124,16 @@ def test_a_rotation_that_is_interrupted_leaves_secrets_readable_and_is_completed
     assert home.machine_secret() == before
     fingerprints.check(store, home)
     rotate(home, store)
-    assert len(home.sealing_keys()) == 1
+    assert (len(home.sealing_keys()), len(home.machine_secrets())) == (1, 1)
     assert seal_of(home).open(store.version("chat", 1).sealed_secrets) == SECRETS
     fingerprints.check(store, home)
 
 
-@pytest.mark.parametrize("before", ["the key of machines", "the fingerprints"])
-def test_a_rotation_that_is_killed_after_sealing_leaves_a_home_that_starts(
-    home: Home, store: Store, monkeypatch: pytest.MonkeyPatch, before: str
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_a_rotation_that_is_killed_between_two_files_leaves_a_home_that_starts(
+    home: Home, store: Store, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    """Another home with the old keys is refused from then on: none of them opens a secret."""
+    """Another home with the old keys is refused once secrets are sealed with the new one: none of them opens a secret."""
     home.machine_secret()
     other = Home.from_environment({"SKYSERVE_HOME": str(home.root.with_name("other"))})
     other.create()
@@ -126,25 +141,23 @@ def test_a_rotation_that_is_killed_after_sealing_leaves_a_home_that_starts(
         copy.write_bytes(path.read_bytes())
     fingerprints.record(store, home)
     fingerprints.check(store, other)
-    real = key_rotation.write_private
+    real, written = key_rotation.write_private, []
 
     def write(path: Path, content: bytes) -> None:
-        if path == home.machine_secret_file:
+        written.append(path)
+        if len(written) == nth:
             raise PowerCut
         real(path, content)
 
-    def cut(*_: object) -> None:
-        raise PowerCut
-
     with monkeypatch.context() as patched:
-        if before == "the fingerprints":
-            patched.setattr(fingerprints, "record", cut)
-        else:
-            patched.setattr(key_rotation, "write_private", write)
+        patched.setattr(key_rotation, "write_private", write)
         with pytest.raises(PowerCut):
             rotate(home, store)
     fingerprints.check(store, home)
     assert seal_of(home).open(store.version("chat", 1).sealed_secrets) == SECRETS
+    if nth < 4:  # nothing is sealed with the new key
+        fingerprints.check(store, other)
+        return
     with pytest.raises(fingerprints.ForeignKeysError, match=r"sealing\.key is not the key"):
         fingerprints.check(store, other)
     rotate(home, store)

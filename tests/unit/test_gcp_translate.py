@@ -225,9 +225,12 @@ def rules(access: FirewallAccess, *public: int) -> list[compute_v1.Firewall]:
     return outer_rules("own1", "global/networks/n", access, "chat", (8080,), public)
 
 
-def test_a_rule_without_addresses_names_the_owners_machines_and_so_admits_nobody_else() -> None:
+def test_a_rule_without_addresses_names_a_tag_of_no_machine_and_so_admits_none() -> None:
+    tags = {tag for rule in rules(FirewallAccess()) for tag in rule.target_tags}
     for rule in rules(FirewallAccess()):
-        assert (list(rule.source_ranges), list(rule.source_tags)) == ([], [prefix_of("own1")])
+        assert list(rule.source_ranges) == []
+        (none,) = rule.source_tags
+        assert none not in tags
 
 
 def test_rules_open_what_was_asked_for_to_who_was_named() -> None:
@@ -242,7 +245,7 @@ def test_rules_open_what_was_asked_for_to_who_was_named() -> None:
     ]
     assert [list(rule.allowed[0].ports) for rule in (ssh, ports, public)] == [["22"], ["8080"], ["443"]]
     assert [list(rule.target_tags) for rule in (ssh, ports, public)] == [
-        [prefix_of("own1")],
+        [prefix_of("own1"), ssh.name],
         [ports.name],
         [public.name],
     ]

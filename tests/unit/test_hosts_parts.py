@@ -44,30 +44,30 @@ AGENT = Path(__file__).parents[2] / "provisioners" / "host_agent"
 
 def test_keys_follow_from_secret_owner_and_token_alone() -> None:
     again = Keys(bytes(range(32)), "owner-1")
-    assert (again.login(), again.host("a")) == (KEYS.login(), KEYS.host("a"))
+    assert (again.login("chat"), again.host("a")) == (KEYS.login("chat"), KEYS.host("a"))
     others = [
         KEYS.host("b"),
-        Keys(bytes(range(32)), "owner-2").login(),
-        Keys(bytes(32), "owner-1").login(),
+        Keys(bytes(range(32)), "owner-2").login("chat"),
+        Keys(bytes(32), "owner-1").login("chat"),
         KEYS.host(""),
     ]
-    assert len({key.public.split()[1] for key in [KEYS.login(), KEYS.host("a"), *others]}) == 6
+    assert len({key.public.split()[1] for key in [KEYS.login("chat"), KEYS.host("a"), *others]}) == 6
 
 
 def test_ssh_keygen_reads_the_same_public_key_out_of_the_private_one(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    path.write_text(KEYS.login().private)
+    path.write_text(KEYS.login("chat").private)
     path.chmod(0o600)
     said = subprocess.run(["ssh-keygen", "-y", "-f", path], capture_output=True, text=True, check=True).stdout
-    assert said.strip() == KEYS.login().public
+    assert said.strip() == KEYS.login("chat").public
     listed = subprocess.run(
         ["ssh-keygen", "-l", "-f", path], capture_output=True, text=True, check=True
     ).stdout
-    assert listed.split()[1] == KEYS.login().fingerprint
+    assert listed.split()[1] == KEYS.login("chat").fingerprint
 
 
 def test_secrets_are_not_shown() -> None:
-    assert "PRIVATE" not in repr(KEYS.login())
+    assert "PRIVATE" not in repr(KEYS.login("chat"))
     assert "secret" not in repr(KEYS)
 
 
@@ -82,7 +82,7 @@ def machine_order(**facts: Any) -> MachineOrder:
         zone=Zone("aws", "us-east-1", "use1-az1"),
         instance_type="x",
         capacity_type=CapacityType.SPOT,
-        public_key=KEYS.login().public,
+        public_key=KEYS.login("chat").public,
         **facts,
     )
 

@@ -36,7 +36,7 @@ def machine(folder: Path, scenario: str, days: float, terms: LeaseTerms = TERMS,
         zone=Zone("aws", "us-east-1", "use1-az1"),
         instance_type="x",
         capacity_type=CapacityType.SPOT,
-        public_key=KEYS.login().public,
+        public_key=KEYS.login("chat").public,
     )
     ending = "pass" if deletion else ""
     return live(

@@ -5,20 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from threading import Event
 
 import pytest
+from paramiko import Ed25519Key
 
-from policies.model import CapacityType, Offer, Zone
+from policies.model import CapacityType, Offer, Role, Zone
 from provisioners.assembly import VmSettings, heartbeat_s, login_of, offer, order_of, within, zones_of
+from provisioners.name_tags import name_of, parse
 from provisioners.offers.catalog import packaged
 from provisioners.offers.matching import Account
 from provisioners.offers.spot_prices import PRICES_EVERY_S, PRICES_KEPT_S, SpotPrices
 from provisioners.port.base import Candidate, LaunchOrder, Requirements
 from provisioners.port.errors import AuthError
 from provisioners.port.lease import terms_of
-from provisioners.port.vm import Machine, MachineState, Silent
+from provisioners.port.vm import Machine, MachineState, Silent, role_in
 from provisioners.remote.ssh_keys import MAX_USER_DATA_BYTES, Keys
+from skyserve_cli.controller.reconcile.mappers import token_of
 from tests.clouds.memory_machines import MemoryMachines
 
 SECRET = bytes(range(32))
@@ -68,7 +72,7 @@ def test_user_data_is_small_and_has_no_secret_but_the_machines_own_key() -> None
     order = order_of(an_order(HF_TOKEN="hf_verysecret"), 0, SECRET, VmSettings())
     assert len(order.user_data.encode()) < MAX_USER_DATA_BYTES
     assert "hf_verysecret" not in repr(order) + order.user_data
-    assert Keys(SECRET, "own").login().private.splitlines()[4] not in order.user_data
+    assert Keys(SECRET, "own").login("chat").private.splitlines()[4] not in order.user_data
 
 
 def test_we_log_in_with_the_key_of_the_order_and_expect_its_host_key() -> None:
@@ -88,10 +92,55 @@ def test_we_log_in_with_the_key_of_the_order_and_expect_its_host_key() -> None:
     )
     login = login_of(machine, SECRET)
     assert (login.address, login.user) == ("198.51.100.7", order.user)
-    assert login_of(machine, SECRET, keeps=True).host_keys[0] in order.user_data
+    assert Keys(SECRET, "own").boot_host(order.token).public in order.user_data
     # What others may read with the user data differs from the expected key once the machine was prepared.
     assert login.host_keys[0].split()[1] not in order.user_data
-    assert login.private_key == Keys(SECRET, "own").login().private
+    assert login.private_key == Keys(SECRET, "own").login("chat").private
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure", "lambda"])
+@pytest.mark.parametrize("role", [Role.REPLICA, Role.LOAD_BALANCER])
+def test_the_key_of_an_order_opens_its_machine_and_none_of_another_service(cloud: str, role: Role) -> None:
+    """As the cloud shows the machine: one that has names alone shows no role, and of a long service its first part."""
+    keys: dict[str, str] = {}
+    for service in ("Chat", "chat-2", "a-service-with-a-name-that-is-longer-than-a-token-may-be-by-far"):
+        offer = replace(OFFER, zone=Zone(cloud, "us-east-1", "us-east-1"))
+        token = token_of("0a1b2c3d", service, "i", 12, offer)
+        order = order_of(
+            LaunchOrder(token, "0a1b2c3d", service, 12, 1, offer, None, "run", role=role),
+            0,
+            SECRET,
+            VmSettings(),
+        )
+        shown = Machine(
+            "i-1",
+            token,
+            order.owner,
+            service,
+            12,
+            0,
+            1,
+            order.zone,
+            order.capacity_type,
+            MachineState.RUNNING,
+        )
+        if cloud == "lambda":
+            named = parse(name_of(order), order.owner)
+            assert named is not None
+            shown = replace(shown, token=named.token, service=named.service)
+        else:
+            shown = replace(shown, role=role_in(order.tags))
+        private = login_of(shown, SECRET).private_key
+        key = Ed25519Key.from_private_key(StringIO(private)).get_base64()
+        assert order.public_key.split()[1] == key
+        keys[service] = key
+    assert len(set(keys.values())) == 3
+    assert Keys(SECRET, "0a1b2c3d").owner_login().public.split()[1] not in keys.values()
+
+
+def test_load_balancers_have_another_key_than_replicas() -> None:
+    keys = Keys(SECRET, "own")
+    assert keys.login("chat") != keys.login("chat", Role.LOAD_BALANCER)
 
 
 @dataclass

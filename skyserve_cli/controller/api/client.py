@@ -19,6 +19,7 @@ from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.reasons import CHECK_NETWORK, LOG_HINT, Reason, of_activity, of_home
 from skyserve_cli.controller.api.remote import Remote
 from skyserve_cli.controller.api.waiting import ASK_TIMEOUT_S, Waiting
+from skyserve_cli.controller.api.web_socket import WebSocket, upgrade_headers
 from skyserve_cli.controller.persistence.moved import why_not_to_start
 from skyserve_cli.controller.phase import read_phase
 from skyserve_cli.controller.reconcile.clock import SystemClock
@@ -192,9 +193,24 @@ class ControllerClient:
         return content, int(headers.get("X-Next-Offset", offset))
 
     def access(self, name: str, replica_id: int, *, node: int = 0) -> dict[str, Any]:
-        """Return how to run commands where a replica runs; see `controller.shells`."""
+        """Return how commands run where a replica runs; see `sessions.place`."""
         path = f"/v1/services/{name}/replicas/{replica_id}/access"
         return self._json("GET", path, query={"node": str(node)})
+
+    def session(self, name: str, replica_id: int, *, node: int = 0) -> WebSocket:
+        """Open a session where a replica runs; `sessions.relay` has the messages."""
+        path = f"/v1/services/{name}/replicas/{replica_id}/session"
+        connection = self._connection(CALL_TIMEOUT_S)
+        response, _ = self._exchange(
+            connection, "GET", f"{urllib.parse.quote(path)}?node={node}", None, upgrade_headers()
+        )
+        if response.status != http.client.SWITCHING_PROTOCOLS:
+            connection.close()
+            raise RefusedError(
+                response.status, f"the controller returned {response.status} in place of a session"
+            )
+        response.will_close = True  # a way that is used again for other calls would be given back
+        return WebSocket(connection, connection.sock)
 
     def tidy(self, services: Sequence[str]) -> dict[str, Any]:
         """One step towards nothing being left of services that are down; see the API."""
@@ -443,8 +459,23 @@ class ControllerClient:
         more: Mapping[str, str],
     ) -> tuple[bytes, http.client.HTTPMessage]:
         target = urllib.parse.quote(path) + ("?" + urllib.parse.urlencode(query) if query else "")
-        remote = self._remote
         connection = self._connection(timeout_s)
+        try:
+            response, content = self._exchange(connection, method, target, body, more)
+        finally:
+            connection.close()
+        return content, response.headers
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        target: str,
+        body: object,
+        more: Mapping[str, str],
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """Return the response and its content, and leave the connection open."""
+        remote = self._remote
         try:
             connection.connect()
             token = self._token_for(connection)
@@ -455,7 +486,9 @@ class ControllerClient:
             response = connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, TimeoutError) and (remote is None or connection.sock is not None):
+            is_overdue = isinstance(error, TimeoutError) and (remote is None or connection.sock is not None)
+            connection.close()
+            if is_overdue:
                 raise
             if remote:
                 raise UnreachableError(
@@ -466,11 +499,10 @@ class ControllerClient:
             if method == "GET":
                 raise _NotReachedError from None
             raise ControllerDownError(ControllerDownError.__doc__) from None
-        finally:
-            connection.close()
         if response.status >= 400:
+            connection.close()
             raise RefusedError(response.status, _reason(response.status, content))
-        return content, response.headers
+        return response, content
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         if self._remote is None:

@@ -22,7 +22,6 @@ from skyserve_cli.controller.api.log_responses import file_response, log_respons
 from skyserve_cli.controller.api.query import MAX_HISTORY_REPLICAS, since_of
 from skyserve_cli.controller.api.route import Route, refuse
 from skyserve_cli.controller.api.service import ControllerService
-from skyserve_cli.controller.api.shells import NoAccessError, access_to
 from skyserve_cli.controller.api.snapshot import Snapshots, may_be_old, snapshot_response
 from skyserve_cli.controller.api.usage_view import usage_question
 from skyserve_cli.controller.reconcile.clock import SteadyClock
@@ -64,7 +63,6 @@ class KernelRoutes:
             *self.reads(),
             *self.acts(),
             Route("PUT", "/v1/services/{name}", self._put, _OPERATOR, stores=True),
-            Route("GET", "/v1/services/{name}/replicas/{id:\\d+}/access", self._access, _OPERATOR),
             Route("POST", "/v1/tidy", self._tidy, _OPERATOR),
             Route("GET", "/v1/logs/controller", self._log_of_controller),
             Route("GET", "/v1/leaks/{cloud}", self._leaks),
@@ -138,16 +136,6 @@ class KernelRoutes:
         name, replica_id = request.match_info["name"], int(request.match_info["id"])
         await asyncio.to_thread(self._service.kill, name, replica_id)
         return web.json_response({})
-
-    async def _access(self, request: web.Request) -> web.Response:
-        name, replica_id = request.match_info["name"], int(request.match_info["id"])
-        node = int(request.query.get("node", 0))
-        source, instance, lives = await asyncio.to_thread(self._service.instance, name, replica_id, node)
-        try:
-            place = await asyncio.to_thread(access_to, source, instance if lives else None, node)
-        except NoAccessError as error:
-            return refuse(409, f"replica {replica_id} of {name} {error}")
-        return web.json_response(place, headers={"Cache-Control": "no-store"})
 
     async def _history(self, request: web.Request) -> web.Response:
         since = since_of(request)

@@ -13,6 +13,7 @@ from policies.goals import UpdateMode
 from policies.model import EndReason, Replica, ReplicaState, Role
 from provisioners.port.base import Instance, Provisioner, is_url
 from provisioners.port.lease import Lease
+from provisioners.port.vm import KeyKeeper
 from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.api.access import calling, insist_on_other_hosts
@@ -126,6 +127,13 @@ class ControllerService:
             "database": self._store.database.url.render_as_string(hide_password=True),
             "lease": lease,
         }
+
+    def machines_with_older_keys(self) -> int:
+        """Return how many rented machines are not known to let in the present login key yet."""
+        clouds = [
+            self.clouds.get(name) for name in self._clouds.enabled if name not in self._clouds.without_sdk
+        ]
+        return sum(cloud.with_older_keys(self._owner) for cloud in clouds if isinstance(cloud, KeyKeeper))
 
     def put(self, spec: ServiceSpec, secrets: Mapping[str, str], mode: UpdateMode | None) -> int:
         """Return a new service (`mode` None) or a new version of one, and its version. `spec` is one that `sent_spec` returned.

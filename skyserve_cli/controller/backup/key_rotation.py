@@ -1,9 +1,12 @@
 """New keys for a home without a running controller.
 
-The API's token and the sealing key can always be replaced. All SSH keys of machines follow from `machines.key`, so it can be
-replaced only while no rented machine runs: afterwards it would not be possible to log in on one.
+All keys can be replaced while machines run. `machines.key` then has the new secret and the older ones. The controller logs in
+with keys that follow from the newest, and where a machine does not know these, with older ones once, to give it the new ones
+(`provisioners.remote.first_login`): nothing that runs there is interrupted, and no older key opens the machine afterwards. The oldest
+secret stays the one that certificates of machines and tokens of load balancer agents follow from, because running machines have these
+from when they were launched. The older secrets are removed by a rotation while no machine runs.
 
-A process that is killed in the middle leaves a home that works: the file of sealing keys has the new key and the old ones
+A process that is killed in the middle leaves a home that works: each file has the new key and the old ones
 until all secrets are sealed with the new one. Rotating again completes it.
 """
 
@@ -26,7 +29,7 @@ _WITHOUT_KEYS = "local"  # this machine, on which there is no login
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """`resealed` counts versions; `unopened` are those whose secrets no key opens; `machines` keep machines.key as it is."""
+    """`resealed` counts versions; `unopened` are those whose secrets no key opens; `machines` are to get new keys."""
 
     resealed: int
     unopened: Sequence[tuple[str, int]]
@@ -40,7 +43,8 @@ def rotate(home: Home, store: Store) -> Rotated:
         write_private(home.digest_key_file, old[0])
     new = Fernet.generate_key()
     machines = living_machines(store)
-    machine_secret = home.machine_secret() if machines else secrets.token_bytes(MACHINE_SECRET_BYTES)
+    machine_secret = secrets.token_bytes(MACHINE_SECRET_BYTES)
+    write_private(home.machine_secret_file, b"".join((machine_secret, *home.machine_secrets())))
     write_private(home.sealing_key_file, b"\n".join((new, *old)))
     seal = SecretBox(new, *old)
 
@@ -50,12 +54,11 @@ def rotate(home: Home, store: Store) -> Rotated:
         except CannotUnsealError:
             return None
 
-    # With the secrets, or another controller of the database could go on with a key that opens none of them. The key of machines is
-    # not known until its file is written: a process that is killed in between leaves no home that is refused.
-    stay = {path.name for path in home.key_files() if machines or path != home.machine_secret_file}
-    known = {name: digests[0] for name, digests in fingerprints.of_files(home).items() if name in stay}
+    # With the secrets, or another controller of the database could go on with a key that opens none of them.
+    known = {name: digests[0] for name, digests in fingerprints.of_files(home).items()}
     resealed, unopened = store.reseal(again, lambda c: replace_fingerprints(c, known))
-    write_private(home.machine_secret_file, machine_secret)
+    if not machines:
+        write_private(home.machine_secret_file, machine_secret)
     write_private(home.sealing_key_file, new)
     fingerprints.record(store, home)
     write_private(home.token_file, new_token())
@@ -65,7 +68,7 @@ def rotate(home: Home, store: Store) -> Rotated:
 
 
 def living_machines(store: Store) -> list[str]:
-    """Return the replicas and agents whose machines were made with the present machines.key."""
+    """Return the replicas and agents whose machines have keys that follow from machines.key."""
     return [
         f"{row.name}/{one.id}"
         for row in store.services()

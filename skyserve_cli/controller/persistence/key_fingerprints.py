@@ -61,10 +61,9 @@ def _compare(known: Mapping[str, str], home: Home) -> None:
 
 
 def _digests(path: Path, home: Home) -> list[str]:
-    """Of the key, or while a rotation is under way of the new and the old one."""
-    if path == home.sealing_key_file:
-        return [_digest(key) for key in home.sealing_keys()]
-    return [_digest(path.read_bytes())]
+    """Of the key, or while a rotation is under way of the new and the old ones."""
+    keys = home.sealing_keys() if path == home.sealing_key_file else home.machine_secrets()
+    return [_digest(key) for key in keys]
 
 
 def _digest(key: bytes) -> str:

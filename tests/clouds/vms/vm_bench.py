@@ -80,7 +80,7 @@ def machine_order(token: str, rank: int = 0, num_nodes: int = 1, cloud: str = "a
         zone=Zone(cloud, "us-east-1", "use1-az1"),
         instance_type="g6.xlarge",
         capacity_type=CapacityType.SPOT,
-        public_key=KEYS.login().public,
+        public_key=KEYS.login("chat").public,
     )
 
 
@@ -100,7 +100,7 @@ def boot(
 
 
 def login(vm: Vm) -> Login:
-    return Login(vm.name, vm.address, "skyserve", KEYS.login().private, (KEYS.host(vm.name).public,))
+    return Login(vm.name, vm.address, "skyserve", KEYS.login("chat").private, (KEYS.host(vm.name).public,))
 
 
 def machine_of(vm: Vm, order: LaunchOrder, rank: int = 0) -> Machine:

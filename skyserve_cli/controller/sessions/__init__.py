@@ -1,0 +1,1 @@
+"""Commands and shells of users where replicas run."""
