@@ -49,6 +49,7 @@ EVENTS = {
     "network": "network",
     "note": "note",
     "scale": "scale",
+    "session": "session",
 }
 
 

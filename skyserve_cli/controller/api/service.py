@@ -131,7 +131,7 @@ class ControllerService:
     def machines_with_older_keys(self) -> int:
         """Return how many rented machines are not known to let in the present login key yet."""
         clouds = [
-            self.clouds.get(name) for name in self._clouds.enabled if name not in self._clouds.without_sdk
+            self.clouds.get(name) for name in self.clouds.enabled if name not in self.clouds.without_sdk
         ]
         return sum(cloud.with_older_keys(self._owner) for cloud in clouds if isinstance(cloud, KeyKeeper))
 
