@@ -87,7 +87,7 @@ class Foundation:
         fingerprints.check(store, home)
         owner = store.database.owner()
         unfit = partial(_unfit, store, home, fingerprints.of_files(home), begin_again)
-        watch = StateWatch(home, store.database, SystemClock(), steady)
+        watch = StateWatch(home, store.database, owner, SystemClock(), steady)
         leadership = Leadership(
             store, holder_of(home), about(home), steady, unfit=unfit, astray=watch.trouble
         )

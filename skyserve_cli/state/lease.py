@@ -36,7 +36,7 @@ class LeaseLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ControllerLease:
-    """The row, and the database's time at which it was read. Instants are UNIX seconds."""
+    """The row, the database's time at which it was read, and `Database.changes` then. Instants are UNIX seconds."""
 
     holder: str
     about: str
@@ -44,6 +44,7 @@ class ControllerLease:
     renewals: int
     expires_at: float
     read_at: float
+    changes: int
 
     @property
     def is_live(self) -> bool:
@@ -62,7 +63,10 @@ class LeaseTable:
         row = t.lease.c
         now = _CLOCKS[dialect] if clock is None else sa.bindparam("now", callable_=clock, type_=sa.Float)
         ends_at = now + sa.bindparam("ttl_s", type_=sa.Float)
-        columns = (row.holder, row.about, row.epoch, row.renewals, row.expires_at, now.label("read_at"))
+        changes = sa.select(t.changes.c.count).scalar_subquery()
+        columns = (
+            row.holder, row.about, row.epoch, row.renewals, row.expires_at, now.label("read_at"), changes.label("changes"),
+        )  # fmt: skip
         update = t.lease.update().where(_HERE)
         seconds, following = sa.cast(now, sa.BigInteger), row.epoch + 1
         is_free = sa.or_(

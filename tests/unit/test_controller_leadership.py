@@ -128,7 +128,7 @@ def test_a_lease_that_is_renewed_is_kept(world: World) -> None:
 
 def test_a_state_that_is_not_ours_any_more_ends_what_we_do_and_not_the_term(world: World) -> None:
     found = [""]
-    a = Leadership(world.first, "a", "the controller on a", world.time, astray=lambda: found[0])
+    a = Leadership(world.first, "a", "the controller on a", world.time, astray=lambda lease: found[0])
     a.step()
     assert a.allows(L)
     found[0] = "state.db was deleted"
@@ -146,7 +146,11 @@ def test_a_state_that_is_not_ours_any_more_ends_what_we_do_and_not_the_term(worl
 
 def test_a_state_that_is_not_ours_is_not_led_at_all(world: World) -> None:
     a = Leadership(
-        world.first, "a", "the controller on a", world.time, astray=lambda: "the database is older"
+        world.first,
+        "a",
+        "the controller on a",
+        world.time,
+        astray=lambda lease: "the database is older" if lease else "",
     )
     a.step()
     assert (a.leads, a.epoch) == (False, 0)

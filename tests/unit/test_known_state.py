@@ -58,11 +58,15 @@ class World:
         self.store = opened(self.home)
         self.owner = self.store.database.owner()
         put(self.store, "chat")
-        self.watch = StateWatch(self.home, self.store.database, self.time, self.time)
+        self.watch = StateWatch(self.home, self.store.database, self.owner, self.time, self.time)
 
     @property
     def file(self) -> Path:
         return self.home.root / "state.db"
+
+    def trouble(self) -> str:
+        """As a controller looks at each renewal."""
+        return self.watch.trouble(None) or self.watch.trouble(self.store.database.lease())
 
     def remove(self) -> None:
         for end in ("", "-wal", "-shm"):
@@ -211,25 +215,25 @@ def test_a_database_of_another_state_is_refused(home: Home, kind: str, known: st
 
 
 def test_what_is_known_follows(world: World) -> None:
-    assert world.watch.trouble() == ""
+    assert world.trouble() == ""
     first = read_known(world.home)
     assert first is not None
     put(world.store, "more")
-    assert world.watch.trouble() == ""
+    assert world.trouble() == ""
     second = read_known(world.home)
     assert second is not None
     assert (second.owner, second.changes > first.changes) == (world.owner, True)
 
 
 def test_a_deleted_file_is_seen_and_what_was_open_is_saved(world: World) -> None:
-    assert world.watch.trouble() == ""
+    assert world.trouble() == ""
     world.remove()
     put(world.store, "written-to-no-name")
-    assert "state.db was deleted while the controller ran" in world.watch.trouble()
+    assert "state.db was deleted while the controller ran" in world.trouble()
     world.watch.close()
     (saved,) = world.home.backups.glob("rescued-*.db")
     assert saved.stat().st_mode & 0o777 == 0o600
-    assert str(saved) in world.watch.trouble()
+    assert str(saved) in world.trouble()
     with closing(sqlite3.connect(saved)) as connection:
         names = {row[0] for row in connection.execute("SELECT name FROM services")}
     assert names == {"chat", "written-to-no-name"}
@@ -239,9 +243,9 @@ def test_a_deleted_file_is_seen_and_what_was_open_is_saved(world: World) -> None
 def test_another_file_in_its_place_is_not_opened(world: World, tmp_path: Path) -> None:
     copy_to(world.file, tmp_path / "old.db")
     put(world.store, "more")
-    assert world.watch.trouble() == ""
+    assert world.trouble() == ""
     (tmp_path / "old.db").replace(world.file)
-    assert "was replaced while the controller ran" in world.watch.trouble()
+    assert "was replaced while the controller ran" in world.trouble()
     world.store.database.engine.dispose()
     with pytest.raises(Exception, match="was replaced while it was open"):
         world.store.services()
@@ -250,19 +254,19 @@ def test_another_file_in_its_place_is_not_opened(world: World, tmp_path: Path) -
 def test_a_file_that_was_set_back_in_place_is_older(world: World, tmp_path: Path) -> None:
     copy_to(world.file, tmp_path / "old.db")
     put(world.store, "more")
-    assert world.watch.trouble() == ""
+    assert world.trouble() == ""
     with closing(sqlite3.connect(world.file)) as now, closing(sqlite3.connect(tmp_path / "old.db")) as old:
         old.backup(now)
-    assert "the database is older than the one that this home had" in world.watch.trouble()
+    assert "the database is older than the one that this home had" in world.trouble()
 
 
 def test_a_file_that_comes_back_is_no_trouble(world: World) -> None:
     away = world.file.with_name("away.db")
     world.file.rename(away)
-    assert "was deleted" in world.watch.trouble()
+    assert "was deleted" in world.trouble()
     world.watch.close()
     away.rename(world.file)
-    assert world.watch.trouble() == ""
+    assert world.trouble() == ""
 
 
 def test_a_damaged_page_is_found_within_the_hour(home: Home) -> None:
@@ -275,17 +279,17 @@ def test_a_damaged_page_is_found_within_the_hour(home: Home) -> None:
         file.seek(size - 4096)
         file.write(os.urandom(4096))
     world.watch.check()
-    assert "damaged" not in world.watch.trouble()
+    assert "damaged" not in world.trouble()
     world.time.at += CHECK_EVERY_S
     world.watch.check()
-    assert "state.db is damaged" in world.watch.trouble()
+    assert "state.db is damaged" in world.trouble()
     world.store.close()
 
 
 def test_a_query_that_meets_damage_has_the_file_read_at_once(home: Home) -> None:
     fill(opened(home))
     world = World(home)
-    assert world.watch.trouble() == ""
+    assert world.trouble() == ""
     with closing(sqlite3.connect(world.file)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     damage(world.file)
@@ -293,7 +297,7 @@ def test_a_query_that_meets_damage_has_the_file_read_at_once(home: Home) -> None
     with pytest.raises(Exception, match=r"malformed|not a database"):
         world.store.version("s1", 1)
     world.watch.check()
-    assert "state.db is damaged" in world.watch.trouble()
+    assert "state.db is damaged" in world.trouble()
     world.store.close()
 
 
@@ -310,5 +314,5 @@ def test_a_full_disk_is_borne(world: World, monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(state_watch, "go_on_with", full)
-    assert world.watch.trouble() == ""
+    assert world.trouble() == ""
     assert read_known(world.home) is None

@@ -58,7 +58,7 @@ def write(store: Store) -> None:
 def test_the_first_term(stores: tuple[Store, Store]) -> None:
     one, _ = stores
     assert not one.database.lease().is_live
-    assert take(one, "a") == ControllerLease("a", "about a", 1000, 0, 1006.0, 1000.0)
+    assert take(one, "a") == ControllerLease("a", "about a", 1000, 0, 1006.0, 1000.0, 0)
     assert one.database.lease().is_live
 
 

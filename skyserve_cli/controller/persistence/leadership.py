@@ -52,8 +52,8 @@ class Leadership:
     """Of one process. Thread-safe as far as its attributes are single values; `step` is called by one thread.
 
     `holder` identifies a controller; one that has exited and comes back under the same name goes on at once. `unfit` is called
-    before the lease is taken, `astray` before each renewal as well. They return why this controller must not lead, or lead on;
-    "" if it may.
+    before the lease is taken, `astray` at each step as well: with None before the database is queried, and with the lease as it was
+    read. They return why this controller must not lead, or lead on; "" if it may.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Leadership:
         ttl_s: float = TTL_S,
         *,
         unfit: Callable[[], str] = lambda: "",
-        astray: Callable[[], str] = lambda: "",
+        astray: Callable[[ControllerLease | None], str] = lambda lease: "",
     ) -> None:
         self._unfit = unfit
         self._astray = astray
@@ -92,19 +92,22 @@ class Leadership:
         Nothing is so before the function that is returned has been called: a response that comes too late is dropped.
         """
         sent_at = self._steady.now()
-        astray = self._astray()
+        astray = self._astray(None)
         if self.epoch and astray:
             return partial(self._stop_leading, astray)
         if self.epoch:
             renewed = self._store.database.renew_lease(self.epoch, ttl_s=self._ttl_s)
             if renewed is None or self._why_unfit:
                 return partial(self._on_lost, self._store.database.lease())
+            astray = self._astray(renewed)
+            if astray:
+                return partial(self._stop_leading, astray)
             return partial(self._hold, renewed, sent_at)
         seen = self._store.database.lease()
         since = self._unchanged_since if self._is_known(seen) else sent_at
         unrenewed = seen if sent_at - since > self._ttl_s else None
         if not seen.is_live or seen.holder == self._holder or unrenewed is not None:
-            why = astray or self._unfit()
+            why = astray or self._astray(seen) or self._unfit()
             if why:
                 return partial(self._stand_aside, why, seen, sent_at)
             taken = self._store.take_lease(self._holder, self._about, ttl_s=self._ttl_s, unrenewed=unrenewed)

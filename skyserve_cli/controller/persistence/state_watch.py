@@ -27,6 +27,7 @@ from skyserve_cli.controller.persistence.known_state import (
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.home import Home
 from skyserve_cli.state.database import DELETED, Database
+from skyserve_cli.state.lease import ControllerLease
 from skyserve_cli.state.opening import DamagedDatabaseError, check_file
 
 log = logging.getLogger(__name__)
@@ -38,9 +39,10 @@ SAVE_WITHIN_S = 10.0
 class StateWatch:
     """`clock` names rescued files, `steady` measures how long ago the last check was. `trouble` is for one thread at a time."""
 
-    def __init__(self, home: Home, database: Database, clock: Clock, steady: Clock) -> None:
+    def __init__(self, home: Home, database: Database, owner: str, clock: Clock, steady: Clock) -> None:
         self._home = home
         self._database = database
+        self._owner = owner
         self._clock = clock
         self._steady = steady
         self._damage = ""
@@ -49,8 +51,11 @@ class StateWatch:
         self._rescue: threading.Thread | None = None
         self._saved: Path | None = None
 
-    def trouble(self) -> str:
-        """Return why this controller must not go on, with the way out; "" if it may. Raises SQLAlchemyError."""
+    def trouble(self, lease: ControllerLease | None) -> str:
+        """Return why this controller must not go on, with the way out; "" if it may. Queries nothing.
+
+        `lease` is as it was just read, None before that.
+        """
         if self._damage:
             return f"{self._damage}; {way_out(self._home)}"
         became = self._database.file_trouble()
@@ -58,11 +63,12 @@ class StateWatch:
             self._save()
             out = way_out(self._home, is_gone=became == DELETED, saved=self._saved)
             return f"{self._database.file} {became} while the controller ran; {out}"
-        owner, changes = self._database.known_owner(), self._database.changes()
-        why = why_other(self._known, owner, changes)
+        if lease is None:
+            return ""
+        why = why_other(self._known, self._owner, lease.changes)
         if why:
             return f"the database {why}; {way_out(self._home)}"
-        self._remember(owner, changes)
+        self._remember(lease.changes)
         return ""
 
     def check(self) -> None:
@@ -81,17 +87,17 @@ class StateWatch:
         self._database.has_met_damage = False
 
     def close(self) -> None:
-        """Look once more before the database is closed: what is not saved then is lost. Raises SQLAlchemyError."""
-        self.trouble()
+        """Look once more before the database is closed: what is not saved then is lost."""
+        self.trouble(None)
         if self._rescue is not None:
             self._rescue.join(SAVE_WITHIN_S)
 
-    def _remember(self, owner: str, changes: int) -> None:
-        state = (self._known or KnownState(owner, 0)).followed_by(owner, changes)
+    def _remember(self, changes: int) -> None:
+        state = (self._known or KnownState("", 0)).followed_by(self._owner, changes)
         if state == self._known:
             return
         try:
-            go_on_with(self._home, owner, changes)
+            go_on_with(self._home, self._owner, changes)
         except OSError as error:  # a full disk: what the home knows is then of before, which does no harm
             log.warning("%s cannot be written: %s", self._home.known_state, error.strerror)
         self._known = state
