@@ -6,10 +6,12 @@ import json
 import os
 import select
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from skyserve_cli.controller.api.web_socket import BINARY, TEXT, WebSocket
 from skyserve_cli.output import CommandFailed
+
+if TYPE_CHECKING:
+    from skyserve_cli.controller.api.web_socket import WebSocket
 
 UNREACHABLE = 255  # what `ssh` says, too
 _WINDOW = 262_144  # bytes of input that were sent and not taken yet
@@ -69,13 +71,13 @@ class _Relay:
             sources: list[Any] = [self._link, *([stdin] if reads_stdin else [])]
             ready = sources[:1] if self._link.has_more else select.select(sources, [], [], _POLL_S)[0]
             if self._link in ready:
-                for kind, message in self._link.receive():
-                    code = self._take(kind, message)
+                for message in self._link.receive():
+                    code = self._take(message)
                     if code is not None:
                         return code
             if stdin in ready and stdin is not None:
                 data = _read(stdin)
-                self._link.send(BINARY, _STDIN + data)
+                self._link.send(_STDIN + data)
                 self._untaken += len(data)
                 stdin = stdin if data else None
             if size is not None and size() != shown:
@@ -86,11 +88,11 @@ class _Relay:
                 self._put({"stop": True})
 
     def _put(self, content: dict[str, Any]) -> None:
-        self._link.send(TEXT, json.dumps(content).encode())
+        self._link.send(json.dumps(content))
 
-    def _take(self, kind: int, message: bytes) -> int | None:
+    def _take(self, message: bytes | str) -> int | None:
         """Return the exit code if that is what it says. Raises CommandFailed if it says that there is none."""
-        if kind == BINARY:
+        if isinstance(message, bytes):
             self.is_ours = True
             self._writers[message[:1]](message[1:])
             self.is_ours = False

@@ -25,8 +25,6 @@ from provisioners.remote.async_ssh import connect_commands
 from provisioners.remote.ssh import connect
 from provisioners.ssh.machines import SshMachines
 from provisioners.ssh.pool import load_pools
-from skyserve_cli.commands.reach import OverSsh
-from skyserve_cli.commands.ssh import ssh_command
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_bench import KEYS, until
 from tests.clouds.vms.vm_world import Vm, VmWorld
@@ -224,16 +222,6 @@ def test_keys_of_an_agent_are_used_if_the_login_says_so(
         dial(replace(without, agent=True, private_key="")).close()
     finally:
         os.kill(int(facts["SSH_AGENT_PID"]), signal.SIGTERM)
-
-
-@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh here")
-def test_openssh_goes_the_same_way(site: Site, tmp_path: Path) -> None:
-    program = str(shutil.which("ssh"))
-    command = ssh_command(program, OverSsh(site.through, "x"), tmp_path)
-    command = [*command[:-1], "echo $SSH_CONNECTION"]
-    command.remove("-t")
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert said.stdout.split()[0] == site.jump.address, said.stderr
 
 
 def test_a_pool_behind_a_bastion(site: Site, tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ from skyserve_cli.controller.api import unix_socket
 from skyserve_cli.controller.api.reasons import CHECK_NETWORK, LOG_HINT, Reason, of_activity, of_home
 from skyserve_cli.controller.api.remote import Remote
 from skyserve_cli.controller.api.waiting import ASK_TIMEOUT_S, Waiting
-from skyserve_cli.controller.api.web_socket import WebSocket, upgrade_headers
 from skyserve_cli.controller.persistence.moved import why_not_to_start
 from skyserve_cli.controller.phase import read_phase
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.home import Home, is_held
 
 if TYPE_CHECKING:
+    from skyserve_cli.controller.api.web_socket import WebSocket
     from skyserve_cli.controller.uploads.folder import Known
     from skyserve_cli.controller.uploads.sending import Local
 
@@ -199,6 +199,8 @@ class ControllerClient:
 
     def session(self, name: str, replica_id: int, *, node: int = 0) -> WebSocket:
         """Open a session where a replica runs; `sessions.relay` has the messages."""
+        from skyserve_cli.controller.api.web_socket import WebSocket, upgrade_headers  # loads a library
+
         path = f"/v1/services/{name}/replicas/{replica_id}/session"
         connection = self._connection(CALL_TIMEOUT_S)
         response, _ = self._exchange(
