@@ -77,6 +77,7 @@ EXIT_CODES: Mapping[str, int] = MappingProxyType(
         "skyserve_cli.clouds.CloudNotEnabledError": 1,
         "skyserve_cli.controller.api.client.RefusedError": 1,
         "skyserve_cli.controller.api.remote.RemoteError": 2,
+        "skyserve_cli.controller.persistence.opening.UnusableError": 4,
         "skyserve_cli.controller.persistence.opening.CannotOpenError": 1,
         "skyserve_cli.controller.backup.archive.BackupError": 1,
         "skyserve_cli.buckets.port.BadPlaceError": 2,

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from skyserve_cli.app import run
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
+from skyserve_cli.controller.persistence.known_state import KnownState, write_known
 from skyserve_cli.controller.persistence.moved import MovedTo, write_moved
 from skyserve_cli.controller.persistence.opening import CannotOpenError, opened
 from skyserve_cli.home import Home
@@ -131,6 +133,16 @@ def make_damaged(home: Home) -> None:
     damage(home.root / "state.db")
 
 
+def make_older(home: Home) -> None:
+    store = Store(Database(home.database_url))
+    write_known(home, KnownState(store.database.owner(), 1000))
+    store.close()
+
+
+def make_gone(home: Home) -> None:
+    write_known(home, KnownState("ab12", 1000))
+
+
 def make_wrong(home: Home) -> None:
     home.config.write_text("controller: {tick_seconds: fast}")
 
@@ -144,6 +156,8 @@ def make_moved(home: Home) -> None:
     [
         pytest.param(make_damaged, "", 4, "is damaged", id="damaged"),
         pytest.param(lambda home: make_newer(home.database_url), "", 4, "newer release", id="of a newer release"),
+        pytest.param(make_older, "", 4, "older than the one that this home had", id="older"),
+        pytest.param(make_gone, "", 4, "is gone, and this home had a database", id="gone"),
         pytest.param(lambda home: None, "what is this", 4, "no usable database URL", id="no URL"),
         pytest.param(lambda home: None, "postgresql+psycopg://me@127.0.0.1:1/db", 1, "start the database server", id="away"),
         pytest.param(make_wrong, "", 2, "controller.tick_seconds", id="wrong configuration"),
@@ -180,3 +194,14 @@ def test_the_last_line_that_is_shown_is_a_sentence(home: Home) -> None:
     assert ControllerClient(home)._log_tail() == "sqlite3.DatabaseError: file is not a database"
     with pytest.raises(ControllerDownError):
         ControllerClient(home).health()
+
+
+@pytest.mark.parametrize("command", [["gc", "--dry-run"], ["controller", "rotate"]], ids=" ".join)
+def test_a_command_that_opens_the_database_itself_exits_as_a_start_does(
+    command: list[str], home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_damaged(home)
+    monkeypatch.setenv("SKYSERVE_HOME", str(home.root))
+    monkeypatch.delenv("SKYSERVE_DB", raising=False)
+    assert run(command) == 4
+    assert "is damaged" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -18,11 +19,15 @@ from skyserve_cli.state.store import Store
 
 
 class CannotOpenError(Exception):
-    """The database cannot be used now; the text gives the reason and what to do. `is_final`: trying again would not help."""
+    """The database cannot be used now; the text gives the reason and what to do."""
 
-    def __init__(self, message: str, *, is_final: bool) -> None:
-        super().__init__(message)
-        self.is_final = is_final
+    is_final: ClassVar[bool] = False
+
+
+class UnusableError(CannotOpenError):
+    """As it is, it never can be."""
+
+    is_final = True
 
 
 def opened(home: Home, *, knows: bool = True) -> Store:
@@ -33,26 +38,25 @@ def opened(home: Home, *, knows: bool = True) -> Store:
     """
     reason = why_not_to_start(home)
     if reason is not None:
-        raise CannotOpenError(reason, is_final=True)
+        raise UnusableError(reason)
     try:
         if knows:
             _insist_on_file(home)
         store = Store(Database(home.database_url))
     except DamagedDatabaseError as error:
-        raise CannotOpenError(f"{error}; {_cure(home)}", is_final=True) from error
+        raise UnusableError(f"{error}; {_cure(home)}") from error
     except NewerDatabaseError as error:
-        raise CannotOpenError(
+        raise UnusableError(
             f"{error}; install that release again, or restore a backup from before it with "
-            f"`serve controller restore FILE --force`",
-            is_final=True,
+            f"`serve controller restore FILE --force`"
         ) from error
     except (ArgumentError, ImportError) as error:
         reason = str(error).partition("\n")[0]
-        raise CannotOpenError(f"$SKYSERVE_DB is no usable database URL: {reason}", is_final=True) from error
+        raise UnusableError(f"$SKYSERVE_DB is no usable database URL: {reason}") from error
     except SQLAlchemyError as error:
         where = make_url(home.database_url).render_as_string(hide_password=True)
         raise CannotOpenError(
-            f"the database {where} cannot be opened: {sentence_of(error)}; {_hint(home)}", is_final=False
+            f"the database {where} cannot be opened: {sentence_of(error)}; {_hint(home)}"
         ) from error
     return _insisted_on(store, home) if knows else store
 
@@ -62,7 +66,7 @@ def _insist_on_file(home: Home) -> None:
     file = sqlite_file(make_url(home.database_url))
     why = "" if file is None else why_gone(home, file)
     if why:
-        raise CannotOpenError(why, is_final=True)
+        raise UnusableError(why)
 
 
 def _insisted_on(store: Store, home: Home) -> Store:
@@ -72,12 +76,10 @@ def _insisted_on(store: Store, home: Home) -> Store:
         why = why_other(read_known(home), database.known_owner(), database.changes())
     except SQLAlchemyError as error:
         store.close()
-        raise CannotOpenError(
-            f"the database cannot be read: {sentence_of(error)}; {_hint(home)}", is_final=False
-        ) from error
+        raise CannotOpenError(f"the database cannot be read: {sentence_of(error)}; {_hint(home)}") from error
     if why:
         store.close()
-        raise CannotOpenError(f"the database {why}; {way_out(home)}", is_final=True)
+        raise UnusableError(f"the database {why}; {way_out(home)}")
     return store
 
 
