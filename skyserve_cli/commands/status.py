@@ -79,7 +79,7 @@ def _warn(client: ControllerClient, age_s: float) -> bool:
         database, lease = activity["database"], activity["lease"]
         if lease.get("unfit"):
             inform(f"this controller must not lead: {lease['unfit']}")
-            return False
+            return not lease.get("astray")
         if not lease["leads"]:
             inform(f"this controller stands by: {lease['leader'] or 'no controller'} leads")
         if not database["ok"]:

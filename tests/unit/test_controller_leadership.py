@@ -71,8 +71,20 @@ def test_one_leads_and_the_other_stands_by(world: World) -> None:
     world.a.step()
     world.b.step()
     assert (world.a.leads, world.b.leads) == (True, False)
-    assert world.a.to_json() == {"leads": True, "epoch": 1000, "leader": "the controller on a", "unfit": ""}
-    assert world.b.to_json() == {"leads": False, "epoch": 1000, "leader": "the controller on a", "unfit": ""}
+    assert world.a.to_json() == {
+        "leads": True,
+        "epoch": 1000,
+        "leader": "the controller on a",
+        "unfit": "",
+        "astray": False,
+    }
+    assert world.b.to_json() == {
+        "leads": False,
+        "epoch": 1000,
+        "leader": "the controller on a",
+        "unfit": "",
+        "astray": False,
+    }
     world.a.refuse_unless_leading()
     with pytest.raises(NotLeadingError, match="the controller on a leads; run the command there"):
         world.b.refuse_unless_leading()
@@ -134,7 +146,7 @@ def test_a_state_that_is_not_ours_any_more_ends_what_we_do_and_not_the_term(worl
     found[0] = "state.db was deleted"
     a.step()
     assert (a.leads, a.is_over, a.allows(L), a.may_terminate()) == (False, False, False, False)
-    assert a.to_json()["unfit"] == "state.db was deleted"
+    assert (a.to_json()["unfit"], a.to_json()["astray"]) == ("state.db was deleted", True)
     with pytest.raises(NotLeadingError, match=r"must not lead: state\.db was deleted"):
         a.refuse_unless_leading()
     with pytest.raises(LeaseLostError):
@@ -154,7 +166,7 @@ def test_a_state_that_is_not_ours_is_not_led_at_all(world: World) -> None:
     )
     a.step()
     assert (a.leads, a.epoch) == (False, 0)
-    assert a.to_json()["unfit"] == "the database is older"
+    assert (a.to_json()["unfit"], a.to_json()["astray"]) == ("the database is older", True)
 
 
 @pytest.mark.parametrize("set_by_s", [-8 * 3600.0, 8 * 3600.0], ids=["back", "on"])
@@ -357,7 +369,11 @@ def test_a_controller_that_is_unfit_does_not_take_the_lease_until_it_fits(world:
     for _ in range(3):
         world.b.step()
         world.time.passes(TTL_S)
-    assert (world.b.leads, world.b.to_json()["unfit"]) == (False, "its keys are old")
+    assert (world.b.leads, world.b.to_json()["unfit"], world.b.to_json()["astray"]) == (
+        False,
+        "its keys are old",
+        False,
+    )
     with pytest.raises(NotLeadingError, match="this controller must not lead: its keys are old"):
         world.b.refuse_unless_leading()
     why[0] = ""

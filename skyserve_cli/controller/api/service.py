@@ -116,7 +116,7 @@ class ControllerService:
 
     def health(self) -> dict[str, Any]:
         store, lease = self._store_health.to_json(), self._leadership.to_json()
-        if lease["unfit"]:
+        if lease["astray"]:
             store |= {"ok": False, "why": lease["unfit"]}
         return {
             "version": __version__,

@@ -70,6 +70,7 @@ class Leadership:
         self._unfit = unfit
         self._astray = astray
         self._why_unfit = ""
+        self._is_astray = False
         self._store = store
         self._holder = holder
         self._about = about
@@ -107,9 +108,10 @@ class Leadership:
         since = self._unchanged_since if self._is_known(seen) else sent_at
         unrenewed = seen if sent_at - since > self._ttl_s else None
         if not seen.is_live or seen.holder == self._holder or unrenewed is not None:
-            why = astray or self._astray(seen) or self._unfit()
+            astray = astray or self._astray(seen)
+            why = astray or self._unfit()
             if why:
-                return partial(self._stand_aside, why, seen, sent_at)
+                return partial(self._stand_aside, why, seen, sent_at, is_astray=bool(astray))
             taken = self._store.take_lease(self._holder, self._about, ttl_s=self._ttl_s, unrenewed=unrenewed)
             if taken is not None:
                 return partial(self._begin, taken, sent_at)
@@ -154,11 +156,21 @@ class Leadership:
         return there + self._steady.now() - here
 
     def to_json(self) -> dict[str, Any]:
-        """`leads`: this controller. `leader` is for people, and empty if there is none; `unfit` is why it must not lead."""
+        """Return who leads, for people and programs.
+
+        `leads`: this controller. `leader` is empty if there is none; `unfit` is why this one must not lead, and `astray` whether that is
+        because the database is not as it was.
+        """
         lease = self._lease
         leader = "" if lease is None or not lease.holder else lease.about
         epoch = 0 if lease is None else lease.epoch
-        return {"leads": self.leads, "epoch": epoch, "leader": leader, "unfit": self._why_unfit}
+        return {
+            "leads": self.leads,
+            "epoch": epoch,
+            "leader": leader,
+            "unfit": self._why_unfit,
+            "astray": self._is_astray,
+        }
 
     def refuse_unless_leading(self) -> None:
         """Raise NotLeadingError."""
@@ -184,10 +196,10 @@ class Leadership:
                 log.info("this controller stands by; %s leads", lease.about)
         self._lease = lease
 
-    def _stand_aside(self, why: str, lease: ControllerLease, sent_at: float) -> None:
+    def _stand_aside(self, why: str, lease: ControllerLease, sent_at: float, *, is_astray: bool) -> None:
         if why != self._why_unfit:
             log.error("this controller must not lead: %s", why)
-        self._why_unfit = why
+        self._why_unfit, self._is_astray = why, is_astray
         self._see(lease, sent_at)
 
     def _stop_leading(self, why: str) -> None:
@@ -196,10 +208,10 @@ class Leadership:
             log.error("this controller must not lead: %s", why)
         self._store.database.fence(NO_TERM)
         self._valid_until = float("-inf")
-        self._why_unfit = why
+        self._why_unfit, self._is_astray = why, True
 
     def _begin(self, lease: ControllerLease, sent_at: float) -> None:
-        self.epoch, self._why_unfit = lease.epoch, ""
+        self.epoch, self._why_unfit, self._is_astray = lease.epoch, "", False
         self._hold(lease, sent_at)
         log.info("this controller leads epoch=%d", lease.epoch)
 
