@@ -52,7 +52,7 @@ def test_a_deleted_database_is_noticed_saved_and_restored(serve: Serve, tmp_path
     serve.ok("controller", "stop")
     (saved,) = (serve.home / "backups").glob("rescued-*.db")
     refused = serve("controller", "start")
-    assert refused.code != 0
+    assert refused.code == STATE_LOST
     assert f"serve controller restore {saved} --force` restores the state as it was last" in refused.err
     assert serve("status").code == STATE_LOST
     assert not (serve.home / "state.db").exists()
@@ -69,7 +69,7 @@ def test_machines_of_a_database_that_is_given_up_are_listed(serve: Serve, tmp_pa
     up(serve, tmp_path, "up", 2)
     serve.ok("controller", "stop")
     delete(serve.home)
-    assert serve("controller", "start").code != 0
+    assert serve("controller", "start").code == STATE_LOST
     adopted = serve.ok("controller", "adopt")
     assert "`serve gc` lists them" in adopted.err
     serve.ok("controller", "start")
@@ -91,7 +91,7 @@ def test_an_older_copy_is_refused_and_adopts_what_was_launched_since(serve: Serv
     delete(serve.home)
     older.rename(serve.home / "state.db")
     refused = serve("controller", "start")
-    assert refused.code != 0
+    assert refused.code == STATE_LOST
     assert "the database is older than the one that this home had" in refused.err
     serve.ok("controller", "adopt")
     serve.ok("controller", "start")

@@ -313,6 +313,6 @@ def test_a_full_disk_is_borne(world: World, monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(state_watch, "go_on_with", full)
+    monkeypatch.setattr(state_watch, "write_known", full)
     assert world.trouble() == ""
     assert read_known(world.home) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from skyserve_cli.config_notify import Destination
 from skyserve_cli.controller.notify.courier import LONGEST_RETRY_S, LOOK_EVERY_S, Courier
 from skyserve_cli.controller.notify.watch import SERVICES_EVERY, NotificationWatch
 from skyserve_cli.state.database import Database
+from skyserve_cli.state.lease import LeaseLostError
 from skyserve_cli.state.outbox import MOST_WAITING, Alarm, Outbox
 from tests.unit.databases import KINDS, empty_database
 
@@ -221,17 +222,22 @@ def test_what_cannot_be_stored_is_decided_again(outbox: Outbox, monkeypatch: pyt
     assert world.waiting() == {"ops": 1}
 
 
+def _lost(*args: object, **options: object) -> Any:
+    raise LeaseLostError
+
+
+@pytest.mark.parametrize("refuses", [_away, _lost], ids=["away", "not as it was"])
 def test_a_store_that_is_away_is_notified_of_without_it(
-    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, refuses: Callable[..., Any]
 ) -> None:
     world, got = World(outbox), list[Mapping[str, Any]]()
     world.look()
     world.health = {"store": {"ok": False, "since": 1000.0, "why": "disk full"}}
     with monkeypatch.context() as broken:
-        broken.setattr(outbox, "put_notifications", _away)
+        broken.setattr(outbox, "put_notifications", refuses)
         for _ in range(4):
             world.at += 1.0
-            with suppress(OperationalError):  # the thread logs it
+            with suppress(OperationalError, LeaseLostError):  # the thread logs it
                 world.watch.step()
         for courier in world.watch.couriers.values():
             courier._deliver = lambda sent: got.append(sent) or ""  # type: ignore[func-returns-value]

@@ -19,10 +19,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from skyserve_cli.controller.persistence.known_state import (
     KnownState,
-    go_on_with,
     read_known,
     way_out,
     why_other,
+    write_known,
 )
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.home import Home
@@ -97,7 +97,7 @@ class StateWatch:
         if state == self._known:
             return
         try:
-            go_on_with(self._home, self._owner, changes)
+            write_known(self._home, state)
         except OSError as error:  # a full disk: what the home knows is then of before, which does no harm
             log.warning("%s cannot be written: %s", self._home.known_state, error.strerror)
         self._known = state
