@@ -172,7 +172,7 @@ def may_launch(goal: Goal, memory: Json, now: float) -> tuple[str, float | None]
     # An update stops the wait: it is there to put right what failed.
     if memory.get("failing") == version and now < memory.get("retry_at", 0.0):
         waits = "the last replica failed; waiting before the next launch"
-        return _crashes(version, memory) or waits, memory["retry_at"]
+        return crash_note(version, memory) or waits, memory["retry_at"]
     return "", None
 
 
@@ -201,10 +201,10 @@ def trial(memory: Json, new: Sequence[Replica], goal: Goal, now: float) -> Trial
     tried = crashes.in_trial(known, new)
     surplus = [r for r in tried[1:] if r.ready_at is None] if _is_doubtful(version, memory) else []
     kept = [replica for replica in new if replica not in surplus]
-    return Trial(memory, kept, surplus, max(0, 1 - len(tried)), until, _crashes(version, memory))
+    return Trial(memory, kept, surplus, max(0, 1 - len(tried)), until, crash_note(version, memory))
 
 
-def _crashes(version: int, memory: Json) -> str:
+def crash_note(version: int, memory: Json) -> str:
     """Return that the version crashes, and how; "" if its last life was not short."""
     is_short = crashes.row(memory, version) > 0
     return f"version {version} crashes: {_why(version, memory)}; one replica in trial" if is_short else ""

@@ -12,6 +12,7 @@ from policies.goals import Goal, PlacementGoal
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Replica, ReplicaState
 from policies.placement.risk_availability import availability
+from policies.rollout import crash_note, wanted_version
 from policies.service_state import service_state
 from provisioners.port.lease import Lease
 from skyserve_cli.controller.api.slo_view import slo_view
@@ -20,6 +21,7 @@ from skyserve_cli.controller.balancers.local_fleet import AgentView
 from skyserve_cli.controller.balancers.regional_view import RegionalView
 from skyserve_cli.controller.reconcile.leases import lease_view
 from skyserve_cli.controller.reconcile.mappers import on_demand_price
+from skyserve_cli.output import span
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import DemandRow, ServiceHistory, ServiceRow, Spent
 
@@ -72,6 +74,7 @@ def service_view(
     wanted. `day` are the minutes of demand of the last 24 hours, of a service with an SLO.
     """
     endpoints = endpoints_of(row, spec, host, is_local=local_agent is not None)
+    trial = _trial_view(row, goal, now)
     status = service_state(
         goal, row.attempts if row.down else row.replicas, row.target, row.memory.rollout, now
     )
@@ -89,7 +92,8 @@ def service_view(
         "wanted": row.wanted,
         "target": row.target,
         "ready": sum(r.state is ReplicaState.READY for r in row.replicas),
-        "notes": row.notes,
+        "notes": _notes(row, trial, now),
+        "trial": trial,
         "availability": _availability(row, goal.placement, now),
         "created_at": row.created_at,
         "update_mode": row.update_mode.value,
@@ -153,6 +157,23 @@ def _availability(row: ServiceRow, goal: PlacementGoal, now: float) -> dict[str,
     """Return what RiskHedge was asked for and what came of it; None for other policies and until first complete."""
     found = availability(row.memory.placement.get("budget"), goal.availability_target, now)
     return None if found is None else found._asdict()
+
+
+def _trial_view(row: ServiceRow, goal: Goal, now: float) -> dict[str, Any] | None:
+    """Return that the wanted version crashes, and when the next replica is tried; None: it does not, or it was given up."""
+    memory = row.memory.rollout
+    version = wanted_version(goal, memory)
+    why = crash_note(version, memory)
+    if not why or version in memory.get("failed", ()):
+        return None
+    at = memory.get("retry_at", 0.0)
+    return {"version": version, "message": why, "next_launch_at": at if at > now else None}
+
+
+def _notes(row: ServiceRow, trial: Mapping[str, Any] | None, now: float) -> str:
+    """Return the notes of the tick, and of a trial how long it waits, which the tick does not write down."""
+    at = None if trial is None else trial["next_launch_at"]
+    return row.notes if at is None else f"{row.notes}, next launch in {span(at - now)}"
 
 
 def serving_version(row: ServiceRow) -> int | None:
