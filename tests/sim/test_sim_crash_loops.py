@@ -14,7 +14,7 @@ from provisioners.port.base import Instance, InstanceState, LaunchOrder
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 from tests.kit.fault_cloud import NEVER, Faults, SimCloud, SimInstance
-from tests.kit.life import Life
+from tests.kit.life import HOSTILE, Life, run_seed
 
 BOOT_S, SETUP_S, LOAD_S = 45.0, 30.0, 25.0  # until `run`, and from there until it is ready
 HALF_HOUR_S = 1800.0
@@ -133,3 +133,44 @@ def test_an_update_that_crashes_goes_back_to_the_version_that_works() -> None:
     assert ready(life) == [1, 1, 1]
     assert least >= 2
     assert len(life.cloud.made) - 3 <= MOST_LAUNCHES
+
+
+def test_a_crash_loop_beside_replicas_that_are_well_stays_in_trial() -> None:
+    """Two of three replicas serve. The machines that come after them are of no use, until others are."""
+    life = world(serve=KINDS["exit 137 when it is ready"])
+    assert isinstance(life.cloud, CrashingCloud)
+    crashes, life.cloud.crashes = life.cloud.crashes, {}
+    life.put(spec("serve", 3))
+    life.run_for(400.0, 1.0)
+    victim = life.row("chat").replicas[0]
+    assert victim.instance_id is not None
+    life.cloud.crashes = crashes
+    life.store.kill_replica("chat", victim.id, now=life.clock.now())
+    life.run_for(HALF_HOUR_S, 1.0)
+    row = life.row("chat")
+    print(f"{len(life.cloud.made)} launches, {life.cloud.ledger_usd():.3f} USD: {row.notes}")
+    assert len(life.cloud.made) - 3 <= MOST_LAUNCHES
+    assert state(life) is ServiceState.READY
+    assert ready(life).count(1) >= 2
+    assert "lives in a row shorter than 100 s; the last: `run` ended with exit code 137" in row.notes
+    assert row.notes.startswith("version 1 crashes: ")
+    life.cloud.crashes = {}
+    life.run_for(900.0, 1.0)
+    assert ready(life) == [1, 1, 1]
+    assert life.row("chat").notes == ""
+
+
+def test_crashes_after_long_lives_end_after_ten() -> None:
+    life = world(serve=Crashing("`run` ended with exit code 1: leak", LOAD_S + 110.0))
+    life.put(spec("serve", 1))
+    life.run_for(3600.0, 1.0)
+    print(f"{len(life.cloud.made)} launches, {life.cloud.ledger_usd():.3f} USD: {life.row('chat').notes}")
+    assert state(life) is ServiceState.FAILED
+    assert len(life.cloud.made) == 10
+    assert life.row("chat").notes.startswith("version 1 has failed: 10 crashes within an hour; the last: ")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_invariant_holds_where_most_programs_crash(seed: int) -> None:
+    outcome = run_seed(seed, replace(HOSTILE, run_exit=0.9))
+    assert outcome.launches > 0

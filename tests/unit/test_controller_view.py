@@ -126,12 +126,15 @@ def test_why_a_service_is_not_well(
     assert (None if failure is None else failure.id) == told
 
 
+CRASHES = "version 1 crashes: 4 lives in a row shorter than 60 s; the last: exit code 3; one replica in trial"
+
+
 @pytest.mark.parametrize(
     ("changed", "notes", "next_launch_at"),
     [
-        pytest.param({}, "version 1 crashes, next launch in 40s", 50.0, id="it waits"),
-        pytest.param({"retry_at": 9.0}, "version 1 crashes", None, id="a replica is tried"),
-        pytest.param({"failed": [1]}, "version 1 crashes", None, id="it was given up"),
+        pytest.param({}, f"{CRASHES}, next launch in 40s; and a budget", 50.0, id="it waits"),
+        pytest.param({"retry_at": 9.0}, f"{CRASHES}; and a budget", None, id="a replica is tried"),
+        pytest.param({"failed": [1]}, f"{CRASHES}; and a budget", None, id="it was given up"),
     ],
 )
 def test_a_version_that_crashes(changed: dict[str, Any], notes: str, next_launch_at: float | None) -> None:
@@ -144,16 +147,14 @@ def test_a_version_that_crashes(changed: dict[str, Any], notes: str, next_launch
         "crashes": known,
         **changed,
     }
-    row = replace(a_row(), notes="version 1 crashes", memory=Memory(rollout=crashing))
+    row = replace(a_row(), notes=f"{CRASHES}; and a budget", memory=Memory(rollout=crashing))
     shown = view("", row=row)
     assert shown["notes"] == notes
     if "failed" in changed:
         assert shown["trial"] is None
         return
-    message = (
-        "version 1 crashes: 4 lives in a row shorter than 60 s; the last: exit code 3; one replica in trial"
-    )
-    assert shown["trial"] == {"version": 1, "message": message, "next_launch_at": next_launch_at}
+    trial = {"version": 1, "short_lives": 4, "message": CRASHES, "next_launch_at": next_launch_at}
+    assert shown["trial"] == trial
     assert view("")["trial"] is None
 
 

@@ -77,6 +77,31 @@ def test_what_a_script_leaves_is_seen_on_the_machine(tmp_path: Path, run: str, s
         watcher.wait(timeout=30)
 
 
+DOCKER = """#!/bin/sh
+case "$1" in
+inspect) echo true ;;
+top) printf 'PID COMMAND\\n1 sleep\\n7 vllm\\n' ;;
+esac
+"""
+
+
+def test_what_runs_on_in_a_container_is_seen_too(tmp_path: Path) -> None:
+    docker = tmp_path / "bin" / "docker"
+    for folder in (tmp_path / "work", docker.parent):
+        folder.mkdir()
+    docker.write_text(DOCKER)
+    docker.chmod(0o755)
+    order = {
+        "token": "t", "image": "vllm", "run": "serve &", "env": {}, "secrets_path": str(tmp_path / "secrets"),
+        "claim_path": str(tmp_path / "claim"), "has_port": True,
+    }  # fmt: skip
+    (tmp_path / "order.json").write_text(json.dumps(order))
+    command = [sys.executable, "-m", "provisioners.remote.host_agent", "script", str(tmp_path), "run"]
+    path = f"{docker.parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(command, check=True, timeout=60, env={**os.environ, "PATH": path})
+    assert exit_message(tmp_path, "run") == f"`run` ended with exit code 0: `vllm` {BACKGROUND}"
+
+
 def test_an_agent_of_an_earlier_release_left_only_the_code(tmp_path: Path) -> None:
     (tmp_path / "run.exit").write_text("0")
     assert exit_message(tmp_path, "run") == f"`run` ended with exit code 0: {FOREGROUND}"

@@ -225,7 +225,12 @@ def test_a_crash_loop_is_notified_of_once_and_its_end(outbox: Outbox, tmp_path: 
         "lease": None,
     }
     for lives in (1, 2, 3):
-        trial = {"version": 2, "message": f"version 2 crashes: {lives} lives", "next_launch_at": None}
+        trial = {
+            "version": 2,
+            "short_lives": lives,
+            "message": f"version 2 crashes: {lives} lives",
+            "next_launch_at": None,
+        }
         world.views = [{**calm, "trial": trial, "replicas": [gone]}]
         world.look()
     log.unlink()
@@ -236,7 +241,7 @@ def test_a_crash_loop_is_notified_of_once_and_its_end(outbox: Outbox, tmp_path: 
         got.append(waiting.message["text"])
         outbox.notification_received(waiting.seq)
     assert got == [
-        "chat: version 2 crashes: 1 lives\nline 4\nline 5\nline 6\nline 7\nline 8",
+        "chat: version 2 crashes: 2 lives\nline 4\nline 5\nline 6\nline 7\nline 8",
         "chat: crashes is over",
     ]
 

@@ -49,7 +49,8 @@ def watch_script(folder: Path, name: str) -> None:
     os.dup2(output, 2)
     killed_before = oom_kills()
     code = _run(folder, name, order)
-    circumstances = {"oom": oom_kills() > killed_before, "left": _left_behind(order) if code == 0 else []}
+    left = _left_behind(order) if (name, code) == (NAMES[-1], 0) else []
+    circumstances = {"oom": oom_kills() > killed_before, "left": left}
     write_text(folder / f"{name}.circumstances", json.dumps(circumstances))
     write_text(folder / f"{name}.exit", str(code))
     with suppress(ChildProcessError):

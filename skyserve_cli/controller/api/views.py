@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lb.config.schema import Build
+from policies import crashes
 from policies.goals import Goal, PlacementGoal
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Replica, ReplicaState
@@ -68,8 +69,8 @@ def service_view(
 
     Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live. `failure` is the last
     replica that failed, while that matters; `logs` are the files of the home that have the end of a replica's log, `leases`
-    those of machines by cloud and instance. `num_nodes` are the nodes of a replica by its version. `beside` is the load
-    balancer agent beside the controller, if there is to be one, `agents` are those on machines of their own by id. Of the
+    those of machines by cloud and instance. `num_nodes` are the nodes of a replica by its version. `agents`
+    are the load balancer agents on machines of their own by id. Of the
     hourly costs, `_on_demand` is that of the same replicas on demand, and `_wanted_on_demand` that of as many as are
     wanted. `day` are the minutes of demand of the last 24 hours, of a service with an SLO.
     """
@@ -163,17 +164,19 @@ def _trial_view(row: ServiceRow, goal: Goal, now: float) -> dict[str, Any] | Non
     """Return that the wanted version crashes, and when the next replica is tried; None: it does not, or it was given up."""
     memory = row.memory.rollout
     version = wanted_version(goal, memory)
-    why = crash_note(version, memory)
-    if not why or version in memory.get("failed", ()):
+    lives, at = crashes.row(memory, version), memory.get("retry_at", 0.0)
+    if not lives or version in memory.get("failed", ()):
         return None
-    at = memory.get("retry_at", 0.0)
-    return {"version": version, "message": why, "next_launch_at": at if at > now else None}
+    why, at = crash_note(version, memory), at if at > now else None
+    return {"version": version, "short_lives": lives, "message": why, "next_launch_at": at}
 
 
 def _notes(row: ServiceRow, trial: Mapping[str, Any] | None, now: float) -> str:
     """Return the notes of the tick, and of a trial how long it waits, which the tick does not write down."""
-    at = None if trial is None else trial["next_launch_at"]
-    return row.notes if at is None else f"{row.notes}, next launch in {span(at - now)}"
+    if trial is None or trial["next_launch_at"] is None:
+        return row.notes
+    why = trial["message"]
+    return row.notes.replace(why, f"{why}, next launch in {span(trial['next_launch_at'] - now)}", 1)
 
 
 def serving_version(row: ServiceRow) -> int | None:

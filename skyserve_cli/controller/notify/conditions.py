@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from policies.budget import is_refusal
+from policies.crashes import DOUBTFUL
 from policies.model import EndReason
 from policies.service_state import ServiceState
 from skyserve_cli.output import span
@@ -111,7 +112,7 @@ def _of_service(view: View, now: float) -> Iterator[tuple[str, Condition]]:
 
 def _crashes(view: View, last_lines: Callable[[str], str]) -> Iterator[tuple[str, Condition]]:
     trial = view.get("trial")
-    if trial is None:
+    if trial is None or trial["short_lives"] < DOUBTFUL:
         return
     kept = [r for r in view["replicas"] if r["kept_log"] and r["version"] == trial["version"]]
     log = last_lines(max(kept, key=lambda replica: replica["id"])["kept_log"]) if kept else ""
