@@ -30,21 +30,9 @@ _NOTHING: Mapping[int, str] = MappingProxyType({})
 _NO_LEASES: Mapping[str, Mapping[str, Lease]] = MappingProxyType({})
 
 #: Failures that say what has to be fixed. Preemptions are expected.
-FAILURES = frozenset(
-    {
-        EndReason.CAPACITY,
-        EndReason.QUOTA,
-        EndReason.AUTH,
-        EndReason.REFUSED,
-        EndReason.CONFIG,
-        EndReason.SETUP_FAILED,
-        EndReason.RUN_EXITED,
-        EndReason.START_TIMEOUT,
-        EndReason.PROBE_FAILED,
-        EndReason.CLOUD_ERROR,
-        EndReason.LOST,
-    }
-)
+FAILURES = frozenset(EndReason) - {
+    *(EndReason.PREEMPTED, EndReason.SCALED_DOWN, EndReason.REPLACED, EndReason.SERVICE_DOWN, EndReason.USER)
+}
 
 
 def service_view(
