@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -18,7 +19,7 @@ from skyserve_cli.spec.infra import CLOUDS
 from skyserve_cli.spec.problems import SpecError
 from skyserve_cli.spec.whole_file import NAME
 from skyserve_cli.starter import compose
-from skyserve_cli.starter.command import NotKnown, from_choices, from_command
+from skyserve_cli.starter.command import NotKnown, from_choices, from_command, split
 from skyserve_cli.starter.container import NoContainer
 from skyserve_cli.starter.draft import LOCAL, Draft, memory_for, text_of
 from skyserve_cli.starter.engines import ENGINES
@@ -47,7 +48,10 @@ class _Asker(NamedTuple):
             return default
         if not self.here:
             raise WrongUsage(f"pass {option}, or --yes to take {default}: stdin is not a terminal")
-        return str(typer.prompt(question, default=default, err=True)).strip()
+        try:
+            return str(typer.prompt(question, default=default, err=True)).strip()
+        except (typer.Abort, KeyboardInterrupt):
+            raise CommandFailed("\ninterrupted; nothing was written", 130) from None
 
 
 def init(
@@ -217,7 +221,8 @@ def _choose(
     if gpu == NO_GPU:
         draft.accelerators, draft.memory_gb = (), memory_for(None)
     elif gpu is not None:
-        draft.accelerators, draft.why_accelerators = (gpu,), draft.why_accelerators
+        draft.accelerators = (_gpu(gpu),)
+    split(draft)
     draft.use_spot = spot
     if name is not None:
         draft.name = name
@@ -225,6 +230,13 @@ def _choose(
         raise WrongUsage(
             f"--name {draft.name}: letters, digits and dashes, beginning with a letter, at most 63"
         )
+
+
+def _gpu(text: str) -> str:
+    """Return the accelerator of an option or an answer. Raises WrongUsage."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[1-9][0-9]{0,2})?", text):
+        raise WrongUsage(f"--gpu takes an accelerator such as L4 or H100:8, or {NO_GPU} (got {text})")
+    return text
 
 
 def _read(option: str, file: Path) -> str:
@@ -244,8 +256,10 @@ def _write(output: Path, text: str) -> None:
     except OSError as error:
         raise CommandFailed(f"cannot write {output}: {error.strerror}") from None
     try:
-        files.read(output, to_run=False)
+        loaded = files.read(output, to_run=False)
     except SpecError as error:
         problems = "\n".join(map(str, error.problems))
         raise CommandFailed(f"{output} is written, and is not right yet:\n{problems}") from None
+    for warning in loaded.warnings:
+        inform(f"warning: {warning}")
     inform(f"wrote {output}; next: serve validate {output}")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from skyserve_cli.spec.references import NAME
 from skyserve_cli.starter.container import Container, NoContainer, docker_run, mounts_of
 from skyserve_cli.starter.draft import GATED, Draft, gpus_for, memory_for, slug
 from skyserve_cli.starter.engines import (
@@ -22,7 +23,7 @@ from skyserve_cli.starter.engines import (
     normal,
 )
 from skyserve_cli.starter.sizes import Weights, weights_of_name
-from skyserve_cli.starter.words import Command, Word, commands, word_of
+from skyserve_cli.starter.words import Command, Word, commands, unusable, word_of
 
 SECRET = re.compile(r"(?:TOKEN|SECRET|PASSWORD|API_?KEY|_KEY|CREDENTIALS)$", re.IGNORECASE)
 #: What the library of Hugging Face reads, too, by its present name.
@@ -47,6 +48,8 @@ class NotKnown(ValueError):
 
 def from_command(text: str, folder: Path) -> Draft:
     """Return the draft for a command. Local paths are below `folder`. Raises NotKnown and NoContainer."""
+    if (letter := unusable(text)) is not None:
+        raise NotKnown(f"the command has a character that no shell should get, {letter}")
     found = commands(text)
     exported = {name: value for command in found for name, value in _exports(command)}
     for index, command in enumerate(found):
@@ -178,6 +181,8 @@ def variables_of(draft: Draft, given: Sequence[tuple[str, Word | None]]) -> list
         name = _OLD_NAMES.get(given_name, given_name)
         if name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
             draft.notes.append(f"not carried over: {name}; a replica has the GPUs that resources name")
+        elif not NAME.fullmatch(name) or name.startswith("SKYSERVE_"):
+            draft.notes.append(f"not carried over: the variable {name!r}, whose name no service file takes")
         elif name == "OLLAMA_HOST":
             continue
         elif SECRET.search(name):
@@ -342,14 +347,13 @@ def _choose_gpus(draft: Draft, launch: Launch, container: Container | None) -> N
         draft.notes.append(f"{draft.model} is larger than the GPUs that are common; check accelerators")
 
 
-def set_gpus(draft: Draft, weights: Weights | None, count: int | None) -> int:
-    """Set the accelerators for a model, and return how many of each it needs."""
+def set_gpus(draft: Draft, weights: Weights | None, count: int | None) -> None:
+    """Set the accelerators for a model, `count` of each, or as many as it needs."""
     names, number = gpus_for(weights, count)
     draft.accelerators = tuple(f"{name}:{number}" for name in names)
     draft.why_accelerators = str(weights) if weights else "the size of the model is not known"
     if weights is None:
         draft.accelerators = draft.accelerators[:1]
-    return number
 
 
 def weights_for(engine: Engine, model: str | None, launch: Launch | None = None) -> Weights | None:
@@ -386,7 +390,13 @@ def from_choices(engine: Engine, model: str) -> Draft:
     }[engine]
     draft = from_command(text, Path())
     if engine in (VLLM, SGLANG, TGI):
-        number = set_gpus(draft, weights_for(engine, model), None)
-        if number > 1:
-            draft.run += f" \\\n  {engine.tensor_options[0]} {number}"
+        set_gpus(draft, weights_for(engine, model), None)
+        draft.is_split = True
     return draft
+
+
+def split(draft: Draft) -> None:
+    """Let the engine use all GPUs of a replica, where the command is ours."""
+    count = int(draft.accelerators[0].partition(":")[2] or 1) if draft.accelerators else 1
+    if draft.is_split and draft.engine is not None and count > 1:
+        draft.run += f" \\\n  {draft.engine.tensor_options[0]} {count}"

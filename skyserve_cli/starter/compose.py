@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from provisioners.durations import seconds_of
 from skyserve_cli.starter.command import SECRET, from_container, variables_of
 from skyserve_cli.starter.container import Container, NoContainer, gpus_of, inner_ports
 from skyserve_cli.starter.draft import Draft, slug
-from skyserve_cli.starter.words import Word, commands, word_of
+from skyserve_cli.starter.words import Word, commands, unusable, word_of
 
 #: Keys of a service that are carried over.
 _CARRIED = frozenset(
@@ -43,6 +43,13 @@ _NEEDLESS = {
     "tty": "a server needs no terminal",
     "stdin_open": "a server needs no terminal",
 }
+#: Times of a health check, and ours.
+_TIMES = {
+    "start_period": "initial_delay_seconds",
+    "interval": "endpoint_probe_interval_seconds",
+    "timeout": "timeout_seconds",
+}
+SLOW_START_S = 1800.0
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:(:?[-?+])([^}]*))?\}|(\w+))")
 
 
@@ -61,6 +68,8 @@ def from_compose(text: str, name: str, folder: Path) -> Draft:
     if name not in services:
         raise ComposeError(f"there is no service {name}; there are {', '.join(services)}")
     service = services[name]
+    if (letter := unusable("".join(_texts_in(service)))) is not None:
+        raise ComposeError(f"{name} has a character that no shell should get, {letter}")
     if not service.get("image"):
         raise ComposeError(f"{name} has no image: push the one that it builds to a registry, and name it")
     values = _environment_file(folder / ".env")
@@ -88,6 +97,18 @@ def _services(text: str) -> dict[str, dict[str, Any]]:
     if not isinstance(services, dict) or not services:
         raise ComposeError("no `services`: this is no compose file")
     return {name: service for name, service in services.items() if isinstance(service, dict)}
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _texts_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts_in(inner)
+    else:
+        yield str(value)
 
 
 def _merged(value: Any) -> Any:
@@ -188,6 +209,7 @@ def _environment(service: Mapping[str, Any], folder: Path) -> dict[str, Word | N
     if isinstance(given, list):
         pairs = [str(each).partition("=") for each in given]
         given = {name: value if equals else None for name, equals, value in pairs}
+    given = _mapping(given)
     for name, value in given.items():
         if value is None:
             found[name] = None
@@ -227,21 +249,30 @@ def _volumes(value: Any) -> list[str]:
     ]
 
 
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _gpus(service: Mapping[str, Any], found: Container) -> None:
     if service.get("gpus"):
         found.wants_gpu = True
         found.gpus = gpus_of(str(service["gpus"]))
-    deploy = service.get("deploy") or {}
-    reservations = (
-        ((deploy.get("resources") or {}).get("reservations") or {}) if isinstance(deploy, dict) else {}
-    )
-    for device in reservations.get("devices") or []:
+    deploy = _mapping(service.get("deploy"))
+    resources = _mapping(deploy.get("resources"))
+    reservations = _mapping(resources.get("reservations"))
+    devices = reservations.get("devices")
+    for device in map(_mapping, devices if isinstance(devices, list) else ()):
         found.wants_gpu = True
         ids = device.get("device_ids")
         found.gpus = len(ids) if isinstance(ids, list) else gpus_of(str(device.get("count", "")))
-    for key in deploy if isinstance(deploy, dict) else ():
-        if key != "resources":
-            found.dropped.append(f"deploy.{key}: {_short(deploy[key])}")
+    given = {f"deploy.{key}": value for key, value in deploy.items() if key != "resources"}
+    given |= {f"deploy.resources.{key}": value for key, value in resources.items() if key != "reservations"}
+    given |= {
+        f"deploy.resources.reservations.{key}": value
+        for key, value in reservations.items()
+        if key != "devices"
+    }
+    found.dropped += [f"{key}: {_short(value)}" for key, value in given.items()]
 
 
 def _health(check: Any, found: Container) -> None:
@@ -255,11 +286,11 @@ def _health(check: Any, found: Container) -> None:
         found.dropped.append(f"healthcheck: {_short(test)}")
         return
     found.probe = match[1] or "/"
-    for key, ours in (
-        ("start_period", "initial_delay_seconds"),
-        ("interval", "endpoint_probe_interval_seconds"),
-        ("timeout", "timeout_seconds"),
-    ):
-        seconds = seconds_of(str(check.get(key, "")))
-        if seconds and (key != "start_period" or seconds >= 1800):  # a machine has to pull its image first
+    for key, value in check.items():
+        ours, seconds = _TIMES.get(key), seconds_of(str(value))
+        if key == "start_period" and seconds is not None and seconds < SLOW_START_S:
+            found.dropped.append(f"healthcheck.{key}: {value} (a machine has to load the image first)")
+        elif ours is not None and seconds:
             found.probe_settings[ours] = seconds
+        elif key != "test":
+            found.dropped.append(f"healthcheck.{key}: {_short(value)}")

@@ -42,6 +42,7 @@ class Draft:
     secrets: list[str] = field(default_factory=list)
     file_mounts: dict[str, str] = field(default_factory=dict)
     accelerators: tuple[str, ...] = ()
+    is_split: bool = False  # over all accelerators of a replica, by an option that `run` does not have yet
     why_accelerators: str = ""
     memory_gb: int = 16
     clouds: tuple[str, ...] = ()

@@ -166,6 +166,19 @@ _TALK = frozenset(
         "export",
     )
 )
+#: Options whose value is one word, whatever a variable in it is.
+_PLAIN = (
+    "--served-model-name",
+    "--api-key",
+    "--gpu-memory-utilization",
+    "--max-num-seqs",
+    "--alias",
+    "--dtype",
+    "--quantization",
+)
+#: How a word begins that may become several.
+_WHOLE = ("$", '"$@', '"${@', '"$*')
+_SHELLS = ("sh", "bash", "dash", "zsh")
 #: An option: negative numbers are values.
 OPTION = re.compile(r"--?[A-Za-z]")
 
@@ -192,8 +205,18 @@ class Launch:
     @property
     def is_open(self) -> bool:
         """Return whether there may be options that cannot be seen: in a variable, or in a file."""
+        engine = self.engine
+        plain = {
+            *(engine.host_option or "", *engine.port_options, *engine.model_options, *engine.tensor_options),
+            *(*engine.pipeline_options, *engine.context_options, *_PLAIN),
+        }
+        options = [word for name, word in self.options.items() if word is not None and name not in plain]
+        # Behind a flag, a variable may be the options that follow it.
+        unseen = any(word.expands and word.raw.startswith(_WHOLE) for word in options)
         return (
-            any(word.expands for word in self.positional[self._named_model :]) or "--config" in self.options
+            unseen
+            or any(word.expands for word in self.positional[self._named_model :])
+            or "--config" in self.options
         )
 
     @property
@@ -261,6 +284,8 @@ def launch_of(command: Command, exported: Mapping[str, Word] | None = None) -> L
     texts = command.texts
     if not texts or texts[0].rpartition("/")[2] in _TALK - {"uv"} or texts[:2] == ["uv", "pip"]:
         return None
+    if texts[0].rpartition("/")[2] in _SHELLS and len(texts) > 2 and re.fullmatch(r"-[a-z]*c", texts[1]):
+        return next(iter(launches(texts[2])), None)
     assignments = [*(exported or {}).items(), *command.assignments]
     for index, text in enumerate(texts):
         engine, length = _engine_at(texts, index)

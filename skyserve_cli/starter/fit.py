@@ -40,7 +40,9 @@ _QUANTIZATION = (
     "--revision",
     "--hf-overrides",
 )
-_PLAIN_FORMATS = frozenset(("auto", "safetensors", "pt", "none", "runai_streamer", "fastsafetensors"))
+_PLAIN_FORMATS = frozenset(
+    ("auto", "safetensors", "pt", "none", "dummy", "runai_streamer", "fastsafetensors")
+)
 
 
 def warnings(loaded: Loaded) -> Iterator[SpecWarning]:

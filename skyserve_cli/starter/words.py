@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n(.*?\n)??[ \t]*\2[ \t]*(?=\n|$)", re.DOTALL)
+_HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _REDIRECTION = re.compile(r"(?:\d*|&)(?:>>|>\||>&|<&|&>|>|<)(?:&?\d+|-)?")
 _SEPARATORS = ("&&", "||", ";;", "|&", "\n", ";", "|", "&")
 _CLOSING = {"(": ")", "{": "}"}
@@ -43,7 +43,30 @@ class Command:
 
 def commands(script: str) -> list[Command]:
     """Return the simple commands of a script, in order. Never raises: what cannot be read is a word."""
-    return _Scanner(_HERE_DOCUMENT.sub("", script.replace("\r\n", "\n"))).commands()
+    return _Scanner(_without_documents(script.replace("\r\n", "\n"))).commands()
+
+
+def _without_documents(script: str) -> str:
+    """Return the script without here-documents, which are no commands. One that does not end is none."""
+    lines = script.split("\n")
+    last = {line.strip(): index for index, line in enumerate(lines)}
+    kept, end = [], None
+    for index, line in enumerate(lines):
+        if end is not None:
+            end = None if line.strip() == end else end
+            continue
+        match = _HERE_DOCUMENT.search(line)
+        if match is not None and last.get(match[2], -1) > index:
+            end = match[2]
+            line = _HERE_DOCUMENT.sub("", line)
+        kept.append(line)
+    return "\n".join(kept)
+
+
+def unusable(text: str) -> str | None:
+    """Return the first character of the text that no line of a script should have, as ``U+00A0``; None without one."""
+    found = next((letter for letter in text if not letter.isprintable() and letter not in "\n\t\r"), None)
+    return None if found is None else f"U+{ord(found):04X}"
 
 
 def word_of(text: str, *, keep_variables: bool = False) -> Word:

@@ -53,6 +53,8 @@ PORTS = {
     "one of several": ("vllm serve org/m --port 8002", "ports: [8000, 9090]", "service.ports", "8002"),
     "of the service": ("vllm serve org/m --port 8002", "cpus: 2", "service.ports", "8002"),
     "of an alternative": ("vllm serve org/m --port 8001", "any_of: [{ports: 8000}]", "resources.any_of[0].ports", "8001"),
+    "in another shell": ("bash -lc 'source x; vllm serve org/m --port 8001'", "ports: 8000", "resources.ports", "8001"),
+    "beside a variable": ("vllm serve $M --served-model-name $N --port 8001", "ports: 8000", "resources.ports", "8001"),
     "behind another command": ("cd /x && vllm serve org/m --port 8001 2>&1 | tee log", "ports: 8000", "resources.ports", "8001"),
 }  # fmt: skip
 
@@ -86,6 +88,8 @@ RIGHT_PORTS = {
     "the default": ("vllm serve org/m", "ports: 8000"),
     "the default of a machine": ("vllm serve org/m", "cpus: 2"),
     "options in a variable": ("vllm serve org/m $ARGS", "ports: 8080"),
+    "options in a variable behind a flag": ("vllm serve org/m --enable-something $ARGS", "ports: 8080"),
+    "all arguments behind a flag": ('vllm serve org/m --enable-something "$@"', "ports: 8080"),
     "options in a file": ("vllm serve org/m --config c.yaml", "ports: 8080"),
     "all arguments": ('vllm serve org/m "$@"', "ports: 8080"),
     "a proxy in front": ("vllm serve org/m --port 8001 &\nexec nginx-on 8000", "ports: 8000"),

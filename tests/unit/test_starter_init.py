@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from skyserve_cli.spec import ServiceSpec, SpecError
 from skyserve_cli.spec.load import load_text
 from skyserve_cli.starter import fit
-from skyserve_cli.starter.command import NotKnown, from_choices, from_command
+from skyserve_cli.starter.command import NotKnown, from_choices, from_command, split
 from skyserve_cli.starter.compose import ComposeError, from_compose, service_names
 from skyserve_cli.starter.container import NoContainer, gpus_of, inner_ports
 from skyserve_cli.starter.draft import Draft, slug, text_of
@@ -122,6 +125,8 @@ def test_ports_and_images(command: str, port: int, image: str, tmp_path: Path) -
     ("command", "error"),
     [
         ("python3 server.py", NotKnown),
+        ("vllm serve org/m\u00a0--port 1", NotKnown),
+        ("vllm serve org/m \x08", NotKnown),
         ("", NotKnown),
         ("docker run --rm", NoContainer),
         ("docker run -p 80:80 my/image", NoContainer),
@@ -160,7 +165,9 @@ CHOICES = [
 def test_the_gpus_follow_from_the_model(
     engine: str, model: str, gpu: tuple[str, int], secrets: tuple[str, ...]
 ) -> None:
-    spec = spec_of(from_choices(ENGINES[engine], model))
+    draft = from_choices(ENGINES[engine], model)
+    split(draft)
+    spec = spec_of(draft)
     assert (spec.resources[0].accelerator, spec.resources[0].accelerator_count) == gpu
     assert spec.secrets == secrets
     (launch,) = launches(spec.run) if engine != "ollama" else [None]
@@ -215,6 +222,7 @@ def test_a_compose_file_with_sglang(tmp_path: Path) -> None:
         ("services: {a: {image: my/x, ports: ['80:80']}}", "a", "its own command is not known"),
         ("version: 3", "a", "this is no compose file"),
         ("services: [", "a", "not valid YAML"),
+        ('services: {a: {image: vllm/vllm-openai, command: "--model a\\u2028b"}}', "a", r"U\+2028"),
     ],
 )
 def test_compose_files_that_cannot_be_carried_over(text: str, name: str, reason: str, tmp_path: Path) -> None:
@@ -228,6 +236,107 @@ def test_variables_of_compose_without_a_value_stay_variables(tmp_path: Path) -> 
     assert (draft.envs, draft.secrets) == ({"MODEL": None}, ["HF_TOKEN"])
     assert "--model $MODEL" in draft.run
     assert "--seed 7" in draft.run
+
+
+def test_what_a_compose_file_says_of_resources_and_health_is_carried_over_or_listed(tmp_path: Path) -> None:
+    text = """
+services:
+  a:
+    image: ollama/ollama
+    deploy:
+      replicas: 2
+      resources:
+        limits: {memory: 64g}
+        reservations: {cpus: "4", devices: [{driver: nvidia, count: all, capabilities: [gpu]}]}
+    healthcheck: {test: curl localhost, retries: 3}
+"""
+    draft = from_compose(text, "a", tmp_path)
+    lost = [note.partition(": ")[2] for note in draft.notes if note.startswith("not carried over")]
+    assert lost == [
+        "deploy.replicas: 2",
+        "deploy.resources.limits: {'memory': '64g'}",
+        "deploy.resources.reservations.cpus: 4",
+        "healthcheck: curl localhost",
+    ]
+    text = text.replace("curl localhost", "curl http://localhost/x").replace(
+        "retries: 3", "retries: 3, start_period: 60s, interval: 5s, timeout: soon"
+    )
+    draft = from_compose(text, "a", tmp_path)
+    assert (draft.probe, draft.probe_settings) == ("/x", {"endpoint_probe_interval_seconds": 5})
+    assert [note.split(": ")[1] for note in draft.notes if "healthcheck" in note] == ["healthcheck.retries", "healthcheck.start_period", "healthcheck.timeout"]  # fmt: skip
+
+
+# --- any text ---
+
+PIECES_OF_SCRIPTS = st.sampled_from(
+    ["vllm", "serve", "ollama", "run", "docker", "-e", "A=1", "-m", "sglang.launch_server", "--port", "--port=8", "8001", "$X", "${", "$(", "'",
+     '"', "\\", "\n", "&&", ">", "<<EOF", "EOF", "--model", "org/Llama-3.1-70B", "/m", "env", "sh", "-c", "\x00", "é", "--gpus", "all",
+     "vllm/vllm-openai", "-tp", "llama-server", "-hf", "text-generation-launcher", "#", "`", "|", "-p", "80:80", "--api-key", "-"]
+)  # fmt: skip
+SCRIPTS = st.one_of(st.text(max_size=60), st.lists(PIECES_OF_SCRIPTS, max_size=14).map(" ".join))
+
+
+@given(SCRIPTS)
+@settings(max_examples=400, deadline=None)
+def test_any_command_is_a_file_or_a_sentence(text: str) -> None:
+    try:
+        draft = from_command(text, Path("/nowhere"))
+    except (NotKnown, NoContainer):
+        return
+    assert load_text(text_of(draft), needs_values=False).spec.run.rstrip("\n") == draft.run.rstrip("\n")
+
+
+@given(SCRIPTS, st.sampled_from(["L4", "A100:8", "NoSuch", "L4:0.5"]), st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_no_script_breaks_the_warnings(run: str, gpu: str, has_ports: bool) -> None:
+    loaded = load_text(
+        "service: {}\nrun: x\nenvs: {X: 8001, M: '$X'}\n",
+        set_overrides=[f"resources.accelerators='{gpu}'"] + ["resources.ports=8000"] * has_ports,
+    )
+    for warning in fit.warnings(replace(loaded, spec=replace(loaded.spec, run=run))):
+        assert warning.path
+        assert warning.message
+
+
+TREES = st.recursive(
+    st.sampled_from(["", "all", "1", "8000:80", "vllm/vllm-openai", "--model $M", "${A:-b}", "$$", "curl http://a/b", "5s"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["resources", "reservations", "devices", "count", "device_ids", "test", "interval", "source", "target", "<<", "A"]), inner, max_size=4),
+    max_leaves=8,
+)  # fmt: skip
+KEYS = [
+    "command",
+    "entrypoint",
+    "environment",
+    "env_file",
+    "ports",
+    "expose",
+    "volumes",
+    "deploy",
+    "healthcheck",
+    "gpus",
+    "restart",
+    "x-a",
+    "other",
+    "<<",
+]
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), TREES, max_size=6), TREES)
+@settings(max_examples=400, deadline=None)
+def test_any_compose_file_is_a_draft_or_a_sentence(service: dict[str, object], image: object) -> None:
+    text = yaml.safe_dump({"services": {"a": {"image": image, **service}}})
+    try:
+        draft = from_compose(text, "a", Path("/nowhere"))
+    except ComposeError:
+        return
+    assert load_text(text_of(draft), needs_values=False).spec.run
+
+
+def test_long_scripts_take_time_in_proportion() -> None:
+    """A script of 250 KB, the most that a service file has, is read in one go: no piece of it is looked at again and again."""
+    for piece in ("<<A\n", "$(", "'a' ", "vllm serve a --b ", "a=b ", '"'):
+        assert isinstance(launches(piece * (250_000 // len(piece))), list)
 
 
 # --- SkyPilot ---
