@@ -214,6 +214,8 @@ def _choose(
     if unknown:
         raise WrongUsage(f"--cloud {unknown[0]}: no such cloud; there are {', '.join(CLOUDS)}")
     draft.clouds = tuple(dict.fromkeys(clouds))
+    if draft.clouds == (LOCAL,):  # whose replicas see the paths of this machine
+        draft.file_mounts = {at: source for at, source in draft.file_mounts.items() if at != source}
     if gpu is None and draft.accelerators:
         default = "by size" if len(draft.accelerators) > 1 else draft.accelerators[0]
         answer = ask("--gpu", f"GPU, such as L4 or H100:8, or {NO_GPU}", default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from skyserve_cli.spec.references import NAME
@@ -29,6 +30,10 @@ SECRET = re.compile(r"(?:TOKEN|SECRET|PASSWORD|API_?KEY|_KEY|CREDENTIALS)$", re.
 #: What the library of Hugging Face reads, too, by its present name.
 _OLD_NAMES = {"HUGGING_FACE_HUB_TOKEN": "HF_TOKEN", "HUGGINGFACE_HUB_TOKEN": "HF_TOKEN"}
 _ANYWHERE = "0.0.0.0"  # noqa: S104, other machines send the requests
+_REFERENCE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
+_OF_SHELLS = frozenset(
+    ("HOME", "PATH", "PWD", "USER", "HOSTNAME", "SHELL", "UID", "RANDOM", "LD_LIBRARY_PATH", "PYTHONPATH")
+)
 _KEY_OPTIONS = ("--api-key",)
 _SILENT = frozenset(("sudo", "exec", "nohup", "time", "env", "uv", "run", "-m", "python", "python3"))
 _PULL = """\
@@ -53,17 +58,19 @@ def from_command(text: str, folder: Path) -> Draft:
     found = commands(text)
     exported = {name: value for command in found for name, value in _exports(command)}
     for index, command in enumerate(found):
-        others = [each for each in (*found[:index], *found[index + 1 :]) if not list(_exports(each))]
+        others = [each for each in (*found[:index], *found[index + 1 :]) if not _exports(each)]
+        pulled = next((word for each in others if (word := _pulled(each)) is not None), None)
         inner = _docker_words(command)
         if inner is not None:
-            draft = from_container(docker_run(inner), folder)
+            draft = from_container(docker_run(inner), folder, pulled)
         elif (launch := launch_of(command, exported)) is not None:
-            draft = _from_launch(launch, None, [])
+            draft = _from_launch(_with_model(launch, pulled), None, [], folder)
             _note_wrapping(draft, command, launch)
         else:
             continue
         for other in others:
-            draft.notes.append(f"not carried over: {' '.join(word.raw for word in other.words)}")
+            if draft.engine is not OLLAMA or _pulled(other) is None:
+                draft.notes.append(f"not carried over: {' '.join(word.raw for word in other.words)}")
         return draft
     raise NotKnown(
         "the command starts none of: vllm serve, python3 -m sglang.launch_server, llama-server, text-generation-launcher, "
@@ -71,18 +78,36 @@ def from_command(text: str, folder: Path) -> Draft:
     )
 
 
-def from_container(container: Container, folder: Path) -> Draft:
-    """Return the draft for a container. Raises NoContainer if the command in it is not known."""
+def _pulled(command: Command) -> Word | None:
+    """Return the model of `ollama pull MODEL` or `ollama run MODEL`, also behind `docker exec`."""
+    texts = command.texts
+    index = next(
+        (at for at, text in enumerate(texts) if text in ("pull", "run") and at and texts[at - 1] == "ollama"),
+        None,
+    )
+    return command.words[index + 1] if index is not None and index + 1 < len(texts) else None
+
+
+def _with_model(launch: Launch, pulled: Word | None) -> Launch:
+    """Return the launch of Ollama with the model that another command of the script pulls."""
+    if launch.engine is not OLLAMA or launch.model is not None or pulled is None:
+        return launch
+    program = (*launch.program[:-1], word_of("run"))
+    return replace(launch, program=program, arguments=(pulled, *launch.arguments))
+
+
+def from_container(container: Container, folder: Path, pulled: Word | None = None) -> Draft:
+    """Return the draft for a container, of Ollama with the model `pulled`. Raises NoContainer if the command in it is not known."""
     mounts, notes = mounts_of(container.volumes, folder)
     notes += [f"not carried over: {each}" for each in container.dropped]
     words = _inner_words(container)
     launch = launch_of(Command(tuple(words), tuple((k, v) for k, v in container.envs.items() if v)))
     if launch is not None:
-        draft = _from_launch(launch, container, notes)
+        draft = _from_launch(_with_model(launch, pulled), container, notes, folder)
     else:
         draft = _of_unknown(container, words, notes)
     draft.image = container.image
-    draft.file_mounts = mounts
+    draft.file_mounts |= mounts
     draft.probe = container.probe or draft.probe
     draft.probe_settings = container.probe_settings
     return draft
@@ -112,12 +137,26 @@ def _inner_words(container: Container) -> list[Word]:
     if launch_of(Command(tuple(arguments))) is not None:
         return arguments  # the program is named once more
     program = [word_of(word) for word in engine.entrypoint.split()]
-    if engine is VLLM and arguments and arguments[0].text == "serve":
-        del arguments[0]
+    if engine is VLLM and arguments:
+        if arguments[0].text == "serve":
+            del arguments[0]
+        return [*program, *_model_first(arguments)]
     return [*program, *arguments]
 
 
-def _from_launch(launch: Launch, container: Container | None, notes: list[str]) -> Draft:
+def _model_first(arguments: list[Word]) -> list[Word]:
+    """Return the arguments with ``--model NAME`` as the first one: `vllm serve` rejects the option in some versions."""
+    for index, word in enumerate(arguments):
+        name, equals, value = word.text.partition("=")
+        if name == "--model" and equals:
+            first = Word(word.raw.partition("=")[2], value, word.expands)
+            return [first, *arguments[:index], *arguments[index + 1 :]]
+        if name == "--model" and index + 1 < len(arguments):
+            return [arguments[index + 1], *arguments[:index], *arguments[index + 2 :]]
+    return arguments
+
+
+def _from_launch(launch: Launch, container: Container | None, notes: list[str], folder: Path) -> Draft:
     engine = launch.engine
     model = launch.model
     name = None if model is None else model.text
@@ -140,9 +179,44 @@ def _from_launch(launch: Launch, container: Container | None, notes: list[str]) 
     if engine in (VLLM, SGLANG, TGI) and (name or "").startswith(GATED):
         _add_secret(draft, "HF_TOKEN")
     arguments = _arguments(launch, draft)
+    if engine is not OLLAMA:
+        _declare(draft, [*arguments, *(word for word in given.values() if word)], set(given))
+        _find_files(draft, model, [] if container is None else container.volumes, folder)
     _choose_gpus(draft, launch, container)
     draft.run = _run_of(launch, draft, arguments, exports)
     return draft
+
+
+def _declare(draft: Draft, words: Sequence[Word], given: set[str]) -> None:
+    """Declare the variables that words refer to and that nothing sets: they come from the user's environment."""
+    names = [
+        match[1] or match[2] for word in words if word.expands for match in _REFERENCE.finditer(word.text)
+    ]
+    for name in dict.fromkeys(names):
+        if (
+            name in {*given, *draft.envs, *draft.secrets}
+            or name in _OF_SHELLS
+            or name.startswith(("SKYSERVE_", "SKYPILOT_"))
+        ):
+            continue
+        variables_of(draft, [(name, None)])
+        option = "--secret" if name in draft.secrets else "--env"
+        draft.notes.append(f"${name} is a variable of your shell: export it, or pass {option} {name}=VALUE")
+
+
+def _find_files(draft: Draft, model: Word | None, volumes: Sequence[str], folder: Path) -> None:
+    """Copy a model that is a path of this machine, and note one that is not there."""
+    path = "" if model is None or model.expands else model.text
+    if not path.startswith(("/", "./", "../", "~")) and not path.endswith(".gguf"):
+        return
+    if any(path.startswith(volume.split(":")[1]) for volume in volumes if ":" in volume):
+        return  # which is copied, or noted
+    if not path.startswith("~") and (folder / path).exists():
+        draft.file_mounts[path] = path if path.startswith("/") or folder == Path() else str(folder / path)
+    else:
+        draft.notes.append(
+            f"{path} is not here: copy the model to replicas with file_mounts, or download it in setup"
+        )
 
 
 def model_is_hidden(model: Word | None) -> bool:
@@ -226,6 +300,10 @@ def _port(launch: Launch, container: Container | None) -> int:
     """Return the port that the command will listen on: its own, else the container's, else the engine's."""
     if launch.says_port and launch.port:
         return launch.port
+    word = launch.value(launch.engine.port_options)
+    default = None if word is None else re.search(r":?-(\d+)\}", word.text)
+    if default is not None:
+        return int(default[1])
     if container is None:
         return launch.engine.port
     return container.ports[0] if container.ports else launch.engine.image_port
@@ -244,6 +322,8 @@ def _arguments(launch: Launch, draft: Draft) -> list[Word]:
         has_value = not equals and index + 1 < len(words) and not OPTION.match(words[index + 1].text)
         if option in (engine.host_option, *engine.port_options):
             old = value if equals else words[index + 1].text if has_value else ""
+            if option != engine.host_option and "$" in old:
+                draft.notes.append(f"{option} {old} is {draft.port} here, which ports has to name")
             if option == engine.host_option and old not in (_ANYWHERE, "::"):
                 draft.notes.append(f"{option} {old} is {_ANYWHERE} here: requests come from other machines")
             index += 2 if has_value else 1

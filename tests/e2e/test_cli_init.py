@@ -154,6 +154,25 @@ def test_every_question_is_an_option(serve: Any, tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_ctrl_c_at_a_question_writes_nothing(serve: Any, tmp_path: Path) -> None:
+    terminal = Terminal(serve, "init", "--output", tmp_path / "s.yaml")
+    terminal.until("Engine")
+    assert terminal.decline() == 130
+    assert "interrupted; nothing was written" in terminal.seen
+    assert not (tmp_path / "s.yaml").exists()
+
+
+@pytest.mark.parametrize(("cloud", "copied"), [("local", False), ("gcp", True)])
+def test_a_model_of_this_machine_is_copied_to_others(
+    serve: Any, tmp_path: Path, cloud: str, copied: bool
+) -> None:
+    model = tmp_path / "m.gguf"
+    model.touch()
+    file = written(serve, tmp_path, "--from-command", f"llama-server -m {model}", "--cloud", cloud)
+    assert ("file_mounts" in file.read_text()) == copied
+    insist_on_use(serve, file)
+
+
 def test_the_tutorial_shows_what_is_written(serve: Any) -> None:
     page = (Path(__file__).parents[2] / "docs/tutorial.md").read_text()
     (line,) = re.findall(r"^\$ serve init (--engine .*)$", page, re.MULTILINE)

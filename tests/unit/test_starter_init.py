@@ -98,6 +98,41 @@ def test_ollama_pulls_its_model_before_it_serves(tmp_path: Path) -> None:
     assert dict(spec.envs) == {"OLLAMA_HOST": "0.0.0.0:11434", "OLLAMA_KEEP_ALIVE": "24h"}
 
 
+def test_variables_of_the_shell_are_declared(tmp_path: Path) -> None:
+    draft = from_command(
+        'vllm serve "$MODEL" --port ${PORT:-8001} --hf-token $HF_TOKEN --download-dir $HOME/x $EXTRA',
+        tmp_path,
+    )
+    assert (draft.port, draft.envs, draft.secrets) == (8001, {"MODEL": None, "EXTRA": None}, ["HF_TOKEN"])
+    assert "--port ${PORT:-8001} is 8001 here" in draft.notes[0]
+    assert [note.split()[0] for note in draft.notes[1:]] == ["$MODEL", "$HF_TOKEN", "$EXTRA"]
+
+
+def test_a_model_that_is_a_path_is_copied_or_noted(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    draft = from_command("./llama-server -m m.gguf", tmp_path)
+    assert draft.file_mounts == {"m.gguf": str(tmp_path / "m.gguf")}
+    draft = from_command("vllm serve /gone/model", tmp_path)
+    assert draft.notes == [
+        "/gone/model is not here: copy the model to replicas with file_mounts, or download it in setup"
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "docker run -d -p 11434:11434 --name ollama ollama/ollama && docker exec -it ollama ollama run llama3.2",
+        "ollama serve & sleep 5; ollama pull llama3.2",
+        "OLLAMA_HOST=0.0.0.0 ollama run llama3.2",
+    ],
+)
+def test_the_model_of_ollama_may_be_in_another_command(command: str, tmp_path: Path) -> None:
+    draft = from_command(command, tmp_path)
+    assert draft.model == "llama3.2"
+    assert "ollama pull llama3.2" in (draft.setup or "")
+    assert not any("ollama run" in note or "ollama pull" in note for note in draft.notes)
+
+
 @pytest.mark.parametrize(
     ("command", "port", "image"),
     [
@@ -193,8 +228,7 @@ def test_a_compose_file_with_vllm(tmp_path: Path) -> None:
     assert [(mount.path, mount.sources) for mount in spec.file_mounts] == [
         ("/templates", (str(tmp_path / "templates"),))
     ]
-    assert "exec vllm serve" in spec.run
-    assert "--model Qwen/Qwen2.5-7B-Instruct-AWQ" in spec.run
+    assert spec.run.startswith("exec vllm serve Qwen/Qwen2.5-7B-Instruct-AWQ")
     lost = "\n".join(draft.notes)
     assert [
         word
@@ -234,7 +268,7 @@ def test_variables_of_compose_without_a_value_stay_variables(tmp_path: Path) -> 
     text = "services: {a: {image: vllm/vllm-openai, command: '--model $MODEL --hf-token ${HF_TOKEN} --seed ${SEED:-7}'}}"
     draft = from_compose(text, "a", tmp_path)
     assert (draft.envs, draft.secrets) == ({"MODEL": None}, ["HF_TOKEN"])
-    assert "--model $MODEL" in draft.run
+    assert "vllm serve $MODEL" in draft.run
     assert "--seed 7" in draft.run
 
 
