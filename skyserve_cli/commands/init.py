@@ -56,7 +56,8 @@ class _Asker(NamedTuple):
 
 def init(
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write; - is stdout.")
+        Path,
+        typer.Option("--output", metavar="FILE", help="Where to write; - is stdout. Default: service.yaml."),
     ] = Path("service.yaml"),
     engine: Annotated[EngineName | None, typer.Option("--engine", help="The server of the model.")] = None,
     model: Annotated[

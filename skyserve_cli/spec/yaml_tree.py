@@ -26,6 +26,8 @@ _MERGE = _TAG + "merge"
 _TEXT_SECTIONS = ("envs", "secrets")
 #: Sections inside of others whose values are text: headers of the probe, labels of machines.
 _TEXTS = ("headers", "labels")
+#: Where numbers have a meaning here.
+_OURS = (("service",), ("resources",), ("num_nodes",))
 
 
 class _Loader(yaml.SafeLoader):
@@ -159,7 +161,10 @@ class _Builder:
         if kind == "str" or _is_text(loc):
             return text
         try:
-            if kind in ("int", "float") and (meant := _not_as_written(text)):
+            ours = (
+                loc[:1] in _OURS
+            )  # what SkyPilot passes on, such as the mode of a file in a Pod, may be octal
+            if kind in ("int", "float") and ours and (meant := _not_as_written(text)):
                 self.problems.append(
                     Problem(dotted(loc), f"{shown(text)} is {meant}; write the number itself")
                 )

@@ -144,7 +144,7 @@ def test_every_question_is_an_option(serve: Any, tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     said = serve.ok(
         "init", "--engine", "vllm", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpu", "L40S:2", "--cloud", "gcp",
-        "--spot", "--name", "mine", "-o", file,
+        "--spot", "--name", "mine", "--output", file,
     )  # fmt: skip
     assert f"wrote {file}; next: serve validate {file}" in said.err
     spec = serve.ok("validate", file, "-o", "json").json()["spec"]
@@ -212,7 +212,7 @@ def test_questions_are_asked_on_a_terminal(serve: Any, tmp_path: Path) -> None:
 def test_what_is_lost_is_on_stderr_and_in_a_comment(serve: Any, tmp_path: Path) -> None:
     (tmp_path / "compose.yaml").write_text(COMPOSE["SGLang alone"])
     said = serve.ok(
-        "init", "--from-compose", "compose.yaml", "--yes", "--cloud", "gcp", "-o", "-", cwd=tmp_path
+        "init", "--from-compose", "compose.yaml", "--yes", "--cloud", "gcp", "--output", "-", cwd=tmp_path
     )
     for lost in ("network_mode", "ulimits", "shm_size: 32g"):
         assert any(line.startswith("note: ") and lost in line for line in said.err.splitlines())

@@ -139,6 +139,11 @@ def test_numbers_that_everybody_reads_alike_stay(text: str, expected: int) -> No
     assert load_text(f"service: {{replicas: {text}}}\nrun: serve\n").spec.scaling.min_replicas == expected
 
 
+def test_numbers_that_are_only_passed_on_may_be_octal() -> None:
+    text = f"config: {{kubernetes: {{pod_config: {{spec: {{volumes: [{{secret: {{defaultMode: 0400}}}}]}}}}}}}}\n{SMALL}"
+    assert problems(text) == []
+
+
 def test_a_tag_that_the_text_does_not_fit_is_one_problem() -> None:
     (problem,) = problems(f"num_nodes: !!int 089\n{SMALL}")
     assert "cannot be read as a YAML int" in problem
