@@ -35,7 +35,7 @@ done
 """
 _ENGINE = f'exec {sys.executable} -m skyserve_cli engine --host "$host" --speed 20 --model "$model" --port "$port"\n'
 _OLLAMA = f"""#!{sys.executable}
-import json, os, subprocess, sys, urllib.request
+import json, os, subprocess, sys, time, urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 host, _, port = os.environ["OLLAMA_HOST"].rpartition(":")
@@ -48,6 +48,13 @@ else:
     model = open(pulled).read() if os.path.exists(pulled) else "none"
     words = ["-m", "skyserve_cli", "engine", "--port", "21434", "--speed", "20", "--model", model]
     engine = subprocess.Popen([sys.executable, *words])
+
+    while engine.poll() is None:
+        try:
+            urllib.request.urlopen("http://127.0.0.1:21434/health").read()
+            break
+        except OSError:
+            time.sleep(0.1)
 
     class Front(BaseHTTPRequestHandler):
         def respond(self, body):
