@@ -12,7 +12,7 @@ from skyserve_cli.spec.infra import KUBERNETES
 from skyserve_cli.spec.model import BUCKETS_BY_NAME, EVERYWHERE, ResourceChoice, ServiceSpec
 from skyserve_cli.spec.problems import Problem, SpecWarning, dotted, shown
 from skyserve_cli.spec.regional import AT, is_ambiguous
-from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceSection
+from skyserve_cli.spec.schema import ReplicaPolicySection, ScheduleSection, ServiceFile, ServiceSection
 
 MAX_ALTERNATIVES = 1000
 MAX_HEDGED = 1000  # replicas whose places risk_hedge finds within a second or two
@@ -112,6 +112,11 @@ def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
     top = low if high is None else high
     if top < low:
         yield Problem(f"{_POLICY}.max_replicas", f"must be >= min_replicas (got {top} < {low})", top)
+    if high is None and low == 0 and sound(*at, "schedule") and not any(map(_can_wake, policy.schedule)):
+        message = "needs max_replicas: without it the size is fixed at 0, and no request can launch a replica (got 0)"
+        scaled = rated or ongoing is not None or policy.slo is not None
+        load = "" if scaled else " and target_ongoing_requests_per_replica: 32"
+        yield Problem(f"{_POLICY}.min_replicas", message, 0, f"write max_replicas: 1{load}")
     unsaid = sound(*_TARGETS.split(".")) and sound(*_ONGOING.split("."))
     if top > low and not rated and ongoing is None and policy.slo is None and unsaid and sound(*at, "slo"):
         message = f"is needed to choose between {low} and {top} replicas"
@@ -122,6 +127,11 @@ def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
         key = "max_replicas" if high is not None else "min_replicas, the fixed size,"
         message = f"must be <= {key} (got {base} > {top})"
         yield Problem(f"{_POLICY}.base_ondemand_fallback_replicas", message, base)
+
+
+def _can_wake(entry: ScheduleSection) -> bool:
+    """Return whether there may be replicas while the entry of the schedule lasts."""
+    return bool(entry.min_replicas or entry.max_replicas)
 
 
 def _slo(policy: ReplicaPolicySection, sound: Sound) -> Iterator[Problem]:

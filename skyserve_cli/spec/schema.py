@@ -112,7 +112,7 @@ class ReplicaPolicySection(Section):
     }
 
     min_replicas: Count = 1
-    """The service never has fewer. 0 lets it sleep when there are no requests."""
+    """The service never has fewer. 0, with a max_replicas above it, lets it sleep when there are no requests."""
     max_replicas: Count | None = None
     """The autoscaler never requests more. Default: min_replicas, a fixed size."""
     target_qps_per_replica: TargetQps | None = None
