@@ -63,7 +63,8 @@ class Load:
     `requests` arrived in the last `window_s` seconds, served or not. `in_flight` and `queued` are at this moment;
     `ongoing` is the mean of their sum over the window. `empty` are the draining replicas to which every LB has
     promised to send nothing more and has nothing left to finish. From the replicas in `responsive` some LB has lately received
-    a response or a sign of life. `warming` are new replicas whose caches some LB fills before it sends them requests.
+    a response or a sign of life. `warming` are new replicas whose caches some LB fills before it sends them requests. `loaded`
+    are ready ones whose probes wait behind requests (`health`).
     """
 
     window_s: float = 60.0
@@ -74,6 +75,7 @@ class Load:
     empty: frozenset[int] = frozenset()
     responsive: frozenset[int] = frozenset()
     warming: frozenset[int] = frozenset()
+    loaded: frozenset[int] = frozenset()
     known: bool = False  # False: no LB has reported since the controller started
 
 

@@ -146,7 +146,7 @@ class Workers:
     def __init__(self, base: Foundation, loop: asyncio.AbstractEventLoop) -> None:
         home, clock, wake, clouds = base.home, base.clock, base.woken.set, base.clouds
         reports = EventReports(base.store, clock)
-        served = ServedReplicas()
+        self.served = served = ServedReplicas()
         self.traffic = TrafficBuffer()
         self.attention = Attention(loop, clock, base.steady)
         self.regional = RegionalFleet(
@@ -272,7 +272,8 @@ def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
             base.steady.now,
         ),
         doubts=Doubts(
-            DaemonEvidence(workers.attention, prober, workers.fleet, regional, watchers).of, adoption
+            DaemonEvidence(workers.attention, prober, workers.fleet, regional, watchers, workers.served).of,
+            adoption,
         ),
         epoch=lambda: base.leadership.epoch,
     )

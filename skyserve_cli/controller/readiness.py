@@ -2,7 +2,8 @@
 
 A probe that failed while this process had no CPU is void (`attention`). Replicas that pass are probed over connections that
 are kept, every tenth time over a new one, because a kept one is no evidence about new clients; all others over new ones.
-Replicas that serve clients are probed less often (`served`).
+Replicas that serve clients are probed less often (`served`), and so are loaded ones, whose probes wait behind requests: a probe
+is work for them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from policies.brake import FailedProbe
+from policies.health import FailedProbe
 from policies.model import Event, ProbeFailed, ProbePassed
 from skyserve_cli.controller.probe_connection import ProbeConnection, ProbeRequest, connect, probe_request
 from skyserve_cli.controller.reconcile.attention import Attention
@@ -38,10 +39,11 @@ Key = tuple[str, int]
 
 
 class ProbeOutcome(NamedTuple):
-    """Of one probe. `trouble` is None if it passed; `reached` is true if there was a connection."""
+    """Of one probe. `trouble` is None if it passed; `reached` is true if there was a connection, `timed_out` if the time was over."""
 
     trouble: str | None
     reached: bool
+    timed_out: bool = False
 
 
 class ReplicaConnection(Protocol):
@@ -127,24 +129,26 @@ class HttpProber:
             await asyncio.sleep(order.probe.interval_s * (order.replica_id * _GOLDEN % 1.0))
         try:
             while True:
-                passed = False
+                passed = timed_out = False
                 try:
                     async with self._in_flight:
                         started = self._loop.time()
                         outcome = await line.probe(self._orders[key])
-                    passed = outcome.trouble is None
+                    passed, timed_out = outcome.trouble is None, outcome.timed_out
                     if passed or not self._attention.was_lost(started):
                         self._record(key, outcome)
                 except Exception:  # only a defect; the replica must not stay unprobed for it
                     log.exception("probing %s replica %d", *key)
-                await self._pause(key, self._loop.time(), passed=passed)
+                await self._pause(key, self._loop.time(), passed=passed, timed_out=timed_out)
         finally:
             line.close()
 
-    async def _pause(self, key: Key, probed_at: float, *, passed: bool) -> None:
+    async def _pause(self, key: Key, probed_at: float, *, passed: bool, timed_out: bool) -> None:
         order = self._orders[key]
         if not passed or not order.passing:
             await asyncio.sleep(min(order.probe.interval_s, EAGER_INTERVAL_S))
+            if timed_out and self._orders[key].passing:  # loaded
+                await asyncio.sleep(max(0.0, order.probe.interval_s - EAGER_INTERVAL_S))
             return
         while True:
             order = self._orders[key]
@@ -159,12 +163,14 @@ class HttpProber:
         order = self._orders[key]
         if outcome.reached and key in self._remote:
             self._reached_at = now
+        failed = self._failed.setdefault(order.service, {})
+        before = failed.get(order.replica_id)
         if outcome.trouble is None:
             self._forget(key)
         else:
-            failed = self._failed.setdefault(order.service, {})
-            failed[order.replica_id] = FailedProbe(now, outcome.reached)
-        event = _event(order, outcome.trouble)
+            first_at = now if before is None else before.since
+            failed[order.replica_id] = FailedProbe(now, outcome.reached, outcome.timed_out, first_at)
+        event = _event(order, outcome.trouble, was_failing=before is not None)
         if event is not None:
             self._events.put((order.service, event))
             self._wake()
@@ -209,10 +215,12 @@ class ReplicaLine:
                     status = await connection.status_of(request.data)
         except TimeoutError:
             if connection is None:
-                return ProbeOutcome(f"no connection within {timeout_s / 2:g} s", reached=False)
+                return ProbeOutcome(
+                    f"no connection within {timeout_s / 2:g} s", reached=False, timed_out=True
+                )
             if not connection.status:
                 # What has become of the host of an old connection only a new one can show.
-                return ProbeOutcome(f"probe took longer than {timeout_s:g} s", reached=is_new)
+                return ProbeOutcome(f"probe took longer than {timeout_s:g} s", reached=is_new, timed_out=True)
             status = connection.status  # the rest of the body is late
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
@@ -240,9 +248,9 @@ class ReplicaLine:
         return sent[2]
 
 
-def _event(order: ProbeOrder, trouble: str | None) -> Event | None:
+def _event(order: ProbeOrder, trouble: str | None, *, was_failing: bool) -> Event | None:
     if trouble is None:
-        return None if order.passing else ProbePassed(order.replica_id)
+        return ProbePassed(order.replica_id) if was_failing or not order.passing else None
     return ProbeFailed(order.replica_id, trouble) if order.passing else None
 
 

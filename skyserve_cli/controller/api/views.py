@@ -38,6 +38,7 @@ FAILURES = frozenset(
         EndReason.RUN_EXITED,
         EndReason.START_TIMEOUT,
         EndReason.PROBE_FAILED,
+        EndReason.ONLY_ERRORS,
         EndReason.CLOUD_ERROR,
         EndReason.LOST,
     }

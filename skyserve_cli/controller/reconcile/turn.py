@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from policies.brake import TerminationLog, confirmed
+from policies.brake import JUDGED, Evidence, TerminationLog, confirmed
 from policies.deadlines import due
 from policies.goals import Goal, TeamRoom
+from policies.health import failing, loaded, sifted
 from policies.history import Load
-from policies.model import EndReason, Event, GaveUp, Memory, Offer, Plan, Replica
+from policies.model import Event, GaveUp, Memory, Offer, Plan, Replica
 from provisioners.port.base import Requirements
 from skyserve_cli.controller.reconcile.demand import merged
 from skyserve_cli.controller.reconcile.demand_cache import DemandCache
@@ -138,7 +139,7 @@ class ServiceTurn:
             row=row,
             spec=spec,
             goal=goal,
-            load=load,
+            load=replicas.load,
             change=own.change,
             agents=agents.change,
             plan=decided,
@@ -161,8 +162,14 @@ class ServiceTurn:
         Unless it `is_early`, its offers are not known yet, or one of its clouds has not been listed yet.
         """
         change = TickTransitions(fleet.rows, fleet.goal, service.now, fleet.role)
-        change.observe(*happened)
-        doubt = self._give_up(service.row.name, fleet, change)
+        evidence = fleet.for_fleet(self._doubts.evidence(service.row.name))
+        results, listings = happened
+        failed, threshold_s = evidence.failed or {}, fleet.goal.probe_failure_threshold_s
+        change.observe(sifted(results, failed, evidence.work, threshold_s, service.now), listings)
+        doubt = self._give_up(fleet, change, evidence)
+        fleet.load = replace(
+            fleet.load, loaded=loaded(change.live(), failed, evidence.work, threshold_s, service.now)
+        )
         memory = fleet.learn(change, memory)
         need = fleet.need(memory)
         need = None if need is None else self._offers.kept(need)
@@ -183,18 +190,20 @@ class ServiceTurn:
         local_demands = [self._balancers.fleet.demand(row.name)] if has_local_agent(row, spec) else []
         return self._demand.take(row.name, [*local_demands, *self._balancers.regional.demands(row.name)], now)
 
-    def _give_up(self, service: str, fleet: Fleet, change: TickTransitions) -> str:
+    def _give_up(self, fleet: Fleet, change: TickTransitions, evidence: Evidence) -> str:
         """Apply the deadlines that have passed, as far as this controller can trust its own probes. Returns why not all."""
         replicas = tuple(change.replicas.values())
-        overdue = tuple(due(replicas, fleet.goal, fleet.load, change.now))
+        overdue = (
+            *due(replicas, fleet.goal, fleet.load, change.now),
+            *failing(replicas, evidence.work, fleet.goal.probe_failure_threshold_s, change.now),
+        )
         if not overdue:
             return ""
-        evidence = fleet.for_fleet(self._doubts.evidence(service))
         terminated = self._given_up.setdefault(fleet.name, TerminationLog())
         verdict = confirmed(overdue, replicas, fleet.goal, evidence, terminated, change.now)
         change.take(verdict.events)
         for event in verdict.events:
-            if isinstance(event, GaveUp) and event.reason is EndReason.PROBE_FAILED:
+            if isinstance(event, GaveUp) and event.reason in JUDGED:
                 terminated.add(change.now)
         return verdict.note
 
