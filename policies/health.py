@@ -40,13 +40,14 @@ class FailedProbe:
     """The last valid probe of a replica, which failed, as all have since `first_at` (None: this is the first).
 
     `reached` is true if a connection was made: a replica that then sends nothing hangs, and its load balancer may receive bytes from
-    it anyway, on a path that needs no engine. `timed_out`: the time for it was over, before a connection or before a response.
+    it anyway, on a path that needs no engine. `timed_out`: the time for it was over, before a connection or before a response. `why` says how it failed.
     """
 
     at: float
     reached: bool
     timed_out: bool = False
     first_at: float | None = None
+    why: str = ""
 
     @property
     def since(self) -> float:

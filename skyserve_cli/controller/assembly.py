@@ -283,7 +283,14 @@ def service_of(base: Foundation, workers: Workers, reconciler: Reconciler) -> Co
     """Return the application service that the API is over."""
     return ControllerService(
         Stored(base.store, base.specs, base.seal),
-        Running(workers.fleet, workers.regional, workers.names, workers.instance_poller, workers.log_archive),
+        Running(
+            workers.fleet,
+            workers.regional,
+            workers.names,
+            workers.instance_poller,
+            workers.log_archive,
+            workers.prober.failed,
+        ),
         base.clouds,
         base.clock,
         base.leadership,

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from policies.health import FailedProbe
 from policies.model import Event, ProbeFailed, ProbePassed
 from skyserve_cli.controller.probe_connection import ProbeConnection, ProbeRequest, connect, probe_request
+from skyserve_cli.controller.probe_redirect import MOST_REDIRECTS, described, redirected
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.controller.reconcile.ports import ProbeOrder
@@ -169,7 +170,9 @@ class HttpProber:
             self._forget(key)
         else:
             first_at = now if before is None else before.since
-            failed[order.replica_id] = FailedProbe(now, outcome.reached, outcome.timed_out, first_at)
+            failed[order.replica_id] = FailedProbe(
+                now, outcome.reached, outcome.timed_out, first_at, outcome.trouble
+            )
         event = _event(order, outcome.trouble, was_failing=before is not None)
         if event is not None:
             self._events.put((order.service, event))
@@ -204,7 +207,7 @@ class ReplicaLine:
                     self.close()
                 self._uses += 1
                 connection, self._kept = self._kept, None
-                status, is_new = 0, connection is None
+                status, is_new, location = 0, connection is None, ""
                 if connection is not None:
                     with suppress(OSError):  # it had gone stale
                         status = await connection.status_of(request.data)
@@ -213,6 +216,9 @@ class ReplicaLine:
                     async with asyncio.timeout(timeout_s / 2):
                         connection = await connect(request, self._tls)
                     status = await connection.status_of(request.data)
+                location = connection.location if connection is not None else ""
+                if location:
+                    status, location = await self._followed(order, status, location)
         except TimeoutError:
             if connection is None:
                 return ProbeOutcome(
@@ -221,7 +227,7 @@ class ReplicaLine:
             if not connection.status:
                 # What has become of the host of an old connection only a new one can show.
                 return ProbeOutcome(f"probe took longer than {timeout_s:g} s", reached=is_new, timed_out=True)
-            status = connection.status  # the rest of the body is late
+            status, location = connection.status, ""  # the rest of the body is late
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             return ProbeOutcome(f"probe failed: {why}", reached=connection is not None)
@@ -231,7 +237,23 @@ class ReplicaLine:
                     self._kept = connection
                 else:
                     connection.close()
-        return ProbeOutcome(None if status == 200 else f"probe returned {status}", reached=True)
+        return ProbeOutcome(None if status == 200 else described(status, location), reached=True)
+
+    async def _followed(self, order: ProbeOrder, status: int, location: str) -> tuple[int, str]:
+        """Follow a redirect of the replica to itself. Returns the last status, and where that leads. Raises OSError."""
+        probe = order.probe
+        for _ in range(MOST_REDIRECTS):
+            following = redirected(order.endpoint, probe, status, location)
+            if following is None:
+                break
+            probe = following
+            request = probe_request(order.endpoint, probe, order.tls_name)
+            connection = await connect(request, self._tls)
+            try:
+                status, location = await connection.status_of(request.data), connection.location
+            finally:
+                connection.close()
+        return status, location
 
     def close(self) -> None:
         if self._kept is not None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from policies.brake import JUDGED, Evidence, TerminationLog, confirmed
 from policies.deadlines import due
 from policies.goals import Goal, TeamRoom
-from policies.health import failing, loaded, sifted
+from policies.health import FailedProbe, failing, loaded, sifted
 from policies.history import Load
-from policies.model import Event, GaveUp, Memory, Offer, Plan, Replica
+from policies.model import EndReason, Event, GaveUp, Memory, Offer, Plan, Replica
 from provisioners.port.base import Requirements
 from skyserve_cli.controller.reconcile.demand import merged
 from skyserve_cli.controller.reconcile.demand_cache import DemandCache
@@ -201,7 +201,7 @@ class ServiceTurn:
             return ""
         terminated = self._given_up.setdefault(fleet.name, TerminationLog())
         verdict = confirmed(overdue, replicas, fleet.goal, evidence, terminated, change.now)
-        change.take(verdict.events)
+        change.take(_with_causes(verdict.events, evidence.failed or {}))
         for event in verdict.events:
             if isinstance(event, GaveUp) and event.reason in JUDGED:
                 terminated.add(change.now)
@@ -230,6 +230,18 @@ class ServiceTurn:
             note = f"{place} cannot be listed: {sentence}"
             if place in places and not any(note in one for one in reported):
                 yield note
+
+
+def _with_causes(events: Iterable[Event], failed: Mapping[int, FailedProbe]) -> list[Event]:
+    """Return the events with what their last probe met, where time was up for a probe to pass."""
+    return [
+        replace(event, message=f"{event.message}; {failed[event.replica_id].why}")
+        if isinstance(event, GaveUp)
+        and event.reason in (EndReason.START_TIMEOUT, EndReason.PROBE_FAILED)
+        and event.replica_id in failed
+        else event
+        for event in events
+    ]
 
 
 def _together(row: ServiceRow, own: _FleetTurn, agents: _FleetTurn) -> Plan:
