@@ -22,6 +22,7 @@ _BALANCER = "service.load_balancer"
 _FALL_BACK = ("auto", "dynamic_fallback", "risk_hedge", "spothedge_literal")
 _TARGETS = f"{_POLICY}.target_qps_per_replica"
 _ONGOING = f"{_POLICY}.target_ongoing_requests_per_replica"
+_QUEUE, _KV_USAGE = f"{_POLICY}.target_queue_length", f"{_POLICY}.target_kv_cache_usage"
 
 
 def spot_knob(policy: ReplicaPolicySection | None) -> str | None:
@@ -105,6 +106,11 @@ def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
     if rated and ongoing is not None:
         message = f"cannot stand next to target_qps_per_replica: choose one of the two (got {ongoing:g})"
         yield Problem(_ONGOING, message, ongoing)
+    kv_usage = policy.target_kv_cache_usage
+    if policy.target_queue_length is not None and not rated and ongoing is None and kv_usage is None:
+        message = "needs another target beside it, because a queue never says that a fleet is too large"
+        hint = "add target_kv_cache_usage, target_ongoing_requests_per_replica or target_qps_per_replica"
+        yield Problem(_QUEUE, message, policy.target_queue_length, hint)
     yield from _slo(policy, sound)
     if not (sound(*at, "min_replicas") and sound(*at, "max_replicas")):
         return
@@ -112,6 +118,7 @@ def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
     top = low if high is None else high
     if top < low:
         yield Problem(f"{_POLICY}.max_replicas", f"must be >= min_replicas (got {top} < {low})", top)
+    rated = rated or kv_usage is not None or policy.target_queue_length is not None
     if high is None and low == 0 and sound(*at, "schedule") and not any(map(_can_wake, policy.schedule)):
         message = "needs max_replicas: without it the size is fixed at 0, and no request can launch a replica (got 0)"
         scaled = rated or ongoing is not None or policy.slo is not None
@@ -149,6 +156,8 @@ def _slo(policy: ReplicaPolicySection, sound: Sound) -> Iterator[Problem]:
         for path, given in (
             (_TARGETS, policy.target_qps_per_replica),
             (_ONGOING, policy.target_ongoing_requests_per_replica),
+            (_QUEUE, policy.target_queue_length),
+            (_KV_USAGE, policy.target_kv_cache_usage),
         ):
             if given is not None:
                 hint = "leave the target out: what a replica carries is learned, or set slo.capacity_qps"
@@ -296,6 +305,8 @@ def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
     for path, target in (
         (_TARGETS, policy.target_qps_per_replica),
         (_ONGOING, policy.target_ongoing_requests_per_replica),
+        (_QUEUE, policy.target_queue_length),
+        (_KV_USAGE, policy.target_kv_cache_usage),
     ):
         if target is not None and not policy.autoscaling:
             message = f"has no effect: the size is fixed at {policy.min_replicas} until max_replicas is above min_replicas"
