@@ -6,12 +6,15 @@ terminate a machine. The rules, in order:
 
 1. Patience counts from when the controller began to watch without a gap; a probe that ran across a gap is void, and a
    replica without a recent valid probe is not judged.
-2. A replica that was reached (it sent a status that is not 200, or took the connection and sent nothing) is not ready.
-3. A load balancer is a second observer. A replica that has sent it bytes is not terminated.
+2. Clients are witnesses (`health`). A replica that gives them responses is not terminated, however its probe fails.
+3. A replica that was reached (it sent a status that is not 200, or took the connection and sent nothing) is not ready. Of
+   others a load balancer is a second observer: a replica that has sent it bytes is not terminated.
 4. If nothing beyond this machine responds to the controller, it is the controller that is cut off.
 5. If many replicas stop responding at once and fewer of the service respond than do not, one is replaced, and the others
    once a replica has become ready after that: then the controller can see, and they are lost.
-6. Replicas are terminated a few at a time, so that a mistake that passes all of this is a small one.
+6. A replica that gives clients nothing but errors is replaced, but if no other one does better, only one in a long time:
+   it may be the requests that are wrong.
+7. Replicas are terminated a few at a time, so that a mistake that passes all of this is a small one.
 
 Held-back replicas are decided again in the next tick; nothing has to be cleared by hand.
 """
@@ -23,6 +26,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policies.goals import Goal
+from policies.health import ALONE_EVERY_S, IDLE, FailedProbe, Work, does_better
 from policies.model import EndReason, Event, GaveUp, Replica, ReplicaState
 
 FRESH_S = 60.0  # a valid probe is recent for so long; one that fails is repeated every second
@@ -38,18 +42,10 @@ PERIOD_SHARE = (
 HELD_FOR_BALANCERS = "load balancers still hear from replicas that this controller cannot reach"
 HELD_OFFLINE = "nothing beyond its own machine responds to it"
 HELD_MANY = "most replicas stopped responding to it at once"
+KEPT_SERVING = "kept, because clients get responses from them although their readiness probes fail"
 
-
-@dataclass(frozen=True, slots=True)
-class FailedProbe:
-    """The last valid probe of a replica, which failed.
-
-    `reached` is true if a connection was made: a replica that then sends nothing hangs, and its load balancer may receive bytes from
-    it anyway, on a path that needs no engine.
-    """
-
-    at: float
-    reached: bool
+#: Why a replica is terminated that runs.
+JUDGED = (EndReason.PROBE_FAILED, EndReason.ONLY_ERRORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +54,7 @@ class Evidence:
 
     It has watched since `watching_since` without a gap. `failed` has the replicas whose last valid probe failed (None:
     probes are not recorded, and events count as they come). `responsive` are the replicas from which a load balancer has
-    lately received anything. `online`: whether anything beyond this machine has lately responded; None if there is
+    lately received anything, and `work` is what they know of the replicas' work for clients. `online`: whether anything beyond this machine has lately responded; None if there is
     nothing that could.
     """
 
@@ -66,6 +62,7 @@ class Evidence:
     failed: Mapping[int, FailedProbe] | None = None
     responsive: Collection[int] = frozenset()
     online: bool | None = None
+    work: Mapping[int, Work] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ class ProbeVerdict:
 
 @dataclass(slots=True)
 class TerminationLog:
-    """When replicas of one service were terminated for their probes, the latest last."""
+    """When replicas of one service were terminated for their probes or their errors, the latest last."""
 
     at: list[float] = field(default_factory=list)
 
@@ -102,26 +99,38 @@ def confirmed(
     stand: list[Event] = []
     accused: list[GaveUp] = []
     reasons: set[str] = set()
+    serving: list[int] = []
+    failing: list[GaveUp] = []
     for event in overdue:
         if not isinstance(event, GaveUp):
             stand.append(event)
+        elif event.reason is EndReason.ONLY_ERRORS:
+            failing.append(event)
         elif event.reason is not EndReason.PROBE_FAILED:
             if evidence.online is False:
                 reasons.add(HELD_OFFLINE)
             elif now - evidence.watching_since >= SHORTEST_WATCH_S:
                 stand.append(event)
         elif now - evidence.watching_since >= goal.probe_failure_threshold_s:
+            if now - evidence.work.get(event.replica_id, IDLE).at < goal.probe_failure_threshold_s:
+                serving.append(event.replica_id)
+                continue
             failed = _last_failure(by_id[event.replica_id], evidence, now)
             held = "" if failed is None else _why_held(event.replica_id, failed, evidence)
             if held:
                 reasons.add(held)
             elif failed is not None:
                 accused.append(event)
+    if failing and not does_better(replicas, evidence.work):
+        failing = [] if terminated.between(now - ALONE_EVERY_S, now) else failing[:1]
+    accused += failing
     accused, held = _few_of(accused, replicas, goal, evidence, terminated, now)
     if held:
         reasons.add(held)
     note = f"this controller may be cut off: {'; '.join(sorted(reasons))}; it terminates no replica for that"
-    return ProbeVerdict((*stand, *accused), note if reasons else "")
+    kept = f"replicas {', '.join(map(str, serving))} are {KEPT_SERVING}"
+    notes = [*([note] if reasons else []), *([kept] if serving else [])]
+    return ProbeVerdict((*stand, *accused), "; ".join(notes))
 
 
 def _last_failure(replica: Replica, evidence: Evidence, now: float) -> FailedProbe | None:

@@ -43,7 +43,8 @@ def long_life_s(replica: Replica) -> float:
 
 def was_short(event: Event, replica: Replica, now: float) -> bool:
     """Return whether the life was short that `event` ended. Time in which probes failed is not part of it."""
-    until = replica.since if isinstance(event, GaveUp) else now
+    is_silent = isinstance(event, GaveUp) and replica.state is ReplicaState.NOT_READY
+    until = replica.since if is_silent else now
     return replica.ready_at is None or until - replica.ready_at < long_life_s(replica)
 
 

@@ -105,6 +105,7 @@ TRANSITIONS: dict[ReplicaState, dict[Kind, ReplicaState]] = {
         ProbePassed: _S.READY,
         ProbeFailed: _S.NOT_READY,
         RunExited: _S.TERMINATING,
+        GaveUp: _S.TERMINATING,
         PreemptionNotice: _S.READY,  # it serves on, and is drained shortly before its end (`notices`)
         RetireNotice: _S.READY,
         Drain: _S.DRAINING,
@@ -183,7 +184,8 @@ def apply(replica: Replica, cause: Event | Drain | Terminate, now: float, drain_
     after = _record(replica, cause, now, drain_timeout_s)
     if state is replica.state:
         return after
-    after = replace(after, state=state, since=now)
+    began_at = cause.since if isinstance(cause, ProbeFailed) and cause.since is not None else now
+    after = replace(after, state=state, since=min(began_at, now))
     if state is _S.GONE:
         after = replace(after, ended_at=now)
     return after

@@ -51,6 +51,7 @@ class EndReason(str, Enum):
     RUN_EXITED = "RUN_EXITED"
     START_TIMEOUT = "START_TIMEOUT"
     PROBE_FAILED = "PROBE_FAILED"
+    ONLY_ERRORS = "ONLY_ERRORS"  # clients got errors (5xx) from it and nothing else
     SCALED_DOWN = "SCALED_DOWN"
     REPLACED = "REPLACED"  # by an update
     SERVICE_DOWN = "SERVICE_DOWN"
@@ -238,13 +239,16 @@ class ProbePassed:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed:
+    """`since` is when it began to fail; None: now."""
+
     replica_id: int
     message: str = ""
+    since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """A limit was reached: `reason` is START_TIMEOUT or PROBE_FAILED (of time), or CLOUD_ERROR (of tries)."""
+    """A limit was reached: `reason` is START_TIMEOUT or PROBE_FAILED (of time), ONLY_ERRORS, or CLOUD_ERROR (of tries)."""
 
     replica_id: int
     reason: EndReason

@@ -314,7 +314,7 @@ def _is_failure(event: Event, replica: Replica, now: float) -> bool:
             return True
         case GaveUp(reason=EndReason.START_TIMEOUT):
             return True
-        case GaveUp(reason=EndReason.PROBE_FAILED):
+        case GaveUp(reason=EndReason.PROBE_FAILED | EndReason.ONLY_ERRORS):
             return replica.ready_at is not None and crashes.was_short(event, replica, now)
         case _:
             return False

@@ -45,9 +45,9 @@ run: exec {command}
 
 
 def read(
-    endpoint: str, api: Api, tokens: int, request_id: str, at_third: Callable[[], None] | None = None
+    endpoint: str, api: Api, tokens: int, request_id: str, early: Callable[[], None] | None = None
 ) -> Received:
-    """Read one stream; call `at_third` when a third of the tokens may be there."""
+    """Read one stream; call `early` when a tenth of the tokens may be there."""
     body = request(api, [("user", "What is a spot instance?")], tokens, usage=True)
     headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
     got, events = Received(api), 0
@@ -60,9 +60,9 @@ def read(
                     continue
                 got.event(line[5:].decode().strip())
                 events += 1
-                if at_third is not None and events >= tokens // 3:
-                    at_third()
-                    at_third = None
+                if early is not None and events >= tokens // 10:
+                    early()
+                    early = None
     except HTTPError as error:
         got.status, got.error = error.code, error.read().decode()[:300]
     except (OSError, ValueError) as error:

@@ -9,7 +9,7 @@ strictly as tables: a problem is named with its path, and changes nothing.
 | `GET /-/targets`, `PUT /-/targets` | the table (`lb.config.schema.Table`); a push returns `{"revision": ...}` |
 | `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session, listen, metrics: those given change |
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
-| `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`); with `build=1` also how the agent runs |
+| `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`); with `build=1` also how the agent runs, with `health=1` how its targets work |
 | `GET /-/totals` | counters since the start, in total and by target (`lb.config.totals.Totals`) |
 | `GET /-/usage?source=&since=` | what requests of each key and model have used, by day (`lb.config.usage.UsageReport`); of that source only what has changed since that mark |
 | `POST /-/usage/totals` | what all agents have counted today and in this month, of some keys (`lb.config.usage.UsageTotals`); for an agent whose report of usage has `totals` |
@@ -258,10 +258,11 @@ class _AgentControl:
     async def stats(self, request: web.Request) -> web.Response:
         window_s = read_number(request, "window_s", 60.0, 1.0, MAX_WINDOW_S)
         stats = self.agent.stats(window_s)
-        if (
-            "build" in request.query
-        ):  # an older controller, which does not ask, rejects statistics with an unknown key
+        # An older controller, which does not ask, rejects statistics with an unknown key.
+        if "build" in request.query:
             stats = replace(stats, build=self.agent.build)
+        if "health" not in request.query:
+            stats = replace(stats, targets=tuple(replace(one, health=None) for one in stats.targets))
         return web.json_response(stats.to_json())
 
     async def demand(self, request: web.Request) -> web.Response:

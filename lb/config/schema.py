@@ -48,6 +48,7 @@ class Readiness(str, Enum):
     """What the controller knows of a target; what the agent finds out itself is kept apart from it."""
 
     READY = "ready"
+    LOADED = "loaded"  # its readiness probe waits behind requests: used where no other ready one has room
     UNHEALTHY = "unhealthy"  # its readiness probe fails: used only when nothing else is left
     DRAINING = "draining"  # no new request; what runs goes on to its end
 

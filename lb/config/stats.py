@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from lb.config.decode import MAX_TEXT, Fields
 
 _TARGET_STATS = {"id", "in_flight", "requests", "errors", "ejected", "heard_s", "served_s"}
+_OLDEST_S = 1e12
 _MOST = 2**53
 MAX_REASON = 300  # characters of `Build.not_compiled`
 
@@ -59,6 +60,39 @@ class Build:
         return build
 
 
+class TargetHealth(NamedTuple):
+    """What one agent knows of a target's work for clients.
+
+    The last byte of a response that is no error of the target (5xx) came `worked_s` seconds ago (None: there was none). Since then it
+    responded with `errors` errors and nothing else, the first `first_error_s` and the last `last_error_s` seconds ago. `running`
+    requests it has by its engine's own account, of which `queued` wait, and its KV cache is used to `kv_usage` (0 to 1); None: the
+    engine does not report it.
+    """
+
+    worked_s: float | None = None
+    errors: int = 0
+    first_error_s: float = 0.0
+    last_error_s: float = 0.0
+    running: int | None = None
+    queued: int | None = None
+    kv_usage: float | None = None
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "") -> TargetHealth:
+        fields = Fields(value, path)
+        health = cls(
+            worked_s=fields.number_or_none("worked_s", 0.0, _OLDEST_S),
+            errors=fields.count("errors", 0),
+            first_error_s=fields.number("first_error_s", 0.0, _OLDEST_S, 0.0),
+            last_error_s=fields.number("last_error_s", 0.0, _OLDEST_S, 0.0),
+            running=fields.count_or_none("running"),
+            queued=fields.count_or_none("queued"),
+            kv_usage=fields.number_or_none("kv_usage", 0.0, _OLDEST_S),
+        )
+        fields.done()
+        return health
+
+
 @dataclass(frozen=True, slots=True)
 class TargetStats:
     """One target in a window: attempts made on it, how many failed, and what it has in flight now.
@@ -67,6 +101,8 @@ class TargetStats:
     run dry. It last sent something, or responded to a probe, `heard_s` seconds ago (None: an agent that does not report it).
     The first byte of its last response with a status of 2xx came `served_s` seconds ago (None: there was none, or the agent
     does not report it).
+
+    `health` is reported if the request asks for it (`?health=1`), by agents that know it.
     """
 
     id: str
@@ -76,9 +112,12 @@ class TargetStats:
     ejected: bool
     heard_s: float | None = None
     served_s: float | None = None
+    health: TargetHealth | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        # A controller that is older than these keys does not ask for them, and rejects them.
+        extra: dict[str, Any] = {} if self.health is None else {"health": self.health._asdict()}
+        return extra | {
             "id": self.id,
             "in_flight": self.in_flight,
             "requests": self.requests,
@@ -90,8 +129,12 @@ class TargetStats:
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> TargetStats:
+        health = None
+        if type(value) is dict and "health" in value:
+            value = dict(value)
+            health = TargetHealth.from_json(value.pop("health"), f"{path}.health")
         if _are_target_stats(value):
-            return cls(**value)
+            return cls(**value, health=health)
         fields = Fields(value, path)
         stats = cls(
             id=fields.name("id"),
@@ -99,8 +142,9 @@ class TargetStats:
             requests=fields.count("requests"),
             errors=fields.count("errors"),
             ejected=fields.flag("ejected"),
-            heard_s=fields.number_or_none("heard_s", 0.0, 1e12),
-            served_s=fields.number_or_none("served_s", 0.0, 1e12),
+            heard_s=fields.number_or_none("heard_s", 0.0, _OLDEST_S),
+            served_s=fields.number_or_none("served_s", 0.0, _OLDEST_S),
+            health=health,
         )
         fields.done()
         return stats
@@ -123,8 +167,8 @@ def _are_target_stats(value: object) -> TypeGuard[dict[str, Any]]:
             for key in ("in_flight", "requests", "errors")
         )
         and type(value["ejected"]) is bool
-        and (heard_s is None or (type(heard_s) is float and 0.0 <= heard_s <= 1e12))
-        and (served_s is None or (type(served_s) is float and 0.0 <= served_s <= 1e12))
+        and (heard_s is None or (type(heard_s) is float and 0.0 <= heard_s <= _OLDEST_S))
+        and (served_s is None or (type(served_s) is float and 0.0 <= served_s <= _OLDEST_S))
     )
 
 
@@ -185,14 +229,14 @@ class Stats:
             service=fields.text("service"),
             region=fields.text("region"),
             revision=fields.text("revision"),
-            uptime_s=fields.number("uptime_s", 0.0, 1e12),
+            uptime_s=fields.number("uptime_s", 0.0, _OLDEST_S),
             window_s=fields.number("window_s", 0.0, 1e9),
             requests=fields.count("requests"),
             in_flight=in_flight,
             queued=queued,
             rejected=fields.count("rejected"),
             # An agent of an earlier version reports no mean; the present value is the best guess.
-            ongoing=fields.number("ongoing", 0.0, 1e12, float(in_flight + queued)),
+            ongoing=fields.number("ongoing", 0.0, _OLDEST_S, float(in_flight + queued)),
             targets=tuple(TargetStats.from_json(one, at) for one, at in fields.items("targets")),
             warming=fields.names("warming"),
             keys_problem=fields.text("keys_problem", ""),

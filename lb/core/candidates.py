@@ -5,7 +5,7 @@ of one target only. Some changes come with time: an ejection expires, what an en
 in a heap, and are made at the first choice after their instant. So a request pays for a comparison of two numbers,
 and a change for a binary search, however many targets there are.
 
-Targets whose cache is being filled are good ones, and offered only while no other good one admits.
+Targets that are loaded, or whose cache is being filled, are good ones, and offered only while no other good one admits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from policies.routing.base import TargetView
 from policies.routing.target_list import TargetList
 
 _NEVER: Final = float("inf")
-_BEST_FIRST: Final = (Health.GOOD, Health.WARMING, Health.EJECTED, Health.UNHEALTHY)
+_BEST_FIRST: Final = (Health.GOOD, Health.SPARE, Health.EJECTED, Health.UNHEALTHY)
 
 
 class _Group:
@@ -70,7 +70,7 @@ class Candidates:
         self._open = open_bookings
         self._groups: dict[Health, _Group] = {}
         self._best = _NOTHING  # the first that has members
-        self._spare: _Group | None = None  # those being warmed, if there are any beside others
+        self._spare: _Group | None = None  # those of Health.SPARE, if there are any beside others
         self._memberships: dict[TargetState, _Membership] = {}
         self._by_epoch: dict[int, TargetState] = {}
         self._timers: list[tuple[float, int, TargetState]] = []  # a heap
@@ -188,8 +188,8 @@ class Candidates:
             self._version += has_more
         self._changed.clear()
         self._best = next((self._groups[one] for one in _BEST_FIRST if self._groups[one].members), _NOTHING)
-        warming = self._groups[Health.WARMING]
-        self._spare = warming if warming.members and self._best is not warming else None
+        spare = self._groups[Health.SPARE]
+        self._spare = spare if spare.members and self._best is not spare else None
         self._due_at = self._timers[0][0] if self._timers else _NEVER
 
     def _build(self, now: float) -> None:

@@ -26,6 +26,8 @@ from policies.backoff import delay_s
 from policies.routing.base import RequestView, TargetView
 
 _NEVER: Final = float("inf")
+#: Errors of the target. 501 and 505 say what it does not support.
+SERVER_ERRORS: Final = frozenset({500, 502, 503, 504, 507, 508})
 TROUBLE_HALF_LIFE_S: Final = 10.0
 TROUBLE_FORGOTTEN: Final = 0.01  # of one failure: older failures are ignored
 
@@ -41,7 +43,7 @@ class Health(str, Enum):
     """What a target is offered as, best first."""
 
     GOOD = "good"
-    WARMING = "warming"  # good, and its cache is being filled: used where no other good one has room
+    SPARE = "spare"  # good, but loaded, or its cache is being filled: used where no other good one has room
     EJECTED = "ejected"
     UNHEALTHY = "unhealthy"
     CLOSED = "closed"  # draining or gone: takes nothing new
@@ -49,7 +51,7 @@ class Health(str, Enum):
     @property
     def is_good(self) -> bool:
         """Return whether it is ready and not ejected."""
-        return self is Health.GOOD or self is Health.WARMING
+        return self is Health.GOOD or self is Health.SPARE
 
 
 class Outlook(str, Enum):
@@ -69,6 +71,14 @@ class Blame(str, Enum):
     TROUBLE = "trouble"  # it responds, but with a server error: less attractive for a while
     DIED = "died"  # it died on the request: left out, though it may still serve others
     EJECT = "eject"  # it cannot be reached, or is silent: left out, and in doubt
+
+
+class ErrorRow(NamedTuple):
+    """Responses of SERVER_ERRORS with no other response in between."""
+
+    errors: int
+    first_at: float
+    last_at: float
 
 
 class Booking:
@@ -108,6 +118,7 @@ class TargetState:
         "ejected_until",
         "ejections",
         "epoch",
+        "error_row",
         "errors",
         "errors_in_row",
         "failures_in_row",
@@ -124,6 +135,7 @@ class TargetState:
         "trouble",
         "trouble_at",
         "view",
+        "worked_at",
     )
 
     def __init__(self, key: Key, target: Target, epoch: int, pushing: Pushing, now: float) -> None:
@@ -136,6 +148,8 @@ class TargetState:
         self.errors = WindowCounter()
         self.received_at = now
         self.served_at: float | None = None  # the first byte of its last response of 2xx
+        self.worked_at: float | None = None  # the last byte of a response that is no error of its own
+        self.error_row: ErrorRow | None = None  # its responses of 5xx since `worked_at`
         self.load_polled_at = -_NEVER
         self.load_good_until = _NEVER  # there is none yet
         self.failures_in_row = 0  # not reached, or died on the request
@@ -178,7 +192,7 @@ class TargetState:
             return Health.UNHEALTHY
         if self.ejected_until is not None and (now < self.ejected_until or self.trial is not None):
             return Health.EJECTED
-        return Health.WARMING if self.view.warming else Health.GOOD
+        return Health.SPARE if self.view.warming or state is Readiness.LOADED else Health.GOOD
 
     def outlook(self, now: float) -> Outlook:
         """Of an attempt on it that waits for its first byte."""
@@ -218,12 +232,16 @@ class TargetState:
         self.requests.add(now)
         return booking
 
-    def responded(self, booking: Booking, now: float, succeeded: bool) -> bool:
+    def responded(self, booking: Booking, now: float, status: int) -> bool:
         """The first byte has come; True if that lifted an ejection."""
         booking.responded = True
         self.received_at = now
-        if succeeded:
-            self.served_at = now
+        if status in SERVER_ERRORS:
+            self.erred(now)
+        else:
+            self.worked(now)
+            if status < 300:
+                self.served_at = now
         self.failures_in_row = 0
         view, gate = self.view, self.gate
         view.waiting -= 1
@@ -236,6 +254,16 @@ class TargetState:
             return False
         self.ejected_until = None
         return True
+
+    def worked(self, now: float) -> None:
+        """A client got some of a response that is no error of the target."""
+        self.worked_at = now
+        self.error_row = None
+
+    def erred(self, now: float) -> None:
+        """It responded with a status of SERVER_ERRORS."""
+        row = self.error_row
+        self.error_row = ErrorRow(1, now, now) if row is None else ErrorRow(row.errors + 1, row.first_at, now)
 
     def release(self, booking: Booking) -> None:
         view, gate = self.view, self.gate

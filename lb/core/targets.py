@@ -151,16 +151,16 @@ class TargetTable:
             record(request, target_id, now)
         return booking
 
-    def responded(self, booking: Booking, now: float, succeeded: bool = False) -> bool:
-        """The first byte of a response has come, of 2xx if it `succeeded`; True if that lifted an ejection.
+    def responded(self, booking: Booking, now: float, status: int = 200) -> bool:
+        """The first byte of a response has come; True if that lifted an ejection.
 
-        For a response of 502, 503 or 504 call `failed` with TROUBLE instead.
+        For a response of 502, 503 or 504 that goes to no client call `refused` and `failed` with TROUBLE instead.
         """
         if booking.responded or booking.released:
             return False
         entry = booking.entry
         was_full = not entry.admits()
-        readmitted = entry.responded(booking, now, succeeded)
+        readmitted = entry.responded(booking, now, status)
         if readmitted:
             entry.epoch = self._next_epoch()
             self._left_out.pop(entry, None)
@@ -171,6 +171,10 @@ class TargetTable:
         for responded in self.policies.on_responded:
             responded(booking.request, entry.key.id, now)
         return readmitted
+
+    def refused(self, booking: Booking, now: float) -> None:
+        """The target responded with an error of its own, and another may have the request."""
+        booking.entry.erred(now)
 
     def failed(self, booking: Booking, blame: Blame, now: float) -> bool:
         """The attempt failed; True if the target is ejected for it. Still needs its release."""
@@ -281,11 +285,13 @@ class TargetTable:
             self._eject(entry, now, at_least_s)
         return entry is not None
 
-    def received_from(self, key: Key, now: float) -> None:
-        """Record that some byte came from the target: it is not frozen."""
+    def received_from(self, key: Key, now: float, *, worked: bool = False) -> None:
+        """Record that some byte came from the target: it is not frozen. If it `worked`, a byte for a client."""
         entry = self._current(key) or self._departed.get(key)
         if entry is not None:
             entry.received_at = now
+            if worked:
+                entry.worked(now)
 
     def renew(self, key: Key) -> bool:
         """A probe of an ejected target succeeded: requests that it has failed may try it again.

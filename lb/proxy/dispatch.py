@@ -85,10 +85,10 @@ class Dispatch:
         self._account.metrics.peers.of(hop.peer).refusals += not soon
         return soon
 
-    def responded(self, booking: Booking, now: float, is_good: bool) -> None:
-        """The target has sent the first byte of a response, with a status of success if `is_good`."""
+    def responded(self, booking: Booking, now: float, status: int) -> None:
+        """The target has sent the first byte of a response that the client gets."""
         registry = self.registry
-        if registry.table_of(booking).responded(booking, now, is_good):
+        if registry.table_of(booking).responded(booking, now, status):
             _log.info("readmit target=%s why=%r", booking.key.id, "it responded again")
             registry.changed_soon()
         elif len(registry.queue):
@@ -98,6 +98,8 @@ class Dispatch:
         """Blame the target of a failed attempt, as far as it is to blame."""
         counts = self._account.counts_of(booking)
         counts.failures[failure.value] += 1
+        if failure is Failure.REFUSED:
+            self.registry.table_of(booking).refused(booking, now)
         if self.registry.table_of(booking).failed(booking, BLAME[failure], now):
             counts.ejections += 1
             _log.warning("eject target=%s why=%r", booking.key.id, f"{failure.value}: {why}")

@@ -562,7 +562,7 @@ class Placing:
         self._arrival.explanation.note(now, "answered", booking.key.id)
         if self.hop_lines:
             self._peer_responded(booking)
-        dispatch.responded(booking, now, 200 <= status < 300)
+        dispatch.responded(booking, now, status)
 
     def released(self, booking: Booking) -> None:
         """A booking has been released: if it was on a peer, another request may have its credit."""

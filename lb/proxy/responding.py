@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from lb.core.failures import RETRY_STATUSES, Failure
 from lb.core.residency import may_have
+from lb.core.target_state import SERVER_ERRORS
 from lb.core.targets import Booking
 from lb.engines.kinds import EngineKind, kind_named
 from lb.http import error_responses
@@ -178,7 +179,7 @@ class Responding:
         table = self._dispatch.registry.table_of(booking)
         if relay.pulse():
             relay.silent_s = 0.0
-            table.received_from(booking.key, now)
+            table.received_from(booking.key, now, worked=self.status not in SERVER_ERRORS)
             return
         relay.silent_s += elapsed_s
         if 0 < limits.stream_keepalive_s <= relay.silent_s:

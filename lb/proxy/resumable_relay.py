@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lb.config.options import Continue
 from lb.core.failures import Failure
 from lb.engines.kinds import EngineKind
 from lb.http.body_framing import (
@@ -244,8 +245,16 @@ class ResumableRelay(ForwardedRelay):
             return None
         # A dialect that is not known here, or more than the transcript keeps: its last event decides, or else its framing.
         if merger is None and dialect.has_finished(self._last):
-            return dialect.end_mark
+            return self._end_without_usage(progress)
         return None if progress.lost or isinstance(self._decoder, CloseDelimitedDecoder) else b""
+
+    def _end_without_usage(self, progress: StreamProgress) -> bytes | None:
+        """Return the end mark of a whole response, and report if it is without the usage that the client has asked for."""
+        if self._resume_state.loses_usage(progress):
+            if self._resume_state.options.mode is Continue.EXACT:
+                return None
+            self._request.resumed_inexactly(Reason.USAGE)
+        return self._dialect.end_mark
 
     def _finish(self) -> None:
         if not self._unchunked:

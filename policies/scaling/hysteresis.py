@@ -17,6 +17,10 @@ is not taken for steady. Excursions are remembered as instants and sums of secon
 stops the wait for zero, and no service sleeps while a request is in flight or held. From zero the target jumps at once:
 no replica and a waiting request is not a trend to be confirmed.
 
+*Load that only shows in probes.* A replica whose readiness probe waits behind requests (`health`) has more to do than it can,
+whatever the figure that the scaler measures. While there are such, as many replicas are needed on top of the target, within the
+same waits, and none goes.
+
 *Ignorance.* Without a report from any load balancer the target stays, so that a controller that has just started
 does not take its own ignorance for silence.
 
@@ -73,6 +77,8 @@ def settle(observation: Observation, memory: Json, need: Need | None, floor: int
     if need is None:
         return Size(current, {**memory, "target": target})
 
+    more = max(load.asked, target + len(load.loaded) if load.loaded else 0)
+    need = Need(max(need.least, more), max(need.enough, more))
     busy = 1 if load.in_flight + load.queued > 0 else 0
     least = _within(max(need.least, busy), low, high)
     enough = _within(max(need.enough, busy), low, high)

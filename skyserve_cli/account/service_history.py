@@ -29,7 +29,13 @@ _REFUSALS = (
     EndReason.CLOUD_ERROR,
 )
 #: Ends that are the service's own doing, not the market's.
-_CRASHES = (EndReason.SETUP_FAILED, EndReason.RUN_EXITED, EndReason.START_TIMEOUT, EndReason.PROBE_FAILED)
+_CRASHES = (
+    EndReason.SETUP_FAILED,
+    EndReason.RUN_EXITED,
+    EndReason.START_TIMEOUT,
+    EndReason.PROBE_FAILED,
+    EndReason.ONLY_ERRORS,
+)
 _WITHOUT_EXTRA = frozenset({"risk_hedge", "on_demand"})  # decide themselves how many there are
 
 Json = Mapping[str, Any]

@@ -24,7 +24,9 @@ from skyserve_cli.text_tables import Fitted, console, table
 POLL_S = 0.2
 LOG_LINES_SHOWN = 10
 LOG_TRIES = 10
-_GIVES_UP = frozenset({"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT", "PROBE_FAILED"})
+_GIVES_UP = frozenset(
+    {"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT", "PROBE_FAILED", "ONLY_ERRORS"}
+)
 AWAY_PATIENCE_S = 30.0
 CALL_TIMEOUT_S = 600.0  # of one call while a command waits for replicas: a slow database ends no such wait
 STEADY_S = 2.0  # within which a program ends that has only started a server

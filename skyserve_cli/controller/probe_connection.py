@@ -89,6 +89,8 @@ class ProbeConnection(asyncio.Protocol):
         self.reusable = True
         self.status = 0
         """Of the last response; 0 until its head has come."""
+        self.location = ""
+        """Where the last response leads, if it is a redirect."""
         self._transport: _Transport
         self._parser = httptools.HttpResponseParser(self)
         self._response: asyncio.Future[int] | None = None
@@ -97,7 +99,7 @@ class ProbeConnection(asyncio.Protocol):
 
     async def status_of(self, data: bytes) -> int:
         """Send the probe and return the response's status. Raises OSError; with `status` 0 none of the response has come."""
-        self.status, self._left, self._whole = 0, SMALL_BODY_BYTES, False
+        self.status, self.location, self._left, self._whole = 0, "", SMALL_BODY_BYTES, False
         self._response = asyncio.get_running_loop().create_future()
         if not self.reusable:
             raise ConnectionResetError("the connection was closed")
@@ -166,6 +168,9 @@ class ProbeConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-length" and int(value) > SMALL_BODY_BYTES:
             self.reusable = False
+        elif name.lower() == b"location":
+            text = value.decode("latin-1")
+            self.location = text if text.isprintable() else ""
 
     def on_message_complete(self) -> None:
         self._whole = self.status != 0

@@ -2,7 +2,8 @@
 
 A probe that failed while this process had no CPU is void (`attention`). Replicas that pass are probed over connections that
 are kept, every tenth time over a new one, because a kept one is no evidence about new clients; all others over new ones.
-Replicas that serve clients are probed less often (`served`).
+Replicas that serve clients are probed less often (`served`), and so are loaded ones, whose probes wait behind requests: a probe
+is work for them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from policies.brake import FailedProbe
+from policies.health import FailedProbe
 from policies.model import Event, ProbeFailed, ProbePassed
 from skyserve_cli.controller.probe_connection import ProbeConnection, ProbeRequest, connect, probe_request
+from skyserve_cli.controller.probe_redirect import MOST_REDIRECTS, described, redirected
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.controller.reconcile.ports import ProbeOrder
@@ -38,10 +40,11 @@ Key = tuple[str, int]
 
 
 class ProbeOutcome(NamedTuple):
-    """Of one probe. `trouble` is None if it passed; `reached` is true if there was a connection."""
+    """Of one probe. `trouble` is None if it passed; `reached` is true if there was a connection, `timed_out` if the time was over."""
 
     trouble: str | None
     reached: bool
+    timed_out: bool = False
 
 
 class ReplicaConnection(Protocol):
@@ -127,24 +130,26 @@ class HttpProber:
             await asyncio.sleep(order.probe.interval_s * (order.replica_id * _GOLDEN % 1.0))
         try:
             while True:
-                passed = False
+                passed = timed_out = False
                 try:
                     async with self._in_flight:
                         started = self._loop.time()
                         outcome = await line.probe(self._orders[key])
-                    passed = outcome.trouble is None
+                    passed, timed_out = outcome.trouble is None, outcome.timed_out
                     if passed or not self._attention.was_lost(started):
                         self._record(key, outcome)
                 except Exception:  # only a defect; the replica must not stay unprobed for it
                     log.exception("probing %s replica %d", *key)
-                await self._pause(key, self._loop.time(), passed=passed)
+                await self._pause(key, self._loop.time(), passed=passed, timed_out=timed_out)
         finally:
             line.close()
 
-    async def _pause(self, key: Key, probed_at: float, *, passed: bool) -> None:
+    async def _pause(self, key: Key, probed_at: float, *, passed: bool, timed_out: bool) -> None:
         order = self._orders[key]
         if not passed or not order.passing:
             await asyncio.sleep(min(order.probe.interval_s, EAGER_INTERVAL_S))
+            if timed_out and self._orders[key].passing:  # loaded
+                await asyncio.sleep(max(0.0, order.probe.interval_s - EAGER_INTERVAL_S))
             return
         while True:
             order = self._orders[key]
@@ -159,12 +164,16 @@ class HttpProber:
         order = self._orders[key]
         if outcome.reached and key in self._remote:
             self._reached_at = now
+        failed = self._failed.setdefault(order.service, {})
+        before = failed.get(order.replica_id)
         if outcome.trouble is None:
             self._forget(key)
         else:
-            failed = self._failed.setdefault(order.service, {})
-            failed[order.replica_id] = FailedProbe(now, outcome.reached)
-        event = _event(order, outcome.trouble)
+            first_at = now if before is None else before.since
+            failed[order.replica_id] = FailedProbe(
+                now, outcome.reached, outcome.timed_out, first_at, outcome.trouble
+            )
+        event = _event(order, outcome.trouble, was_failing=before is not None)
         if event is not None:
             self._events.put((order.service, event))
             self._wake()
@@ -198,7 +207,7 @@ class ReplicaLine:
                     self.close()
                 self._uses += 1
                 connection, self._kept = self._kept, None
-                status, is_new = 0, connection is None
+                status, is_new, location = 0, connection is None, ""
                 if connection is not None:
                     with suppress(OSError):  # it had gone stale
                         status = await connection.status_of(request.data)
@@ -207,13 +216,18 @@ class ReplicaLine:
                     async with asyncio.timeout(timeout_s / 2):
                         connection = await connect(request, self._tls)
                     status = await connection.status_of(request.data)
+                location = connection.location if connection is not None else ""
+                if location:
+                    status, location = await self._followed(order, status, location)
         except TimeoutError:
             if connection is None:
-                return ProbeOutcome(f"no connection within {timeout_s / 2:g} s", reached=False)
+                return ProbeOutcome(
+                    f"no connection within {timeout_s / 2:g} s", reached=False, timed_out=True
+                )
             if not connection.status:
                 # What has become of the host of an old connection only a new one can show.
-                return ProbeOutcome(f"probe took longer than {timeout_s:g} s", reached=is_new)
-            status = connection.status  # the rest of the body is late
+                return ProbeOutcome(f"probe took longer than {timeout_s:g} s", reached=is_new, timed_out=True)
+            status, location = connection.status, ""  # the rest of the body is late
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             return ProbeOutcome(f"probe failed: {why}", reached=connection is not None)
@@ -223,7 +237,23 @@ class ReplicaLine:
                     self._kept = connection
                 else:
                     connection.close()
-        return ProbeOutcome(None if status == 200 else f"probe returned {status}", reached=True)
+        return ProbeOutcome(None if status == 200 else described(status, location), reached=True)
+
+    async def _followed(self, order: ProbeOrder, status: int, location: str) -> tuple[int, str]:
+        """Follow a redirect of the replica to itself. Returns the last status, and where that leads. Raises OSError."""
+        probe = order.probe
+        for _ in range(MOST_REDIRECTS):
+            following = redirected(order.endpoint, probe, status, location)
+            if following is None:
+                break
+            probe = following
+            request = probe_request(order.endpoint, probe, order.tls_name)
+            connection = await connect(request, self._tls)
+            try:
+                status, location = await connection.status_of(request.data), connection.location
+            finally:
+                connection.close()
+        return status, location
 
     def close(self) -> None:
         if self._kept is not None:
@@ -240,9 +270,9 @@ class ReplicaLine:
         return sent[2]
 
 
-def _event(order: ProbeOrder, trouble: str | None) -> Event | None:
+def _event(order: ProbeOrder, trouble: str | None, *, was_failing: bool) -> Event | None:
     if trouble is None:
-        return None if order.passing else ProbePassed(order.replica_id)
+        return ProbePassed(order.replica_id) if was_failing or not order.passing else None
     return ProbeFailed(order.replica_id, trouble) if order.passing else None
 
 

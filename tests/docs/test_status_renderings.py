@@ -34,7 +34,7 @@ run: serve-it
 NOW = 10_000.0
 HOUR = 3600.0
 OREGON, FRANKFURT = Zone("aws", "us-west-2", "us-west-2a"), Zone("gcp", "europe-west3", "europe-west3-b")
-STARTS = "waiting for the readiness probe: connection refused"
+STARTS = "waiting for the readiness probe: Connection refused"
 FAILED = "`setup` failed with exit code 1: ValueError: no weights in /models"
 
 

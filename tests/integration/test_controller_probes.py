@@ -28,6 +28,7 @@ class Replica:
 
     status: int = 200
     silent: bool = False
+    location: str = "http://192.0.2.1/elsewhere?key=secret"
     size: int = 100_000
     seen: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
     peers: set[object] = field(default_factory=set)  # one for each connection
@@ -37,8 +38,9 @@ class Replica:
         self.seen.append((request.method, request.path_qs, dict(request.headers), await request.read()))
         if self.silent:
             await asyncio.sleep(3600)
-        headers = {"Location": "/elsewhere"} if 300 <= self.status < 400 else {}
-        return web.Response(status=self.status, body=b"x" * self.size, headers=headers)
+        headers = {"Location": self.location} if 300 <= self.status < 400 else {}
+        status = 200 if request.path == self.location.partition("?")[0] else self.status
+        return web.Response(status=status, body=b"x" * self.size, headers=headers)
 
 
 class Probing:
@@ -123,8 +125,27 @@ async def test_a_slash_too_many_is_one_slash(probing: Probing) -> None:
 async def test_only_200_is_ready(probing: Probing, status: int) -> None:
     probing.replica.status = status
     event = await probing.first_event(probing.order(passing=True))
-    assert event == ProbeFailed(1, f"probe returned {status}")
+    leads_to = ", to http://192.0.2.1/elsewhere" if status == 302 else ""
+    assert event == ProbeFailed(1, f"probe returned {status}{leads_to}")
     assert {path for _, path, _, _ in probing.replica.seen} == {"/health"}
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_replica_that_redirects_to_itself_is_ready(probing: Probing, status: int) -> None:
+    probing.replica.status, probing.replica.location = status, "/health/"
+    probe = Probe("/health", post_data="{}", timeout_s=5.0, interval_s=0.01)
+    assert await probing.first_event(probing.order(probe)) == ProbePassed(1)
+    (_, first, _, sent), (method, second, _, body) = probing.replica.seen[:2]
+    assert (first, sent, second) == ("/health", b"{}", "/health/")
+    assert (method, body) == (("POST", b"{}") if status in (307, 308) else ("GET", b""))
+
+
+async def test_a_circle_of_redirects_ends(probing: Probing) -> None:
+    probing.replica.status, probing.replica.location = 307, "/health?again=1"
+    probing.replica.location = "/circle/../health?k=secret"
+    event = await probing.first_event(probing.order(Probe("/x", timeout_s=5.0, interval_s=5.0), passing=True))
+    assert event == ProbeFailed(1, "probe returned 307, to /circle/../health")
+    assert len(probing.replica.seen) == 4
 
 
 async def test_an_answer_that_takes_too_long(probing: Probing) -> None:

@@ -120,7 +120,12 @@ async def test_stats_count_demand_and_name_targets(w: World) -> None:
     assert [(one.id, one.requests, one.errors, one.in_flight) for one in stats.targets] == [("a", 3, 0, 0)]
     assert stats.targets[0].served_s is not None
     assert stats.build is None
-    build = Stats.from_json(await agent.request("GET", "/-/stats?build=1")).build
+    assert stats.targets[0].health is None
+    asked = Stats.from_json(await agent.request("GET", "/-/stats?build=1&health=1"))
+    health, build = asked.targets[0].health, asked.build
+    assert health is not None
+    assert health.worked_s is not None
+    assert health.errors == 0
     assert build is not None
     assert build.not_compiled == ""
     assert (

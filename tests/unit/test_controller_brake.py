@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from policies.brake import HELD_FOR_BALANCERS, HELD_OFFLINE, Evidence, FailedProbe
+from policies.brake import HELD_FOR_BALANCERS, HELD_OFFLINE, Evidence
+from policies.health import FailedProbe, Work
 from policies.history import Load
 from policies.model import ReplicaState
 from skyserve_cli.controller.reconcile.evidence import ONLINE_S, DaemonEvidence
@@ -84,6 +85,12 @@ class _Parts:
     def now(self) -> float:
         return self.time
 
+    def at(self, instant: float) -> float:
+        return 1000.0 + instant
+
+    def work(self, service: str) -> dict[int, Work]:
+        return {1: Work(at=3.0, waiting=2)}
+
     def failed(self, service: str) -> dict[int, FailedProbe]:
         return {1: SILENT}
 
@@ -99,9 +106,9 @@ class _Parts:
 
 def test_what_the_daemon_knows_is_the_sum_of_its_parts() -> None:
     parts, other = _Parts(), _Parts()
-    evidence = DaemonEvidence(parts, parts, parts, parts, (parts, other))
+    evidence = DaemonEvidence(parts, parts, parts, parts, (parts, other), parts)
     assert evidence.of("chat") == Evidence(
-        50.0, {1: SILENT}, {1, 2, 3}, None
+        50.0, {1: SILENT}, {1, 2, 3}, None, {1: Work(at=1003.0, waiting=2)}
     )  # nothing is on another machine
     parts.reached = float("-inf")
     assert evidence.of("chat").online is True  # it has just started, and nothing had the time to respond

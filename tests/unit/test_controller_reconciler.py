@@ -681,7 +681,7 @@ def _locked(*_: Any, **__: Any) -> None:
 
 
 def test_states_of_targets_are_the_agents_words() -> None:
-    assert {state.value for state in Readiness} == {"ready", "unhealthy", "draining"}
+    assert {state.value for state in Readiness} == {"ready", "loaded", "unhealthy", "draining"}
     assert {kind.value for kind in OperationKind} == {"launch", "attend", "terminate"}
 
 

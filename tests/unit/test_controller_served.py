@@ -10,19 +10,23 @@ from typing import Any, cast
 
 import pytest
 
-from lb.config.schema import Stats, TargetStats
+from lb.config.stats import Stats, TargetHealth, TargetStats
+from policies.health import Work
 from policies.model import ProbeFailed, ReplicaState
 from skyserve_cli.controller.readiness import HttpProber, ProbeOutcome
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.ports import ProbeOrder
 from skyserve_cli.controller.reconcile.served_replicas import (
     NEVER,
+    WORK_KEPT_S,
     ServedReplicas,
     ServedReport,
     counts_served,
     has_one_version,
+    merged_report,
     next_probe_at,
     served_report,
+    together,
 )
 from skyserve_cli.spec.model import Probe
 from skyserve_cli.state.values import ServiceRow
@@ -99,7 +103,30 @@ def test_what_a_report_says() -> None:
         ),
         asked_at=50.0,
     )
-    assert report == ServedReport({1: 48.0}, frozenset({2, 3}))
+    assert report == ServedReport({1: 48.0}, frozenset({2, 3}), at=50.0)
+
+
+def test_the_work_of_replicas_as_several_agents_see_it() -> None:
+    good, bad = TargetHealth(worked_s=1.0, running=4), TargetHealth(40.0, 6, 30.0, 2.0)
+    one = TargetStats("1", 2, 5, 0, ejected=False, health=good)
+    report = served_report(
+        stats(one, replace(one, id="2", health=bad), replace(one, id="3", health=None)), asked_at=50.0
+    )
+    assert report.work == {1: Work(49.0, waiting=4), 2: Work(10.0, 6, 20.0, 48.0, 2), 3: Work(waiting=2)}
+    other = served_report(stats(replace(one, health=bad), replace(one, id="2", health=bad)), asked_at=51.0)
+    assert together([report.work, other.work]) == {
+        1: Work(49.0, waiting=6),  # its errors were before a response of which the other agent knows
+        2: Work(11.0, 12, 20.0, 49.0, 4),
+        3: Work(waiting=2),
+    }
+    assert merged_report([report, other]).work == together([report.work, other.work])
+    served = ServedReplicas()
+    assert served.work("chat") == {}
+    served.reported("chat", 0, report)
+    served.silent("chat", 0)  # an agent that restarts: what it knew is kept for a while
+    assert served.work("chat") == report.work
+    served.reported("code", 0, other._replace(at=50.0 + WORK_KEPT_S + 1.0))
+    assert served.work("chat") == {}
 
 
 def test_several_agents_of_a_service() -> None:

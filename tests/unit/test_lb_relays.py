@@ -188,6 +188,25 @@ def test_a_usage_that_no_engine_has_reported_is_reported_as_lost(mode: Continue)
     assert (("inexact", Reason.USAGE) in host.events) is not goes_on
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("mode", [Continue.AUTO, Continue.EXACT])
+def test_a_usage_that_a_closed_stream_lacks_is_reported_as_lost_also_where_nothing_could_be_continued(
+    mode: Continue, chunked: bool
+) -> None:
+    host = Host()
+    wants = {"stream_options": {"include_usage": True}, "frequency_penalty": 0.5}
+    relay = resumable(host, chunked=chunked, kind=EngineKind.LLAMACPP, mode=mode, **wants)
+    for one in (event("Hel"), event("lo"), event("", "stop")):
+        relay.data(chunk(one) if chunked else one)
+    if chunked:
+        relay.data(LAST_CHUNK)
+    else:
+        assert relay.ended()
+    lost = [("inexact", Reason.USAGE), "relayed"] if mode is Continue.AUTO else [Failure.SHORT]
+    assert host.events == lost
+    assert body_of(host).endswith(b"data: [DONE]\n\n") is (mode is Continue.AUTO)
+
+
 @pytest.mark.parametrize("way", ["by ids", "by usage", "by events"])
 def test_the_tokens_of_a_stream_are_counted_and_not_its_reads(way: str) -> None:
     more: dict[str, Any] = (

@@ -22,6 +22,7 @@ from lb.config.schema import (
     WireError,
     url_problem,
 )
+from lb.config.stats import TargetHealth
 
 texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=40)
 names = texts.filter(bool)
@@ -180,6 +181,11 @@ def test_the_url_of_a_target(url: str, words: str | None) -> None:
         ({"served_s": -1.0}, "targets[0].served_s: must be between 0 and 1e+12"),
         ({"served_s": True}, "targets[0].served_s: expected a number, got true or false"),
         ({"more": 1}, "targets[0].more: is not known"),
+        ({"health": 1}, "targets[0].health: expected an object, got a number"),
+        ({"health": {"worked_s": "x"}}, "targets[0].health.worked_s: expected a number, got a text"),
+        ({"health": {"errors": -1}}, "targets[0].health.errors: must be between 0 and 9007199254740992"),
+        ({"health": {"running": 1.5}}, "targets[0].health.running: expected a whole number, got a number"),
+        ({"health": {"more": 1}}, "targets[0].health.more: is not known"),
     ],
     ids=str,
 )
@@ -193,6 +199,12 @@ def test_what_is_wrong_with_the_load_of_a_target(change: dict[str, Any], problem
     with pytest.raises(WireError) as error:
         Stats.from_json(message)
     assert str(error.value) == problem
+
+
+def test_the_health_of_a_target_comes_through() -> None:
+    for health in (TargetHealth(), TargetHealth(1.5, 7, 90.0, 0.5, 3), TargetHealth(running=0)):
+        target = TargetStats("a", 1, 2, 3, ejected=False, heard_s=0.5, health=health)
+        assert TargetStats.from_json(target.to_json()) == target
 
 
 @pytest.mark.parametrize(

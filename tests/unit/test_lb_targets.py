@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lb.config.options import Breaker, Pushing, PushMode
 from lb.config.schema import Readiness, Table, Target
+from lb.config.stats import TargetHealth
 from lb.core.admission import EngineLoad
 from lb.core.target_choice import choose
 from lb.core.targets import (
@@ -284,14 +285,76 @@ def test_only_a_response_that_succeeded_counts_as_served() -> None:
 
     booking = it.book(REQUEST, "a", 100.0)
     it.received_from(booking.key, 101.0)  # a sign of life when asked
-    it.responded(booking, 102.0, succeeded=False)
+    it.responded(booking, 102.0, status=404)
     it.release(booking, 103.0)
     assert served_s(103.0) is None
     booking = it.book(REQUEST, "a", 104.0)
-    it.responded(booking, 105.0, succeeded=True)
+    it.responded(booking, 105.0, status=200)
     it.release(booking, 106.0)
     fail(it, "a", 107.0)
     assert served_s(108.0) == 3.0
+
+
+def test_a_row_of_errors_lasts_until_a_client_gets_another_response() -> None:
+    it = of("a")
+
+    def health(now: float) -> TargetHealth | None:
+        (one,) = it.stats(now, 60.0)
+        return one.health
+
+    def gets(status: int, now: float) -> None:
+        booking = it.book(REQUEST, "a", now)
+        it.responded(booking, now, status)
+        it.release(booking, now)
+
+    assert health(99.0) is None
+    gets(404, 100.0)
+    assert health(103.0) == TargetHealth(worked_s=3.0)
+    gets(500, 104.0)
+    gets(503, 105.0)
+    booking = it.book(REQUEST, "a", 106.0)
+    it.refused(booking, 106.0)  # another target has the request
+    it.failed(booking, Blame.TROUBLE, 106.0)
+    it.release(booking, 106.0)
+    assert health(110.0) == TargetHealth(worked_s=10.0, errors=3, first_error_s=6.0, last_error_s=4.0)
+    gets(501, 111.0)  # it does not support that, and says so
+    assert health(111.0) == TargetHealth(worked_s=0.0)
+    gets(500, 112.0)
+    it.received_from(booking.key, 113.0)  # a health check
+    assert health(113.0) == TargetHealth(worked_s=2.0, errors=1, first_error_s=1.0, last_error_s=1.0)
+    it.received_from(booking.key, 114.0, worked=True)  # a byte of a stream
+    assert health(114.0) == TargetHealth(worked_s=0.0)
+
+
+def test_what_an_engine_reports_of_its_load_is_passed_on() -> None:
+    it = of("a")
+    key = it.key("a")
+    assert key is not None
+    it.loaded(key, EngineLoad(running=3, pending=2, kv_usage=0.75), 1.0, 1.0)
+    (one,) = it.stats(1.0, 60.0)
+    assert one.health == TargetHealth(running=5, queued=2, kv_usage=0.75)
+    it.loaded(key, None, 2.0, 2.0)
+    assert it.stats(2.0, 60.0)[0].health is None
+
+
+def test_a_loaded_target_has_what_others_have_no_room_for() -> None:
+    it = of("a", "b")
+    table = it.table
+    first, second = table.targets
+    it.apply(replace(table, targets=(replace(first, state=Readiness.LOADED), second)), 1.0)
+    assert [view.id for view in it.offers(1.0)] == ["b"]
+    it.apply(
+        replace(
+            table,
+            targets=(replace(first, state=Readiness.LOADED), replace(second, state=Readiness.UNHEALTHY)),
+        ),
+        2.0,
+    )
+    assert [view.id for view in it.offers(2.0)] == ["a"]
+    both = tuple(replace(one, state=Readiness.LOADED) for one in table.targets)
+    it.apply(replace(table, targets=both), 3.0)
+    assert [view.id for view in it.offers(3.0)] == ["a", "b"]
+    assert it.audit() == []
 
 
 def test_a_booking_is_released_exactly_once() -> None:

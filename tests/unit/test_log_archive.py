@@ -91,7 +91,7 @@ def test_what_is_kept(kept: LogArchive, cloud: Sky, expected: tuple[int, bytes] 
 @pytest.mark.parametrize("reason", list(EndReason), ids=lambda reason: reason.value)
 def test_whose_words_are_kept(kept: LogArchive, reason: EndReason) -> None:
     kept.keep("chat", failed(reason), INSTANCE, Sky(b"x"))
-    tells = {"SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT", "PROBE_FAILED"}
+    tells = {"SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT", "PROBE_FAILED", "ONLY_ERRORS"}
     assert (read(kept) is not None) is (reason.value in tells)
 
 

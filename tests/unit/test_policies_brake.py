@@ -14,11 +14,11 @@ from policies.brake import (
     PERIOD_S,
     SHORTEST_WATCH_S,
     Evidence,
-    FailedProbe,
     TerminationLog,
     confirmed,
 )
 from policies.goals import Goal, ScalingGoal
+from policies.health import FailedProbe
 from policies.model import CapacityType, Drained, EndReason, Event, GaveUp, Offer, Replica, ReplicaState, Zone
 
 NOW = 10_000.0

@@ -59,6 +59,11 @@ def probes(served_s: float, start_s: float = 20.0) -> Life:
     return Life(served_s, start_s, lambda number: GaveUp(number, EndReason.PROBE_FAILED, "no"), S.NOT_READY)
 
 
+def errors(served_s: float) -> Life:
+    """Clients get nothing but errors."""
+    return Life(served_s, end=lambda number: GaveUp(number, EndReason.ONLY_ERRORS, "500"))
+
+
 SHORT, LONG = crash(5.0), crash(70.0)
 NEVER = Life(None, end=lambda number: BootstrapFailed(number, "no disk"))
 TIMEOUT = Life(None, end=lambda number: GaveUp(number, EndReason.START_TIMEOUT, "not set up"))
@@ -118,6 +123,8 @@ def lived(
         pytest.param([crash(500.0, start_s=600.0)] * 5, {}, 5, True, id="shorter than the start took"),
         pytest.param([crash(700.0, start_s=600.0)] * 5, {}, 0, False, id="longer than the start took"),
         pytest.param([probes(5.0)] * 5, {}, 5, True, id="probes fail soon"),
+        pytest.param([errors(30.0)] * 5, {}, 5, True, id="nothing but errors soon"),
+        pytest.param([errors(70.0)] * 12, {}, 0, False, id="nothing but errors later"),
         pytest.param([probes(70.0)] * 12, {}, 0, False, id="probes fail later"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from policies.goals import UpdateMode
+from policies.health import FailedProbe
 from policies.model import EndReason, Replica, ReplicaState, Role
 from provisioners.port.base import Instance, Provisioner, is_url
 from provisioners.port.lease import Lease
@@ -75,15 +76,20 @@ class Stored:
     seal: SecretBox
 
 
+def _no_probes(service: str) -> Mapping[int, FailedProbe]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What runs: load balancers here and in regions, their names, the instances that were last listed, and logs of ended replicas."""
+    """What runs: load balancers here and in regions, their names, the instances last listed, logs of ended replicas, failed probes."""
 
     fleet: LocalFleet
     regional: RegionalFleet
     names: ThreadDns
     sightings: Sightings
     log_archive: LogArchive
+    failed_probes: Callable[[str], Mapping[int, FailedProbe]] = _no_probes
 
 
 class ControllerService:
@@ -352,6 +358,7 @@ class ControllerService:
                 cloud: self._running.sightings.leases(cloud) for cloud in {r.zone.cloud for r in row.attempts}
             },
             logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
+            failed_probes=self._running.failed_probes(row.name),
         )
         troubles = [
             self._running.fleet.view(row.name).trouble if is_local else "",

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 from lb.config.schema import Build
 from policies import crashes
 from policies.goals import Goal, PlacementGoal
+from policies.health import FailedProbe
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Replica, ReplicaState
-from policies.placement.risk_availability import availability
 from policies.rollout import crash_note, wanted_version
 from policies.service_state import service_state
 from provisioners.port.lease import Lease
@@ -27,6 +27,7 @@ from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import DemandRow, ServiceHistory, ServiceRow, Spent
 
 _NOTHING: Mapping[int, str] = MappingProxyType({})
+_NO_PROBES: Mapping[int, FailedProbe] = {}
 _NO_LEASES: Mapping[str, Mapping[str, Lease]] = MappingProxyType({})
 
 #: Failures that say what has to be fixed. Preemptions are expected.
@@ -52,6 +53,7 @@ def service_view(
     logs: Mapping[int, str] = _NOTHING,
     day: Sequence[DemandRow] = (),
     leases: Mapping[str, Mapping[str, Lease]] = _NO_LEASES,
+    failed_probes: Mapping[int, FailedProbe] = _NO_PROBES,
 ) -> dict[str, Any]:
     """Return one service.
 
@@ -60,7 +62,7 @@ def service_view(
     those of machines by cloud and instance. `num_nodes` are the nodes of a replica by its version. `agents`
     are the load balancer agents on machines of their own by id. Of the
     hourly costs, `_on_demand` is that of the same replicas on demand, and `_wanted_on_demand` that of as many as are
-    wanted. `day` are the minutes of demand of the last 24 hours, of a service with an SLO.
+    wanted. `failed_probes` are the last ones of replicas whose last probe failed. `day` are the minutes of demand of the last 24 hours, of a service with an SLO.
     """
     endpoints = endpoints_of(row, spec, host, is_local=local_agent is not None)
     trial = _trial_view(row, goal, now)
@@ -100,6 +102,7 @@ def service_view(
         "replicas": [
             {
                 **replica_view(r, num_nodes[r.version]),
+                "message": r.message or _probe_message(r, failed_probes),
                 "lease": lease_view(_lease_of(r, leases)),
                 "stands_in": r.id in stand_ins,
                 "kept_log": logs.get(r.id),
@@ -109,6 +112,20 @@ def service_view(
         "slo": slo_view(spec.slo, row.memory.scaling, day),
         "last_failure": None if failure is None else failure_view(failure),
     }
+
+
+def _probe_message(replica: Replica, failed: Mapping[int, FailedProbe]) -> str:
+    """Return what the last probe of a replica met, if it failed."""
+    last = failed.get(replica.id)
+    if last is None:
+        return ""
+    match replica.state:
+        case ReplicaState.STARTING:
+            return f"waiting for the readiness probe: {last.why.removeprefix('probe failed: ')}"
+        case ReplicaState.READY if last.timed_out:
+            return f"loaded: its readiness probe waits behind requests ({last.why})"
+        case _:
+            return ""
 
 
 def _local_agent_view(agent: AgentView) -> dict[str, Any]:
@@ -144,7 +161,12 @@ def _cost_view(row: ServiceRow, spent: Spent) -> dict[str, float]:
 
 def _availability(row: ServiceRow, goal: PlacementGoal, now: float) -> dict[str, Any] | None:
     """Return what RiskHedge was asked for and what came of it; None for other policies and until first complete."""
-    found = availability(row.memory.placement.get("budget"), goal.availability_target, now)
+    budget = row.memory.placement.get("budget")
+    if budget is None:
+        return None
+    from policies.placement.risk_availability import availability  # as late as the policy itself
+
+    found = availability(budget, goal.availability_target, now)
     return None if found is None else found._asdict()
 
 

@@ -84,7 +84,7 @@ class AgentSupervisor:
     async def _stats(self, url: str, window_s: float) -> tuple[Stats, float]:
         """Return the statistics of the admin port at `url`, and when the event loop's clock sent the request."""
         sent_at = asyncio.get_running_loop().time()
-        stats_url = f"{url}/-/stats?window_s={window_s:g}&build=1"
+        stats_url = f"{url}/-/stats?window_s={window_s:g}&build=1&health=1"
         async with self._session.get(stats_url, headers=self._authorization()) as response:
             response.raise_for_status()
             return Stats.from_json(orjson.loads(await response.read())), sent_at

@@ -31,7 +31,7 @@ from skyserve_cli.controller.balancers.usage_follower import UsageFollower
 from skyserve_cli.controller.reconcile.demand import load_of, merged, slowdown
 from skyserve_cli.controller.reconcile.ports import RegionalOrder
 from skyserve_cli.controller.reconcile.region_tables import drained_elsewhere
-from skyserve_cli.controller.reconcile.served_replicas import ServedReport, served_report
+from skyserve_cli.controller.reconcile.served_replicas import ServedReport, merged_report, served_report
 
 POLL_S = 1.0
 HURRY_S = 0.2  # while something drains, or a process comes up
@@ -209,12 +209,7 @@ class ClusterAgentSupervisor(AgentSupervisor):
         if not reports:
             self._fleet.served.silent(*self._order.key)
             return
-        served: dict[int, float] = {}
-        for report in reports:
-            for id_, at in report.served.items():
-                served[id_] = max(at, served.get(id_, at))
-        troubled = frozenset[int]().union(*(report.troubled for report in reports))
-        self._fleet.served.reported(*self._order.key, ServedReport(served, troubled))
+        self._fleet.served.reported(*self._order.key, merged_report(reports))
 
     def _newest(self) -> AgentProcess | None:
         """Return the newest process that has a table."""

@@ -314,7 +314,7 @@ class _LocalAgentSupervisor:
             return Table.from_json(await response.json()).listen
 
     async def _poll(self, agent: LocalAgent, window_s: float) -> None:
-        url = f"{agent.admin_url}/-/stats?window_s={window_s:g}&build=1"
+        url = f"{agent.admin_url}/-/stats?window_s={window_s:g}&build=1&health=1"
         asked_at = asyncio.get_running_loop().time()
         async with self._session.get(url, headers=agent.authorization) as response:
             response.raise_for_status()

@@ -24,7 +24,13 @@ MOST_MARKS = 10_000
 
 #: Ends whose cause the replica itself may have printed.
 REASONS_WITH_LOG = frozenset(
-    {EndReason.SETUP_FAILED, EndReason.RUN_EXITED, EndReason.START_TIMEOUT, EndReason.PROBE_FAILED}
+    {
+        EndReason.SETUP_FAILED,
+        EndReason.RUN_EXITED,
+        EndReason.START_TIMEOUT,
+        EndReason.PROBE_FAILED,
+        EndReason.ONLY_ERRORS,
+    }
 )
 
 

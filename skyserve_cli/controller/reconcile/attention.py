@@ -43,6 +43,10 @@ class Attention:
     def now(self) -> float:
         return self._clock.now()
 
+    def at(self, instant: float) -> float:
+        """Return the instant of `clock` for one of the loop. Safe from any thread."""
+        return self._clock.now() - (self._loop.time() - instant)
+
     def was_lost(self, started: float) -> bool:
         """Return True if the loop was late at some time since `started`, an instant of the loop, or is now."""
         self._look()

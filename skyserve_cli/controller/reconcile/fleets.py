@@ -131,7 +131,7 @@ class ReplicaFleet:
             self.goal,
             change.live(),
             (),
-            service.load,
+            self.load,
             tuple(change.events),
             history=service.history,
         )
@@ -157,7 +157,7 @@ class AgentFleet:
 
     def for_fleet(self, evidence: Evidence) -> Evidence:
         """Agents have supervisors, and no probes."""
-        return replace(evidence, failed=None)
+        return replace(evidence, failed=None, work={})
 
     def learn(self, change: TickTransitions, memory: Memory) -> Memory:
         learned = balancers.learn(memory.balancers, change.events, change.before, self._service.now)

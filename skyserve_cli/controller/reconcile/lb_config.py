@@ -36,8 +36,9 @@ def table_of(
     epoch: int = 0,
     targets_ca: str = "",
     tls_name: Callable[[Replica], str] = lambda replica: "",
+    loaded: Collection[int] = (),
 ) -> Table:
-    """Return the targets that may serve, and how the service wants its requests treated.
+    """Return the targets that may serve, and how the service wants its requests treated. `loaded` are ids of replicas.
 
     Equal contents have equal revisions within one `epoch` (the term of the controller). The time that is left of a drain goes by without a new one: an agent counts
     it from the push. An instant that moves, as a preemption notice moves it, makes a new revision.
@@ -48,7 +49,7 @@ def table_of(
         service,
         "-",
         tuple(
-            _target(replica, spec, goal, tls_name(replica))
+            _target(replica, spec, goal, tls_name(replica), is_loaded=replica.id in loaded)
             for replica in rollout.serving(replicas, goal, rollout_memory)
         ),
         policy if policy in NAMES else DEFAULT_POLICY,
@@ -106,13 +107,15 @@ def _is_loopback(url: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _target(replica: Replica, spec: ServiceSpec, goal: Goal, tls_name: str) -> Target:
+def _target(replica: Replica, spec: ServiceSpec, goal: Goal, tls_name: str, *, is_loaded: bool) -> Target:
     """With the instant of its drain's end in place of the time that is left."""
     # For a sign of life any response will do, so a path that costs the engine nothing: a probe with a payload is
     # real work, and one with a secret in its path is not public.
     plain = spec.probe.method == "GET" and "$" not in spec.probe.path
     rates = goal.scaling.target_qps_by_accelerator
     state = _STATES[replica.state]
+    if is_loaded and state is Readiness.READY:
+        state = Readiness.LOADED
     return Target(
         id=str(replica.id),
         url=replica.endpoint or "",

@@ -1,4 +1,4 @@
-"""Which probes load balancer agents spare the controller.
+"""What load balancer agents report of the work of replicas, and which probes that spares the controller.
 
 A replica that has just given a client a response of 2xx is alive, on the path that matters. An agent reports how long ago that
 was, so the controller does not have to find it out a second time: the response counts as a probe that passed then. The
@@ -21,15 +21,17 @@ Responses count for nothing where they say less than the probe:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from lb.config.schema import Stats
+from lb.config.schema import Stats, TargetStats
+from policies.health import Work
 from policies.model import Replica, ReplicaState
 from skyserve_cli.spec.model import Probe
 from skyserve_cli.state.values import ServiceRow
 
 WITNESSED_INTERVALS = 4
+WORK_KEPT_S = 600.0  # of an agent that does not respond
 LONGEST_S = 60.0
 NEVER = -math.inf
 
@@ -54,32 +56,99 @@ def has_one_version(row: ServiceRow, replicas: Iterable[Replica]) -> bool:
 
 
 class ServedReport(NamedTuple):
-    """Of one agent. The replicas in `served` served a client at that instant or later; those in `troubled` failed one."""
+    """Of one agent. The replicas in `served` served a client at that instant or later; those in `troubled` failed one.
+
+    `work` has those that had anything to do, as it was at the instant `at`.
+    """
 
     served: Mapping[int, float]
     troubled: frozenset[int]
+    work: Mapping[int, Work] = {}
+    at: float = NEVER
 
 
 def served_report(stats: Stats, asked_at: float) -> ServedReport:
     """`asked_at` is when the request for the stats was sent: a report that comes late makes no replica look livelier."""
-    served, troubled = {}, []
+    served, troubled, work = {}, [], {}
     for one in stats.targets:
+        if one.health is not None or one.in_flight:
+            work[int(one.id)] = _work(one, asked_at)
         if one.ejected or one.errors:
             troubled.append(int(one.id))
         elif one.served_s is not None and one.served_s < LONGEST_S:
             served[int(one.id)] = asked_at - one.served_s
-    return ServedReport(served, frozenset(troubled))
+    return ServedReport(served, frozenset(troubled), work, asked_at)
+
+
+def _work(one: TargetStats, asked_at: float) -> Work:
+    health = one.health
+    if health is None:
+        return Work(waiting=one.in_flight)
+    return Work(
+        at=NEVER if health.worked_s is None else asked_at - health.worked_s,
+        errors=health.errors,
+        first_error_at=asked_at - health.first_error_s if health.errors else math.inf,
+        last_error_at=asked_at - health.last_error_s if health.errors else NEVER,
+        waiting=max(one.in_flight, health.running or 0),
+        queued=health.queued,
+        kv_usage=health.kv_usage,
+    )
+
+
+def merged_report(reports: Sequence[ServedReport]) -> ServedReport:
+    """Return one report of the processes of one agent."""
+    served: dict[int, float] = {}
+    for report in reports:
+        for number, at in report.served.items():
+            served[number] = max(at, served.get(number, at))
+    troubled = frozenset[int]().union(*(report.troubled for report in reports))
+    return ServedReport(
+        served, troubled, together([report.work for report in reports]), max(report.at for report in reports)
+    )
+
+
+def together(works: Sequence[Mapping[int, Work]]) -> Mapping[int, Work]:
+    """Return the work that several agents know of. Errors count as far as no agent has seen a response since."""
+    if len(works) == 1:
+        return works[0]
+    sums: dict[int, Work] = {}
+    for number in {number for work in works for number in work}:
+        known = [work[number] for work in works if number in work]
+        at = max(one.at for one in known)
+        rows = [one for one in known if one.first_error_at > at and one.errors]
+        sums[number] = Work(
+            at,
+            sum(one.errors for one in rows),
+            min((one.first_error_at for one in rows), default=math.inf),
+            max((one.last_error_at for one in rows), default=NEVER),
+            sum(one.waiting for one in known),
+            max((one.queued for one in known if one.queued is not None), default=None),
+            max((one.kv_usage for one in known if one.kv_usage is not None), default=None),
+        )
+    return sums
 
 
 class ServedReplicas:
-    """The last report of each agent that responds, in instants of the event loop. Used on that loop only."""
+    """The last report of each agent that responds, in instants of the event loop. Used on that loop only, but for `work`.
+
+    What an agent reported of the replicas' work is kept for a while when it does not respond: that it restarts says nothing of them.
+    """
 
     def __init__(self) -> None:
         self._reports: dict[str, dict[int, ServedReport]] = {}
+        self._work: dict[tuple[str, int], ServedReport] = {}
 
     def reported(self, service: str, agent: int, report: ServedReport) -> None:
         """`agent` is its number within the service."""
         self._reports.setdefault(service, {})[agent] = report
+        for key in [key for key, old in self._work.items() if report.at - old.at > WORK_KEPT_S]:
+            del self._work[key]
+        self._work[service, agent] = report
+
+    def work(self, service: str) -> Mapping[int, Work]:
+        """Return what agents know of the replicas' work. Safe from any thread."""
+        known = list(self._work.items())
+        return together([report.work for (name, _), report in known if name == service] or [{}])
 
     def silent(self, service: str, agent: int) -> None:
         """The agent does not respond, or is gone."""

@@ -73,7 +73,16 @@ class OrderMaker:
         tls_name = partial(tls_name_of, self._owner, row)
         rollout = decided.plan.memory.rollout
         table = table_of(
-            row.name, spec, live, goal, rollout, now, self._epoch(), self._balancers.targets_ca, tls_name
+            row.name,
+            spec,
+            live,
+            goal,
+            rollout,
+            now,
+            self._epoch(),
+            self._balancers.targets_ca,
+            tls_name,
+            decided.load.loaded,
         )
         window_s = spec.load_window_s
         counts_demand = goal.scaling.slo is not None

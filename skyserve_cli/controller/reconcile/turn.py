@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from policies.brake import TerminationLog, confirmed
+from policies.brake import JUDGED, Evidence, TerminationLog, confirmed
 from policies.deadlines import due
 from policies.goals import Goal, TeamRoom
+from policies.health import FailedProbe, failing, loaded, sifted, with_engines
 from policies.history import Load
 from policies.model import EndReason, Event, GaveUp, Memory, Offer, Plan, Replica
 from provisioners.port.base import Requirements
@@ -138,7 +139,7 @@ class ServiceTurn:
             row=row,
             spec=spec,
             goal=goal,
-            load=load,
+            load=replicas.load,
             change=own.change,
             agents=agents.change,
             plan=decided,
@@ -161,8 +162,14 @@ class ServiceTurn:
         Unless it `is_early`, its offers are not known yet, or one of its clouds has not been listed yet.
         """
         change = TickTransitions(fleet.rows, fleet.goal, service.now, fleet.role)
-        change.observe(*happened)
-        doubt = self._give_up(service.row.name, fleet, change)
+        evidence = fleet.for_fleet(self._doubts.evidence(service.row.name))
+        results, listings = happened
+        failed, threshold_s = evidence.failed or {}, fleet.goal.probe_failure_threshold_s
+        change.observe(sifted(results, failed, evidence.work, threshold_s, service.now), listings)
+        doubt = self._give_up(fleet, change, evidence)
+        live = change.live()
+        seen = with_engines(fleet.load, live, evidence.work)
+        fleet.load = replace(seen, loaded=loaded(live, failed, evidence.work, threshold_s, service.now))
         memory = fleet.learn(change, memory)
         need = fleet.need(memory)
         need = None if need is None else self._offers.kept(need)
@@ -183,18 +190,20 @@ class ServiceTurn:
         local_demands = [self._balancers.fleet.demand(row.name)] if has_local_agent(row, spec) else []
         return self._demand.take(row.name, [*local_demands, *self._balancers.regional.demands(row.name)], now)
 
-    def _give_up(self, service: str, fleet: Fleet, change: TickTransitions) -> str:
+    def _give_up(self, fleet: Fleet, change: TickTransitions, evidence: Evidence) -> str:
         """Apply the deadlines that have passed, as far as this controller can trust its own probes. Returns why not all."""
         replicas = tuple(change.replicas.values())
-        overdue = tuple(due(replicas, fleet.goal, fleet.load, change.now))
+        overdue = (
+            *due(replicas, fleet.goal, fleet.load, change.now),
+            *failing(replicas, evidence.work, fleet.goal.probe_failure_threshold_s, change.now),
+        )
         if not overdue:
             return ""
-        evidence = fleet.for_fleet(self._doubts.evidence(service))
         terminated = self._given_up.setdefault(fleet.name, TerminationLog())
         verdict = confirmed(overdue, replicas, fleet.goal, evidence, terminated, change.now)
-        change.take(verdict.events)
+        change.take(_with_causes(verdict.events, evidence.failed or {}))
         for event in verdict.events:
-            if isinstance(event, GaveUp) and event.reason is EndReason.PROBE_FAILED:
+            if isinstance(event, GaveUp) and event.reason in JUDGED:
                 terminated.add(change.now)
         return verdict.note
 
@@ -221,6 +230,18 @@ class ServiceTurn:
             note = f"{place} cannot be listed: {sentence}"
             if place in places and not any(note in one for one in reported):
                 yield note
+
+
+def _with_causes(events: Iterable[Event], failed: Mapping[int, FailedProbe]) -> list[Event]:
+    """Return the events with what their last probe met, where time was up for a probe to pass."""
+    return [
+        replace(event, message=f"{event.message}; {failed[event.replica_id].why}")
+        if isinstance(event, GaveUp)
+        and event.reason in (EndReason.START_TIMEOUT, EndReason.PROBE_FAILED)
+        and event.replica_id in failed
+        else event
+        for event in events
+    ]
 
 
 def _together(row: ServiceRow, own: _FleetTurn, agents: _FleetTurn) -> Plan:
