@@ -27,7 +27,7 @@ from lb.config.options import (
     Warming,
 )
 from lb.config.regions import Regions
-from lb.config.stats import Build, BuildKind, Stats, TargetStats
+from lb.config.stats import Build, BuildKind, Stats, TargetHealth, TargetStats
 
 __all__ = [
     "Build",
@@ -37,6 +37,7 @@ __all__ = [
     "Stats",
     "Table",
     "Target",
+    "TargetHealth",
     "TargetStats",
     "WireError",
     "network_problem",

@@ -43,7 +43,7 @@ def _sum(one: TargetStats, other: TargetStats) -> TargetStats:
 def _health(entry: TargetState, now: float) -> TargetHealth | None:
     view, row, worked_at = entry.view, entry.error_row, entry.worked_at
     running = view.running
-    if row is None and running is None and view.kv_usage is None and worked_at is None:
+    if row is None and running is None and worked_at is None and not view.in_flight:
         return None
     return TargetHealth(
         worked_s=None if worked_at is None else max(0.0, now - worked_at),

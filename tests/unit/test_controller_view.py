@@ -9,6 +9,7 @@ import pytest
 
 from lb.config.schema import Build, BuildKind
 from policies.goals import UpdateMode
+from policies.health import FailedProbe
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.controller.api.views import failure_view, last_failure, service_view, serving_version
@@ -56,14 +57,35 @@ def view(
     balancers: tuple[Replica, ...] = (),
     seen: RegionalView | None = None,
     row: ServiceRow | None = None,
+    failed_probes: dict[int, FailedProbe] | None = None,
 ) -> dict[str, Any]:
     spec = load_text(YAML.format(policy=policy)).spec
     row = row or replace(a_row(*replicas), balancers=balancers)
     agents = {agent.id: seen or RegionalView() for agent in balancers}
     return service_view(
         row, spec, goal_of(row, spec), local_agent=AgentView(True, True, 2, 0, build=build), agents=agents, load=Load(), spent=Spent(0.0, 0.0),
-        host="127.0.0.1", ended=(), num_nodes={1: 1}, now=10.0,
+        host="127.0.0.1", ended=(), num_nodes={1: 1}, now=10.0, failed_probes=failed_probes or {},
     )  # fmt: skip
+
+
+def test_what_the_last_probe_met_is_the_message_of_a_replica_that_has_no_other() -> None:
+    refused = FailedProbe(9.0, reached=False, why="probe failed: Connection refused")
+    slow = FailedProbe(9.0, reached=True, timed_out=True, why="probe took longer than 15 s")
+    wrong = FailedProbe(9.0, reached=True, why="probe returned 307, to /health/")
+    failing = replace(spot(4, S.NOT_READY), message="probe returned 503")
+    fleet = [spot(1, S.STARTING), spot(2), spot(3), failing, spot(5, S.STARTING), spot(6)]
+    shown = view(
+        "num_overprovision: 0", *fleet, failed_probes={1: refused, 2: slow, 3: wrong, 4: slow, 5: wrong}
+    )
+    assert [one["message"] for one in shown["replicas"]] == [
+        "waiting for the readiness probe: Connection refused",
+        "loaded: its readiness probe waits behind requests (probe took longer than 15 s)",
+        "",  # the next tick says what it is
+        "probe returned 503",
+        "waiting for the readiness probe: probe returned 307, to /health/",
+        "",
+    ]
+    assert shown["load"]["loaded"] == 1
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,9 @@ def test_a_row_of_errors_lasts_until_a_client_gets_another_response() -> None:
         it.release(booking, now)
 
     assert health(99.0) is None
+    waits = it.book(REQUEST, "a", 99.0)
+    assert health(99.5) == TargetHealth()
+    it.release(waits, 99.5)
     gets(404, 100.0)
     assert health(103.0) == TargetHealth(worked_s=3.0)
     gets(500, 104.0)

@@ -96,7 +96,12 @@ def service_view(
             _agent_view(agent, spec, agents[agent.id], _lease_of(agent, leases)) for agent in row.balancers
         ],
         "load_balancers_wanted": 0 if row.down else spec.regional.count * len(spec.regional.places),
-        "load": {"requests_per_s": rate, "in_flight": load.in_flight, "queued": load.queued},
+        "load": {
+            "requests_per_s": rate,
+            "in_flight": load.in_flight,
+            "queued": load.queued,
+            "loaded": sum(_is_loaded(r, failed_probes.get(r.id)) for r in row.replicas),
+        },
         "warming": sorted(load.warming),
         "cost": _cost_view(row, spent),
         "replicas": [
@@ -117,15 +122,15 @@ def service_view(
 def _probe_message(replica: Replica, failed: Mapping[int, FailedProbe]) -> str:
     """Return what the last probe of a replica met, if it failed."""
     last = failed.get(replica.id)
-    if last is None:
-        return ""
-    match replica.state:
-        case ReplicaState.STARTING:
-            return f"waiting for the readiness probe: {last.why.removeprefix('probe failed: ')}"
-        case ReplicaState.READY if last.timed_out:
-            return f"loaded: its readiness probe waits behind requests ({last.why})"
-        case _:
-            return ""
+    if last is not None and replica.state is ReplicaState.STARTING:
+        return f"waiting for the readiness probe: {last.why.removeprefix('probe failed: ')}"
+    if last is not None and _is_loaded(replica, last):
+        return f"loaded: its readiness probe waits behind requests ({last.why})"
+    return ""
+
+
+def _is_loaded(replica: Replica, last: FailedProbe | None) -> bool:
+    return replica.state is ReplicaState.READY and last is not None and last.timed_out
 
 
 def _local_agent_view(agent: AgentView) -> dict[str, Any]:

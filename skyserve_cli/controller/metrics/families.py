@@ -188,6 +188,12 @@ OF_SERVICE = (
         _one("load", "requests_per_s"),
     ),
     _service("in_flight_requests", "gauge", "Requests on replicas now.", _one("load", "in_flight")),
+    _service(
+        "loaded_replicas",
+        "gauge",
+        "Ready replicas whose readiness probe waits behind requests.",
+        _one("load", "loaded"),
+    ),
     _service("queued_requests", "gauge", "Requests that wait for a replica now.", _one("load", "queued")),
     _service(
         "usd_per_hour",

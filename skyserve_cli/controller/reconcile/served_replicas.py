@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from lb.config.schema import Stats, TargetStats
+from lb.config.schema import Stats, TargetHealth, TargetStats
 from policies.health import Work
 from policies.model import Replica, ReplicaState
 from skyserve_cli.spec.model import Probe
@@ -71,8 +71,8 @@ def served_report(stats: Stats, asked_at: float) -> ServedReport:
     """`asked_at` is when the request for the stats was sent: a report that comes late makes no replica look livelier."""
     served, troubled, work = {}, [], {}
     for one in stats.targets:
-        if one.health is not None or one.in_flight:
-            work[int(one.id)] = _work(one, asked_at)
+        if one.health is not None:
+            work[int(one.id)] = _work(one, one.health, asked_at)
         if one.ejected or one.errors:
             troubled.append(int(one.id))
         elif one.served_s is not None and one.served_s < LONGEST_S:
@@ -80,10 +80,7 @@ def served_report(stats: Stats, asked_at: float) -> ServedReport:
     return ServedReport(served, frozenset(troubled), work, asked_at)
 
 
-def _work(one: TargetStats, asked_at: float) -> Work:
-    health = one.health
-    if health is None:
-        return Work(waiting=one.in_flight)
+def _work(one: TargetStats, health: TargetHealth, asked_at: float) -> Work:
     return Work(
         at=NEVER if health.worked_s is None else asked_at - health.worked_s,
         errors=health.errors,
