@@ -19,7 +19,7 @@ from policies.routing.base import TargetView
 from policies.routing.target_list import TargetList
 
 _NEVER: Final = float("inf")
-_BEST_FIRST: Final = (Health.GOOD, Health.SPARE, Health.EJECTED, Health.UNHEALTHY)
+_BEST_FIRST: Final = (Health.GOOD, Health.WARMING, Health.EJECTED, Health.UNHEALTHY)
 
 
 class _Group:
@@ -70,7 +70,7 @@ class Candidates:
         self._open = open_bookings
         self._groups: dict[Health, _Group] = {}
         self._best = _NOTHING  # the first that has members
-        self._spare: _Group | None = None  # those of Health.SPARE, if there are any beside others
+        self._spare: _Group | None = None  # those that are warming or loaded, if there are any beside others
         self._memberships: dict[TargetState, _Membership] = {}
         self._by_epoch: dict[int, TargetState] = {}
         self._timers: list[tuple[float, int, TargetState]] = []  # a heap
@@ -188,7 +188,7 @@ class Candidates:
             self._version += has_more
         self._changed.clear()
         self._best = next((self._groups[one] for one in _BEST_FIRST if self._groups[one].members), _NOTHING)
-        spare = self._groups[Health.SPARE]
+        spare = self._groups[Health.WARMING]
         self._spare = spare if spare.members and self._best is not spare else None
         self._due_at = self._timers[0][0] if self._timers else _NEVER
 
@@ -197,10 +197,10 @@ class Candidates:
         fleet = [entry.view for entry in entries]
         by_health: dict[Health, list[TargetState]] = {health: [] for health in Health}
         for entry in entries:
-            by_health[entry.health(now)].append(entry)
+            by_health[_listed(entry, now)].append(entry)
         self._groups = {health: _Group(health, those, fleet) for health, those in by_health.items()}
         self._memberships = {
-            entry: _Membership(self._groups[entry.health(now)], entry.epoch) for entry in entries
+            entry: _Membership(self._groups[_listed(entry, now)], entry.epoch) for entry in entries
         }
         self._by_epoch = {entry.epoch: entry for entry in entries}
         self._timers = []
@@ -218,7 +218,7 @@ class Candidates:
             self._by_epoch.pop(membership.epoch, None)
             self._by_epoch[entry.epoch] = entry
             membership.epoch = entry.epoch
-        rank, group = _rank(entry), self._groups[entry.health(now)]
+        rank, group = _rank(entry), self._groups[_listed(entry, now)]
         moved = group is not membership.group
         if moved:
             membership.group.members.drop(rank)
@@ -252,6 +252,12 @@ class Candidates:
 
 
 _NOTHING: Final = _Group(Health.CLOSED, (), ())
+
+
+def _listed(entry: TargetState, now: float) -> Health:
+    """Return the health by which a target is listed: those that are loaded are with those that are warming."""
+    health = entry.health(now)
+    return Health.WARMING if health is Health.LOADED else health
 
 
 def _rank(entry: TargetState) -> int:

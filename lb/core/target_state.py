@@ -43,7 +43,8 @@ class Health(str, Enum):
     """What a target is offered as, best first."""
 
     GOOD = "good"
-    SPARE = "spare"  # good, but loaded, or its cache is being filled: used where no other good one has room
+    WARMING = "warming"  # good, and its cache is being filled: used where no other good one has room
+    LOADED = "loaded"  # good, and its readiness probe waits behind requests: the same
     EJECTED = "ejected"
     UNHEALTHY = "unhealthy"
     CLOSED = "closed"  # draining or gone: takes nothing new
@@ -51,7 +52,10 @@ class Health(str, Enum):
     @property
     def is_good(self) -> bool:
         """Return whether it is ready and not ejected."""
-        return self is Health.GOOD or self is Health.SPARE
+        return self in _GOOD
+
+
+_GOOD: Final = (Health.GOOD, Health.WARMING, Health.LOADED)
 
 
 class Outlook(str, Enum):
@@ -192,7 +196,9 @@ class TargetState:
             return Health.UNHEALTHY
         if self.ejected_until is not None and (now < self.ejected_until or self.trial is not None):
             return Health.EJECTED
-        return Health.SPARE if self.view.warming or state is Readiness.LOADED else Health.GOOD
+        if self.view.warming:
+            return Health.WARMING
+        return Health.LOADED if state is Readiness.LOADED else Health.GOOD
 
     def outlook(self, now: float) -> Outlook:
         """Of an attempt on it that waits for its first byte."""

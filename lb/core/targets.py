@@ -327,7 +327,10 @@ class TargetTable:
         return views
 
     def candidates(self, now: float, exclude: Collection[int] = ()) -> tuple[Health, Sequence[TargetView]]:
-        """Return the best health of any target without the epochs in `exclude`, and who of that health admits."""
+        """Return the best health of any target without the epochs in `exclude`, and who of that health admits.
+
+        Those that are loaded count among those that are warming.
+        """
         self._fade(now)
         return self._candidates.without(exclude, now)
 

@@ -105,7 +105,7 @@ class Warmer:
     def _around(self, key: Key) -> Surroundings:
         now, table = self._clock(), self._table
         return Surroundings(
-            ready=table.health(key, now) is Health.SPARE,
+            ready=table.health(key, now) is Health.WARMING,
             others=any(health is Health.GOOD and one.id != key.id for one, health, _ in table.rows(now)),
             pressed=table.waiting(key) > 0 or self._registry.queued > 0,
             stopping=self._stopping() or table.table.warming.seconds <= 0.0,

@@ -872,15 +872,20 @@ class Books(RuleBasedStateMachine):
             assert self.it.candidates(self.now)[1] == []
         # With nothing of ours in flight a target is always worth one.
         best, views = self.it.candidates(self.now)
-        for target, standing, in_flight in self.it.rows(self.now):
+        for target, standing, in_flight in self.rows():
             if standing is best and best is not Health.CLOSED and not in_flight:
                 assert target.id in {view.id for view in views}
+
+    def rows(self) -> list[tuple[Target, Health, int]]:
+        """Those that are loaded are listed with those that are warming."""
+        rows = self.it.rows(self.now)
+        return [(one, Health.WARMING if health is Health.LOADED else health, n) for one, health, n in rows]
 
     def agree(self, tried: Sequence[Booking]) -> None:
         """The cached candidates equal those computed from all targets."""
         epochs = {booking.epoch for booking in tried}
         gone = {one.key.id for one in tried if one.epoch == one.entry.epoch and not one.entry.departed}
-        rows = [row for row in self.it.rows(self.now) if row[0].id not in gone]
+        rows = [row for row in self.rows() if row[0].id not in gone]
         best = next((one for one in Health if any(health is one for _, health, _ in rows)), Health.CLOSED)
         standing, views = self.it.candidates(self.now, epochs)
         assert standing is best

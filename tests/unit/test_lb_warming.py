@@ -277,7 +277,7 @@ def test_a_target_that_is_warmed_is_good_and_ready() -> None:
     it = warmed("least_load")
     key = it.key("new")
     assert key is not None
-    assert it.health(key, 0.0) is Health.SPARE
+    assert it.health(key, 0.0) is Health.WARMING
     assert it.healthy(0.0) == {"old", "new"}
     assert list(it.warming) == ["new"]
     it.warm(key, False)
