@@ -43,7 +43,8 @@ class ScalingGoal:
     A replica should carry `target_qps_per_replica` requests per second; where that differs by accelerator,
     `target_qps_by_accelerator` has the numbers, and the plain number is the smallest of them. Or it should carry
     `target_ongoing_requests_per_replica` requests at a time. More (less) load must last `upscale_delay_s`
-    (`downscale_delay_s`). With `slo` the size follows a forecast instead (`scaling.predictive`).
+    (`downscale_delay_s`). Beside these, engines should have at most `target_queue_length` requests waiting per replica and use
+    `target_kv_cache_usage` (0 to 1) of their KV caches (`scaling.engine_load`). With `slo` the size follows a forecast instead (`scaling.predictive`).
     """
 
     min_replicas: int = 1
@@ -54,6 +55,8 @@ class ScalingGoal:
     target_qps_by_accelerator: tuple[AcceleratorQps, ...] = ()
     target_ongoing_requests_per_replica: float | None = None
     slo: SloGoal | None = None
+    target_queue_length: float | None = None
+    target_kv_cache_usage: float | None = None
 
     @property
     def autoscaling(self) -> bool:

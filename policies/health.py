@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
+from policies.history import Load
 from policies.model import EndReason, Event, GaveUp, ProbeFailed, Replica, ReplicaState
 
 #: Of the threshold: without any response for longer, a replica with requests is not only loaded.
@@ -60,7 +61,8 @@ class Work:
 
     The last byte of a response that is no error of the replica (5xx) came at `at`. Of `errors` responses since then all were such errors,
     the first at `first_error_at` and the last at `last_error_at`. `waiting` requests are on it now: sent by load balancers, or by its
-    engine's own account.
+    engine's own account. Of those `queued` wait in the engine, whose KV cache is used to `kv_usage` (0 to 1); None: it does not
+    report that.
     """
 
     at: float = -math.inf
@@ -68,11 +70,16 @@ class Work:
     first_error_at: float = math.inf
     last_error_at: float = -math.inf
     waiting: int = 0
+    queued: int | None = None
+    kv_usage: float | None = None
 
     def moved(self, by_s: float) -> Work:
         """Return it on a clock that is ahead by so much."""
-        return Work(
-            self.at + by_s, self.errors, self.first_error_at + by_s, self.last_error_at + by_s, self.waiting
+        return replace(
+            self,
+            at=self.at + by_s,
+            first_error_at=self.first_error_at + by_s,
+            last_error_at=self.last_error_at + by_s,
         )
 
 
@@ -143,6 +150,18 @@ def loaded(
         number
         for number, last in failed.items()
         if number in ready and judged(last, work.get(number, IDLE), threshold_s, now) is Verdict.LOADED
+    )
+
+
+def with_engines(load: Load, replicas: Iterable[Replica], work: Mapping[int, Work]) -> Load:
+    """Return the load with what the engines of ready replicas report."""
+    ready = [work[one.id] for one in replicas if one.state is ReplicaState.READY and one.id in work]
+    reporting = [done for done in ready if done.queued is not None or done.kv_usage is not None]
+    return replace(
+        load,
+        engines=len(reporting),
+        engine_queue=float(sum(done.queued or 0 for done in reporting)),
+        kv_usage=sum(done.kv_usage or 0.0 for done in reporting),
     )
 
 

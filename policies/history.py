@@ -64,7 +64,9 @@ class Load:
     `ongoing` is the mean of their sum over the window. `empty` are the draining replicas to which every LB has
     promised to send nothing more and has nothing left to finish. From the replicas in `responsive` some LB has lately received
     a response or a sign of life. `warming` are new replicas whose caches some LB fills before it sends them requests. `loaded`
-    are ready ones whose probes wait behind requests (`health`).
+    are ready ones whose probes wait behind requests (`health`). The engines of `engines` ready replicas report their load: `engine_queue`
+    requests wait in them together, and `kv_usage` is the sum of their KV cache usage (0 to 1 each). `asked` replicas are
+    needed whatever a scaler measures.
     """
 
     window_s: float = 60.0
@@ -76,6 +78,10 @@ class Load:
     responsive: frozenset[int] = frozenset()
     warming: frozenset[int] = frozenset()
     loaded: frozenset[int] = frozenset()
+    engines: int = 0
+    engine_queue: float = 0.0
+    kv_usage: float = 0.0
+    asked: int = 0
     known: bool = False  # False: no LB has reported since the controller started
 
 

@@ -81,11 +81,12 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     size = wanted + goal.placement.num_overprovision if wanted > 0 else 0
     memory, refused = _without_hope(observation, memory)
     new, old = rollout.split(staying, goal, memory.rollout)
-    announced = [replica for replica in new if retiring.is_announced(replica)]
-    leaving = retiring.leaving(new, observation.replicas, goal, now)
-    new = [replica for replica in new if replica not in leaving]
-    complete = rollout.is_complete(size, new)
-    settled = rollout.settle(complete, old, goal, memory.rollout)
+    trial = rollout.trial(memory.rollout, new, goal, now)
+    actions += [_end(r, EndReason.SCALED_DOWN, trial.note, observation) for r in trial.surplus]
+    announced = [replica for replica in trial.kept if retiring.is_announced(replica)]
+    leaving = retiring.leaving(trial.kept, observation.replicas, goal, now)
+    new = [replica for replica in trial.kept if replica not in leaving]
+    settled = rollout.settle(rollout.is_complete(size, new), old, goal, trial.memory)
     memory = replace(memory, scaling=scaled.memory, rollout=settled)
     retired = rollout.to_retire(size, new, old, goal, memory.rollout)
     version = rollout.wanted_version(goal, memory.rollout)
@@ -94,7 +95,8 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     held_back, retry_at = rollout.may_launch(goal, memory.rollout, now)
     if refused and not held_back:  # the offers are those of the refused version
         held_back, retry_at = refused, now
-    limit = 0 if held_back else min(observation.most_launches, rollout.launch_limit(size, new, old, goal))
+    limit = min(observation.most_launches, rollout.launch_limit(size, new, old, goal), trial.limit)
+    limit = 0 if held_back else limit
     view = _view(observation, scaled, new, old, doomed, limit)
     view, leaving, gone = _turn_over(view, leaving, policies, memory, goal)
     decided = policies.placer.decide(view, memory.placement)
@@ -111,15 +113,13 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     places, over = _affordable(decided.launches, observation)
     launches = _launches(places, memory.next_replica_id, version)
     memory = replace(memory, placement=decided.memory, next_replica_id=memory.next_replica_id + len(launches))
-    notes = (*decided.notes, *over)
-    if decided.target > len(new) and held_back:
-        notes = (held_back,)
-    elif decided.target > len(new) and not observation.offers:
-        notes = (f"no offer fits version {version}",)
+    why_fewer = held_back or ("" if observation.offers else f"no offer fits version {version}")
+    notes = (why_fewer,) if why_fewer and decided.target > len(new) else (*decided.notes, *over)
+    notes = tuple(dict.fromkeys(filter(None, (trial.note, *notes))))
     look_at = now + budget.LOOK_AGAIN_S if len(places) < len(decided.launches) else None
     last_calls = (retiring.drains_at(replica, goal) for replica in announced if replica not in gone)
     drains = (at for replica in doomed if (at := notices.drains_at(replica, goal)) > now)
-    wake_at = _earliest(decided.wake_at, scaled.wake_at, retry_at, look_at, *last_calls, *drains)
+    wake_at = _earliest(decided.wake_at, scaled.wake_at, retry_at, trial.until, look_at, *last_calls, *drains)
     return Plan((*actions, *launches), memory, notes, decided.target, wanted, wake_at, scaled.why)
 
 

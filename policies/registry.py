@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from policies.goals import Goal, ScalingGoal
 from policies.placement.base import PlacementPolicy
-from policies.scaling.accelerator_rate import AcceleratorRate
 from policies.scaling.base import Scaler
 from policies.scaling.fixed import Fixed
 from policies.scaling.ongoing import Ongoing
@@ -60,11 +59,22 @@ def scaler_for(goal: ScalingGoal) -> Scaler:
         from policies.scaling.predictive import Predictive
 
         return Predictive()
+    by_requests = _by_requests(goal)
+    if goal.target_queue_length is None and goal.target_kv_cache_usage is None:
+        return by_requests or Fixed()
+    from policies.scaling.engine_load import EngineLoad  # as few services need it, like the next one
+
+    return EngineLoad(by_requests)
+
+
+def _by_requests(goal: ScalingGoal) -> Scaler | None:
     if goal.target_ongoing_requests_per_replica is not None:
         return Ongoing()
     if goal.target_qps_by_accelerator:
+        from policies.scaling.accelerator_rate import AcceleratorRate
+
         return AcceleratorRate()
-    return Fixed() if goal.target_qps_per_replica is None else RequestRate()
+    return None if goal.target_qps_per_replica is None else RequestRate()
 
 
 def reads_load(goal: ScalingGoal) -> bool:

@@ -11,16 +11,19 @@ complete has never served and never will: it is terminated at once.
 A version that never had a ready replica and has failed `FAILURES_UNTIL_FAILED` times (or once in a way that
 cannot get better: the order is wrong wherever it is sent), or that every offer has refused, is failed: it is not
 launched again, and the last version that did work is wanted instead, so that its lost replicas are still replaced.
-The user sees the failure in `serve status` and updates again.
+So is one whose replicas become ready and crash (`crashes`). The user sees the failure in `serve status` and updates again.
 
-Memory: {"good": version, "failed": [versions], "refused": [those of them that every offer refused], "failures": n,
-"failing": version, "retry_at": s, "serving": newest version that has been in the load balancers' tables}.
+Memory: {"good": newest version that became ready, "before": the good one before it, "failed": [versions], "refused": [those of
+them that every offer refused], "failures": n, "failing": version, "retry_at": s, "why": how the last replica failed, "crashes":
+see `crashes`, "serving": newest version that has been in the load balancers' tables}.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from policies import crashes
 from policies.backoff import delay_s
 from policies.goals import Goal, UpdateMode
 from policies.model import (
@@ -52,6 +55,7 @@ COUNTED = (
 )
 
 NO_LIMIT = 1_000_000
+_WHY_CHARS = 400
 
 _ENDING = (ReplicaState.DRAINING, ReplicaState.TERMINATING)
 
@@ -69,20 +73,69 @@ def learn(
         if not is_wanted(replica, goal, version):
             continue  # what becomes of the old fleet is no evidence about the version that replaces it
         if isinstance(event, ProbePassed):
-            after["good"] = max(replica.version, after.get("good", 0))
-            if version in after.get("failed", ()):
-                after["failed"] = [failed for failed in after["failed"] if failed != version]
-            if after.get("failing") == version:
-                for key in ("failures", "failing", "retry_at"):
-                    after.pop(key, None)
-        elif _is_failure(event) or zone_backoff.is_early_loss(event, replica):
-            failures = after.get("failures", 0) + 1 if after.get("failing") == version else 1
-            after["failing"], after["failures"] = version, failures
-            after["retry_at"] = now + delay_s(failures, FIRST_RETRY_S, LONGEST_RETRY_S)
-            hopeless = isinstance(event, LaunchFailed) or failures >= FAILURES_UNTIL_FAILED
-            if hopeless and not _works(version, goal, after):
-                after["failed"] = sorted({*after.get("failed", ()), version})
+            _learn_ready(after, replica.version, version, goal)
+        elif _is_failure(event, replica, now) or zone_backoff.is_early_loss(event, replica):
+            _learn_failure(after, event, replica, version, now)
+            same = [r for r in replicas.values() if r is not replica and is_wanted(r, goal, version)]
+            if _is_hopeless(after, event, version, goal, same):
+                after = _failed(after, version, goal)
     return after
+
+
+def _learn_ready(after: dict[str, Any], ready: int, version: int, goal: Goal) -> None:
+    """A replica of version `ready`, which is or stands for the wanted `version`, is ready."""
+    is_failed = version in after.get("failed", ())
+    if is_failed and crashes.of(after, version):
+        return  # others were ready, too, before they crashed
+    good = after.get("good", 0)
+    if good and good < ready and good not in goal.same_replicas and not _is_doubtful(good, after):
+        after["before"] = good
+    after["good"] = max(ready, good)
+    if is_failed:
+        after["failed"] = [failed for failed in after["failed"] if failed != version]
+    if not crashes.row(after, version):
+        _forget_failures(after, version)
+
+
+def _learn_failure(after: dict[str, Any], event: Event, replica: Replica, version: int, now: float) -> None:
+    failures = after.get("failures", 0) + 1 if after.get("failing") == version else 1
+    after["failing"], after["failures"] = version, failures
+    message = getattr(event, "message", "")[:_WHY_CHARS]
+    after["why"] = "".join(char if char.isprintable() else " " for char in message)
+    if _is_failure(event, replica, now) and not isinstance(event, LaunchFailed):
+        known = crashes.learn(crashes.of(after, version), event, replica, version, now)
+        after.update({"crashes": known} if known else {})
+    row = crashes.row(after, version)
+    first_s = crashes.FIRST_WAIT_S if row else FIRST_RETRY_S
+    after["retry_at"] = now + delay_s(row or failures, first_s, LONGEST_RETRY_S)
+
+
+def _forget_failures(after: dict[str, Any], version: int) -> None:
+    if after.get("failing") == version:
+        for key in ("failures", "failing", "retry_at", "why"):
+            after.pop(key, None)
+
+
+def _is_hopeless(memory: Json, event: Event, version: int, goal: Goal, others: Sequence[Replica]) -> bool:
+    """Return whether the version never worked and fails, or crashes. `others` are its other replicas."""
+    if crashes.is_hopeless(crashes.of(memory, version), others):
+        return True
+    hopeless = isinstance(event, LaunchFailed) or memory["failures"] >= FAILURES_UNTIL_FAILED
+    return hopeless and not _works(version, goal, memory)
+
+
+def _is_doubtful(version: int, memory: Json) -> bool:
+    return crashes.row(memory, version) >= crashes.DOUBTFUL
+
+
+def _failed(memory: Json, version: int, goal: Goal) -> dict[str, Any]:
+    """Return the memory once `version` is given up. Of the others that were good, one whose lives were short comes last."""
+    after = {**memory, "failed": sorted({*memory.get("failed", ()), version})}
+    same = goal.same_replicas if version == goal.version else frozenset()
+    named = [after.pop(key) for key in ("good", "before") if key in after]
+    usable = [one for one in named if one not in after["failed"] and one not in same]
+    usable.sort(key=lambda one: _is_doubtful(one, memory))
+    return {**after, **dict(zip(("good", "before"), usable, strict=False))}
 
 
 def give_up(goal: Goal, memory: Json) -> Json:
@@ -93,11 +146,8 @@ def give_up(goal: Goal, memory: Json) -> Json:
     version = wanted_version(goal, memory)
     if version in memory.get("failed", ()) or _works(version, goal, memory):
         return memory
-    return {
-        **memory,
-        "failed": sorted({*memory.get("failed", ()), version}),
-        "refused": sorted({*memory.get("refused", ()), version}),
-    }
+    refused = sorted({*memory.get("refused", ()), version})
+    return {**_failed(memory, version, goal), "refused": refused}
 
 
 def wanted_version(goal: Goal, memory: Json) -> int:
@@ -114,13 +164,57 @@ def has_failed(goal: Goal, memory: Json) -> bool:
 
 def may_launch(goal: Goal, memory: Json, now: float) -> tuple[str, float | None]:
     """("", None) if new replicas may be launched now, else a sentence with the reason, and until when."""
+    version = wanted_version(goal, memory)
     if has_failed(goal, memory) and "good" not in memory:
-        why = ": every machine on offer was refused" if goal.version in memory.get("refused", ()) else ""
-        return f"version {goal.version} has failed{why}; update the service", None
+        is_refused = version in memory.get("refused", ())
+        why = "every machine on offer was refused" if is_refused else _why(version, memory)
+        return f"version {version} has failed{why and f': {why}'}; update the service", None
     # An update stops the wait: it is there to put right what failed.
-    if memory.get("failing") == wanted_version(goal, memory) and now < memory.get("retry_at", 0.0):
-        return "the last replica failed; waiting before the next launch", memory["retry_at"]
+    if memory.get("failing") == version and now < memory.get("retry_at", 0.0):
+        waits = "the last replica failed; waiting before the next launch"
+        return crash_note(version, memory) or waits, memory["retry_at"]
     return "", None
+
+
+class Trial(NamedTuple):
+    """What short lives of the wanted version mean: which of its replicas are `kept`, how many more are launched, until when."""
+
+    memory: Json
+    kept: Sequence[Replica]
+    surplus: Sequence[Replica] = ()
+    limit: int = NO_LIMIT
+    until: float | None = None
+    note: str = ""
+
+
+def trial(memory: Json, new: Sequence[Replica], goal: Goal, now: float) -> Trial:
+    """Return the trial of the wanted version, or its end. `new` are the counted replicas of that version."""
+    version = wanted_version(goal, memory)
+    known = crashes.of(memory, version)
+    if not known.get("short") or version in memory.get("failed", ()):
+        return Trial(memory, new)
+    until = crashes.proven_at(known, new)
+    if until is not None and now >= until:
+        after = {**memory, "crashes": {**known, "short": 0}}
+        _forget_failures(after, version)
+        return Trial(after, new)
+    tried = crashes.in_trial(known, new)
+    surplus = [r for r in tried[1:] if r.ready_at is None] if _is_doubtful(version, memory) else []
+    kept = [replica for replica in new if replica not in surplus]
+    return Trial(memory, kept, surplus, max(0, 1 - len(tried)), until, crash_note(version, memory))
+
+
+def crash_note(version: int, memory: Json) -> str:
+    """Return that the version crashes, and how; "" if its last life was not short."""
+    is_short = crashes.row(memory, version) > 0
+    return f"version {version} crashes: {_why(version, memory)}; one replica in trial" if is_short else ""
+
+
+def _why(version: int, memory: Json) -> str:
+    """Return how its replicas crash, and how the last one failed."""
+    known = crashes.of(memory, version)
+    last = memory.get("why", "") if memory.get("failing") == version else ""
+    return "; ".join(filter(None, (crashes.account(known), last and f"the last: {last}"))) if known else last
 
 
 def is_wanted(replica: Replica, goal: Goal, version: int) -> bool:
@@ -213,12 +307,15 @@ def _serves(replica: Replica, goal: Goal, memory: Json) -> bool:
     return not hidden
 
 
-def _is_failure(event: Event) -> bool:
+def _is_failure(event: Event, replica: Replica, now: float) -> bool:
+    """Return whether the replica ended through its own fault, or can start nowhere."""
     match event:
         case BootstrapFailed() | RunExited() | LaunchFailed(kind=FailureKind.CONFIG):
             return True
         case GaveUp(reason=EndReason.START_TIMEOUT):
             return True
+        case GaveUp(reason=EndReason.PROBE_FAILED | EndReason.ONLY_ERRORS):
+            return replica.ready_at is not None and crashes.was_short(event, replica, now)
         case _:
             return False
 

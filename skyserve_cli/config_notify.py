@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from skyserve_cli.config_section import Strict
 
-Kind = Literal["short", "version_given_up", "budget", "preemptions", "cut_off", "store", "backup"]
+Kind = Literal["short", "version_given_up", "crashes", "budget", "preemptions", "cut_off", "store", "backup"]
 
 
 class Destination(Strict):

@@ -143,6 +143,12 @@ class Fields:
     def count(self, key: str, default: Any = _REQUIRED) -> int:
         return self.integer(key, 0, 2**53, default)
 
+    def count_or_none(self, key: str) -> int | None:
+        if self._rest.get(key) is None:
+            self.take(key, None)
+            return None
+        return self.count(key)
+
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         value = self.take(key, default)
         if not isinstance(value, bool):

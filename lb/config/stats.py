@@ -65,7 +65,8 @@ class TargetHealth(NamedTuple):
 
     The last byte of a response that is no error of the target (5xx) came `worked_s` seconds ago (None: there was none). Since then it
     responded with `errors` errors and nothing else, the first `first_error_s` and the last `last_error_s` seconds ago. `running`
-    requests it has by its engine's own account (None: the engine reports none).
+    requests it has by its engine's own account, of which `queued` wait, and its KV cache is used to `kv_usage` (0 to 1); None: the
+    engine does not report it.
     """
 
     worked_s: float | None = None
@@ -73,17 +74,20 @@ class TargetHealth(NamedTuple):
     first_error_s: float = 0.0
     last_error_s: float = 0.0
     running: int | None = None
+    queued: int | None = None
+    kv_usage: float | None = None
 
     @classmethod
     def from_json(cls, value: object, path: str = "") -> TargetHealth:
         fields = Fields(value, path)
-        running = fields.take("running", None)
         health = cls(
             worked_s=fields.number_or_none("worked_s", 0.0, _OLDEST_S),
             errors=fields.count("errors", 0),
             first_error_s=fields.number("first_error_s", 0.0, _OLDEST_S, 0.0),
             last_error_s=fields.number("last_error_s", 0.0, _OLDEST_S, 0.0),
-            running=None if running is None else Fields({"running": running}, path).count("running"),
+            running=fields.count_or_none("running"),
+            queued=fields.count_or_none("queued"),
+            kv_usage=fields.number_or_none("kv_usage", 0.0, _OLDEST_S),
         )
         fields.done()
         return health

@@ -41,15 +41,18 @@ def _sum(one: TargetStats, other: TargetStats) -> TargetStats:
 
 
 def _health(entry: TargetState, now: float) -> TargetHealth | None:
-    row, running, worked_at = entry.error_row, entry.view.running, entry.worked_at
-    if row is None and running is None and worked_at is None:
+    view, row, worked_at = entry.view, entry.error_row, entry.worked_at
+    running = view.running
+    if row is None and running is None and view.kv_usage is None and worked_at is None:
         return None
     return TargetHealth(
         worked_s=None if worked_at is None else max(0.0, now - worked_at),
         errors=0 if row is None else row.errors,
         first_error_s=0.0 if row is None else max(0.0, now - row.first_at),
         last_error_s=0.0 if row is None else max(0.0, now - row.last_at),
-        running=None if running is None else running + entry.view.queued,
+        running=None if running is None else running + view.queued,
+        queued=None if view.pending is None else view.queued,
+        kv_usage=view.kv_usage,
     )
 
 

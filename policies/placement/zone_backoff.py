@@ -80,14 +80,6 @@ def refusals(events: Sequence[Event], replicas: Mapping[int, Replica]) -> Iterat
                 yield replica
 
 
-def early_losses(events: Sequence[Event], replicas: Mapping[int, Replica]) -> Iterator[Replica]:
-    """Yield the replicas that were lost before they were ever ready, and not to the spot market."""
-    for event in events:
-        replica = replicas.get(event.replica_id)
-        if replica is not None and is_early_loss(event, replica):
-            yield replica
-
-
 def is_early_loss(event: Event, replica: Replica) -> bool:
     """Return whether the event takes away, for a reason that is not known, an instance that was never of use."""
     if replica.ready_at is not None or replica.preempt_at is not None or replica.end_reason is not None:
@@ -123,7 +115,9 @@ def learn(
     for replica in arrivals(events, replicas):
         for key in (_key(replica.offer), *_refusal_keys(replica.offer)):
             after.pop(key, None)
-    gone = (*losses(events, replicas), *early_losses(events, replicas))
+    held_by = ((event, replicas.get(event.replica_id)) for event in events)
+    early = (replica for event, replica in held_by if replica and is_early_loss(event, replica))
+    gone = (*losses(events, replicas), *early)
     news = {_key(r.offer) for r in (*refusals(events, replicas), *gone)}
     if longest_s > 0:
         for key in sorted(news):

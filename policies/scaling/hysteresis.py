@@ -77,9 +77,8 @@ def settle(observation: Observation, memory: Json, need: Need | None, floor: int
     if need is None:
         return Size(current, {**memory, "target": target})
 
-    if load.loaded:
-        more = target + len(load.loaded)
-        need = Need(max(need.least, more), max(need.enough, more))
+    more = max(load.asked, target + len(load.loaded) if load.loaded else 0)
+    need = Need(max(need.least, more), max(need.enough, more))
     busy = 1 if load.in_flight + load.queued > 0 else 0
     least = _within(max(need.least, busy), low, high)
     enough = _within(max(need.enough, busy), low, high)

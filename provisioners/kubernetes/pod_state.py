@@ -32,6 +32,7 @@ from provisioners.kubernetes.translate import DEFAULT_PORT, END_NOTE, MAIN, PORT
 from provisioners.port.base import Instance, InstanceState
 from provisioners.port.errors import Refusal
 from provisioners.port.vm import CAPACITY_TAG, OWNER_TAG, REPLICA_TAG, SERVICE_TAG, TOKEN_TAG
+from provisioners.remote.host_agent.exits import FOREGROUND
 
 Pod = Mapping[str, Any]
 _S = InstanceState
@@ -149,6 +150,8 @@ def _end(pod: Pod) -> tuple[InstanceState, str, Refusal | None]:
     how = "it used more memory than it may (OOMKilled)" if end.get("reason") == "OOMKilled" else ""
     if name != MAIN or why.startswith(scripts.SETUP_FAILED):
         return _S.SETUP_FAILED, f"{why or how or f'{name} exited'} (exit code {code})", None
+    if code == 0 and not how:
+        how = "; it printed last: ".join(filter(None, (FOREGROUND, why)))
     return _S.RUN_EXITED, f"run exited with code {code}" + (f": {how or why}" if how or why else ""), None
 
 

@@ -38,8 +38,11 @@ from provisioners.local.spot_market import MarketReader
 from provisioners.local.store import InstanceFolder, LaunchRecord, LocalStore, Status
 from provisioners.port.base import InstanceState, is_url
 from provisioners.remote.bootstrap_steps import bucket_script
+from provisioners.remote.host_agent.exits import exit_sentence, oom_kills
+from provisioners.remote.host_agent.processes import names_of
 
 _LOOK_EVERY_S = 0.25
+_END_TOGETHER_S = 0.5
 _KILL_FOR_S = 5.0  # processes the kernel does not let die within this are beyond us
 
 
@@ -134,13 +137,22 @@ class HostProcess:
         while not self._folder.is_prepared():
             self._turn(_LOOK_EVERY_S)
         self._enter(InstanceState.RUNNING)
+        killed_before = oom_kills()
         code = self._shell(self._order.run, isolated=True)
-        self._enter(InstanceState.RUN_EXITED, self._exit_message("run", "ended", code))
+        left = self._left_behind() if code == 0 else []
+        oom = oom_kills() > killed_before
+        self._enter(
+            InstanceState.RUN_EXITED, exit_sentence("`run` ended", code, self._log.last_line, left, oom=oom)
+        )
+
+    def _left_behind(self) -> list[str]:
+        """Return the names of programs that `run` has left, other than those that only end a little later."""
+        if local_process.descendants(os.getpid()):
+            self._sleep(_END_TOGETHER_S)
+        return names_of(local_process.descendants(os.getpid()))
 
     def _exit_message(self, script: str, verb: str, code: int) -> str:
-        how = f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
-        last = self._log.last_line
-        return f"`{script}` {verb} {how}" + (f": {last}" if last else "")
+        return exit_sentence(f"`{script}` {verb}", code, self._log.last_line)
 
     def _copy_files(self) -> None:
         work = self._folder.work_path

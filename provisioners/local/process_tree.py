@@ -16,9 +16,12 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from provisioners.remote.host_agent.processes import descendants, processes
+
+__all__ = ["descendants"]
 
 INSTANCE_MARK = "SKYSERVE_INSTANCE_ID"
 
@@ -39,26 +42,11 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def descendants(pid: int) -> list[int]:
-    """Return all living processes below `pid`, zombies left out."""
-    children: dict[int, list[int]] = {}
-    for child, parent, is_zombie in _processes():
-        if not is_zombie:
-            children.setdefault(parent, []).append(child)
-    found: list[int] = []
-    frontier = [pid]
-    while frontier:
-        below = children.get(frontier.pop(), [])
-        found += below
-        frontier += below
-    return found
-
-
 def marked(instance_id: str) -> list[int]:
     """Return all living processes that carry the mark of this instance."""
     mark = f"{INSTANCE_MARK}={instance_id}".encode()
     found = []
-    for pid, _, is_zombie in _processes():
+    for pid, _, is_zombie in processes():
         # Another user's process, or one that just exited: not ours.
         with suppress(PermissionError, FileNotFoundError, ProcessLookupError):
             if not is_zombie and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
@@ -86,16 +74,6 @@ def kill_marked(instance_id: str, rounds: int = 50) -> None:
             return
         signal_all(pids, signal.SIGKILL)
         time.sleep(0.005)
-
-
-def _processes() -> Iterator[tuple[int, int, bool]]:
-    """(pid, parent's pid, is a zombie) of every process."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(FileNotFoundError, ProcessLookupError):
-                # The command's name is in parentheses and may itself contain some.
-                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-                yield int(folder.name), int(fields[1]), fields[0] in (b"Z", b"X")
 
 
 def _prctl(option: int, value: int) -> None:

@@ -21,7 +21,6 @@ REPLICA = (
     *probe_rules.RULES,
     *probe_rules.NOT_LISTENING,
     *service_rules.LAUNCHES,
-    log_rules.OTHER_END,
 )
 
 
@@ -53,14 +52,13 @@ def explain(facts: Facts) -> Explanation:
 
 def _cause(facts: Facts) -> tuple[str, Found | None]:
     if facts.asked:
-        return _first(REPLICA, facts) or _first((_OF_REPLICA,), facts) or (WELL, None)
-    crashes = " crashes: " in facts.notes
-    is_short = facts.is_short or crashes
-    own = REPLICA if is_short or is_updating(facts.view) or facts.state in ("READY", "NOT_READY") else ()
+        return _first((*REPLICA, log_rules.OTHER_END, _OF_REPLICA), facts) or (WELL, None)
+    is_short = facts.is_short or bool(facts.view.get("trial"))
+    has_own = is_short or is_updating(facts.view) or facts.state in ("READY", "NOT_READY")
     rules = [
         *service_rules.STATUS,
         *(service_rules.LIMITS if is_short else ()),
-        *own,
+        *((*REPLICA, service_rules.CRASHES, log_rules.OTHER_END) if has_own else ()),
         *(service_rules.SHORTAGES if is_short or not facts.view["ready"] else ()),
         *service_rules.SERVING,
     ]

@@ -132,9 +132,10 @@ def subject(view: View, asked: int | None = None) -> View | None:
     silent.sort(key=lambda replica: _WORST_FIRST.index(replica["state"]))
     if failed is not None and (failed["end_reason"] in OWN_FAULTS or not silent):
         return failed
-    newest = [r for r in replicas if r["version"] == view["version"]]
-    ended = [replica for replica in newest if replica["end_reason"] in OWN_FAULTS]
-    if ended and (is_updating(view) or " crashes: " in str(view["notes"])):
+    trial = view.get("trial")  # a controller of an earlier release sends none
+    tried = (trial or view)["version"]
+    ended = [r for r in replicas if r["version"] == tried and r["end_reason"] in OWN_FAULTS]
+    if ended and (trial or is_updating(view)):
         return max(ended, key=lambda replica: int(replica["id"]))
     coming = [replica for replica in replicas if replica["state"] in COMING]
     return next(iter((*silent, *coming)), failed)

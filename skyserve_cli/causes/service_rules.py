@@ -15,6 +15,8 @@ _BUDGET = re.compile(
 )
 _NO_OFFER = re.compile(r"no offer fits version \d+|nothing on offer fits")
 _NO_ROOM = re.compile(r"every zone refused when last asked|every host or reservation of yours is full")
+_FAILED = re.compile(r"version \d+ has failed: (.+); update the service")
+_ALL_REFUSED = "every machine on offer was refused"
 _CRASHES = re.compile(r"version (\d+) crashes: ([^;]+)")
 _UNLISTED = re.compile(r"(\S+) cannot be listed: ([^;]+)")
 _CUT_OFF = re.compile(r"this controller may be cut off: ([^;]+)")
@@ -213,9 +215,10 @@ def _given_up(facts: Facts) -> Found | None:
         return None
     serves = view["serving_version"]
     then = "nothing serves" if serves is None else f"version {serves} serves"
-    why = "every machine on offer was refused" if "every machine on offer was refused" in facts.notes else ""
-    sentence = f"version {view['version']} was given up{why and f', because {why}'}, and {then}"
-    return Found(sentence, "serve plan FILE" if why else update(facts, "correct the file"))
+    found = _FAILED.search(facts.notes)
+    why = short(found[1], 110) if found else ""
+    sentence = f"version {view['version']} was given up, and {then}{why and f': {why}'}"
+    return Found(sentence, "serve plan FILE" if _ALL_REFUSED in why else update(facts, "correct the file"))
 
 
 def _updating(facts: Facts) -> Found | None:
@@ -288,7 +291,7 @@ def _overloaded(facts: Facts) -> Found | None:
     if coming:
         return Found(f"{have}, {what}; {coming} more on the way", f"serve status --watch {facts.name}")
     if not queued:
-        return Found(f"{have}, but {what}", f"serve logs {facts.name} --since 10m")
+        return Found(f"{have}, but {what}", f"serve test {facts.name}")
     return Found(
         f"{have}, {what}, no more are on the way",
         with_set(facts, "replica_policy.max_replicas", 2 * max(1, view["wanted"])),
@@ -331,9 +334,9 @@ LAUNCHES = tuple(
         "preempted",
     )
 )
+CRASHES = Rule("crashes", _crashes)
 #: What is said of a service that is short of replicas, if nothing more precise is.
 SHORTAGES = (
-    Rule("crashes", _crashes),
     Rule("version_given_up", _given_up),
     Rule("no_capacity", _no_capacity),
     Rule("cloud_silent", _unlisted),

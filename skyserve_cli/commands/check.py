@@ -61,7 +61,7 @@ def check(
 
     Shows a row for each cloud, also for those that are not enabled, and what was found: `missing` keeps machines from
     being rented, a `note` does not. Nothing is launched or changed without --launch. Exit code 1 if no cloud can be used; with --launch
-    if one of them cannot.
+    if one of them cannot. `serve test NAME` is for services.
     """
     if policy is not None:
         put(permissions.text_of(policy.value).rstrip())

@@ -17,6 +17,7 @@ from skyserve_cli.output import WrongUsage, inform
 from skyserve_cli.spec import FileMount, Problem, ServiceSpec, SpecError
 from skyserve_cli.spec.load import Loaded, load_file
 from skyserve_cli.spec.problems import SpecWarning, dotted
+from skyserve_cli.starter import fit
 
 
 def load(
@@ -78,7 +79,10 @@ def read(
     if problems:
         raise SpecError(problems)
     warnings = [SpecWarning(each.path, each.message) for each in beyond if is_warning]
-    return replace(loaded, spec=spec, warnings=(*loaded.warnings, *warnings))
+    loaded = replace(loaded, spec=spec)
+    return replace(
+        loaded, warnings=tuple(dict.fromkeys((*loaded.warnings, *warnings, *fit.warnings(loaded))))
+    )
 
 
 def _missing(spec: ServiceSpec) -> Iterator[Problem]:

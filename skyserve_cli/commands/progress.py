@@ -24,9 +24,12 @@ from skyserve_cli.text_tables import Fitted, console, table
 POLL_S = 0.2
 LOG_LINES_SHOWN = 10
 LOG_TRIES = 10
-_GIVES_UP = frozenset({"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT"})
+_GIVES_UP = frozenset(
+    {"CONFIG", "SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT", "PROBE_FAILED", "ONLY_ERRORS"}
+)
 AWAY_PATIENCE_S = 30.0
 CALL_TIMEOUT_S = 600.0  # of one call while a command waits for replicas: a slow database ends no such wait
+STEADY_S = 2.0  # within which a program ends that has only started a server
 TROUBLE_LASTS_S = 3.0  # shorter trouble belongs to coming up
 
 
@@ -159,6 +162,21 @@ def serves(view: View, replicas: int) -> bool:
         agents[0].get("owned") is not None
     )  # each has the replicas of its region, and all have each other
     return bool((sum(known) if shared else min(known)) >= replicas)
+
+
+class Steady:
+    """Notices replicas that are ready for a moment only."""
+
+    def __init__(self) -> None:
+        self._ready: frozenset[int] = frozenset()
+        self._since = 0.0
+
+    def lasts(self, view: View, now: float) -> bool:
+        """Return whether the replicas that are ready at `now`, in seconds, have been for STEADY_S; also true where none is."""
+        ready = frozenset(replica["id"] for replica in view["replicas"] if replica["state"] == "READY")
+        if not self._ready or not self._ready <= ready:
+            self._ready, self._since = ready, now
+        return not ready or now - self._since >= STEADY_S
 
 
 def wanted_agents(view: View) -> list[View]:

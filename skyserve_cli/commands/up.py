@@ -29,6 +29,7 @@ from skyserve_cli.commands.options import (
 from skyserve_cli.commands.prices import insist_on_offers, listed_plan, plan_table, plan_total
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
+from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home
 from skyserve_cli.output import DEADLINE, CommandFailed, inform, put, put_json
 from skyserve_cli.spec import spec_to_json
@@ -119,6 +120,7 @@ def _insist_on_new(client: ControllerClient, name: str) -> None:
 def _wait(client: ControllerClient, loaded: Loaded, seen: int, timeout_s: float | None) -> None:
     """Wait until the service is ready. Ctrl-C stops the waiting, not the service."""
     name, wanted = loaded.spec.name, loaded.spec.scaling.min_replicas
+    steady, clock = progress.Steady(), SteadyClock()
 
     def responds(views: dict[str, View]) -> bool:
         view = views[name]
@@ -129,7 +131,8 @@ def _wait(client: ControllerClient, loaded: Loaded, seen: int, timeout_s: float 
             )
         if view["status"] in ("SHUTTING_DOWN", "DOWN"):
             raise CommandFailed(f"service {name} was taken down while it came up")
-        return progress.serves(view, wanted)
+        is_steady = steady.lasts(view, clock.now())
+        return progress.serves(view, wanted) and is_steady
 
     try:
         progress.follow(client, frozenset((name,)), after=seen, timeout_s=timeout_s, done=responds)

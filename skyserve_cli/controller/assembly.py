@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from policies.model import Offer
 from provisioners.offers.egress import egress_usd_per_gb
@@ -36,7 +37,6 @@ from skyserve_cli.controller.persistence.leadership import Leadership, about, ho
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.persistence.state_watch import StateWatch
 from skyserve_cli.controller.readiness import HttpProber
-from skyserve_cli.controller.reconcile.adoption import Adoption, read_restored
 from skyserve_cli.controller.reconcile.attention import Attention
 from skyserve_cli.controller.reconcile.clock import SteadyClock, SystemClock
 from skyserve_cli.controller.reconcile.evidence import DaemonEvidence
@@ -50,6 +50,9 @@ from skyserve_cli.controller.secret_box import SecretBox, seal_of
 from skyserve_cli.home import Home
 from skyserve_cli.state.lease import NO_TERM
 from skyserve_cli.state.store import Store
+
+if TYPE_CHECKING:
+    from skyserve_cli.controller.reconcile.adoption import Adoption
 
 log = logging.getLogger("skyserve.controller")
 
@@ -233,17 +236,8 @@ class _ResolvedOffers:
 
 def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
     """Return the reconciler over these workers."""
-    home, clouds = base.home, base.clouds
+    clouds = base.clouds
     offers = _ResolvedOffers(clouds, OfferCache(base.usable, base.steady, base.woken.set))
-    adoption = Adoption(
-        read_restored(home.restored),
-        clouds.enabled,
-        base.owner,
-        base.store,
-        base.specs,
-        offers,
-        done=lambda: home.restored.unlink(True),
-    )
     prober, regional = workers.prober, workers.regional
     watchers = (prober, workers.instance_poller, regional)
     return Reconciler(
@@ -273,10 +267,22 @@ def reconciler_of(base: Foundation, workers: Workers) -> Reconciler:
         ),
         doubts=Doubts(
             DaemonEvidence(workers.attention, prober, workers.fleet, regional, watchers, workers.served).of,
-            adoption,
+            _adoption(base, offers),
         ),
         epoch=lambda: base.leadership.epoch,
     )
+
+
+def _adoption(base: Foundation, offers: _ResolvedOffers) -> Adoption | None:
+    """Return what completes a restore, if one is to be completed."""
+    restored = base.home.restored
+    if not restored.exists():
+        return None
+    from skyserve_cli.controller.reconcile.adoption import Adoption, read_restored
+
+    done = partial(restored.unlink, missing_ok=True)
+    machines = read_restored(restored)
+    return Adoption(machines, base.clouds.enabled, base.owner, base.store, base.specs, offers, done=done)
 
 
 def service_of(base: Foundation, workers: Workers, reconciler: Reconciler) -> ControllerService:

@@ -81,7 +81,7 @@ class Server:
         try:
             async with self._session.post(f"{self.base}/v1/chat/completions", json=body) as response:
                 if response.status != 200:
-                    raise _Refused(response.status, await _beginning(response))
+                    raise _Refused(response.status, await beginning_of(response))
                 await self._read(response, flight)
         except _Refused as refusal:
             if refusal.is_ours:
@@ -130,7 +130,7 @@ async def _first_model(session: aiohttp.ClientSession, base: str) -> str:
         async with session.get(f"{base}/v1/models") as response:
             if response.status != 200:
                 raise ServerError(
-                    f"{base}/v1/models: HTTP {response.status}: {await _beginning(response)}; name the model with --model"
+                    f"{base}/v1/models: HTTP {response.status}: {await beginning_of(response)}; name the model with --model"
                 )
             listed = orjson.loads(await response.content.read(1 << 20))
         return str(listed["data"][0]["id"])
@@ -140,7 +140,7 @@ async def _first_model(session: aiohttp.ClientSession, base: str) -> str:
         raise ServerError(f"{base}/v1/models lists no model; name one with --model") from None
 
 
-async def _beginning(response: aiohttp.ClientResponse) -> str:
+async def beginning_of(response: aiohttp.ClientResponse) -> str:
     """Return the beginning of an error's text, of the usual JSON its message."""
     text = await response.content.read(KEPT_BYTES)
     try:

@@ -107,6 +107,8 @@ def _scaling(service: ServiceSection) -> ScalingGoal:
         target_qps_per_replica=min(each.qps for each in target) if isinstance(target, tuple) else target,
         target_qps_by_accelerator=by_accelerator,
         target_ongoing_requests_per_replica=section.target_ongoing_requests_per_replica,
+        target_queue_length=section.target_queue_length,
+        target_kv_cache_usage=section.target_kv_cache_usage,
         upscale_delay_s=section.upscale_delay_seconds,
         downscale_delay_s=section.downscale_delay_seconds,
     )

@@ -164,6 +164,7 @@ def _origin(path: str, entry: AlternativeSection, base: AlternativeSection) -> O
     accelerator = of("accelerators", "gpus")
     return {
         "cloud": of("infra", "cloud"),
+        "ports": of("ports"),
         "region": of("infra", "region"),
         "zone": of("infra", "zone"),
         "accelerator": accelerator,

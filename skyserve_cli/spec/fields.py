@@ -65,6 +65,7 @@ ProbeSeconds = Annotated[float, BeforeValidator(not_bool), Field(ge=0.1, le=_MON
 WindowSeconds = Annotated[float, BeforeValidator(not_bool), Field(ge=1, le=600, allow_inf_nan=False)]
 AboveZero = Annotated[float, BeforeValidator(not_bool), Field(gt=0, le=1e9, allow_inf_nan=False)]
 Money = Annotated[float, BeforeValidator(not_bool), Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, BeforeValidator(not_bool), Field(gt=0, le=1, allow_inf_nan=False)]
 Fraction = Annotated[float, BeforeValidator(not_bool), Field(ge=0, le=10, allow_inf_nan=False)]
 PriceCap = Annotated[float, BeforeValidator(not_bool), Field(ge=1, le=1000, allow_inf_nan=False)]
 Availability = Annotated[float, BeforeValidator(not_bool), Field(ge=0.5, le=0.9999, allow_inf_nan=False)]

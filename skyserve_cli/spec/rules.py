@@ -12,7 +12,7 @@ from skyserve_cli.spec.infra import KUBERNETES
 from skyserve_cli.spec.model import BUCKETS_BY_NAME, EVERYWHERE, ResourceChoice, ServiceSpec
 from skyserve_cli.spec.problems import Problem, SpecWarning, dotted, shown
 from skyserve_cli.spec.regional import AT, is_ambiguous
-from skyserve_cli.spec.schema import ReplicaPolicySection, ServiceFile, ServiceSection
+from skyserve_cli.spec.schema import ReplicaPolicySection, ScheduleSection, ServiceFile, ServiceSection
 
 MAX_ALTERNATIVES = 1000
 MAX_HEDGED = 1000  # replicas whose places risk_hedge finds within a second or two
@@ -22,6 +22,7 @@ _BALANCER = "service.load_balancer"
 _FALL_BACK = ("auto", "dynamic_fallback", "risk_hedge", "spothedge_literal")
 _TARGETS = f"{_POLICY}.target_qps_per_replica"
 _ONGOING = f"{_POLICY}.target_ongoing_requests_per_replica"
+_QUEUE, _KV_USAGE = f"{_POLICY}.target_queue_length", f"{_POLICY}.target_kv_cache_usage"
 
 
 def spot_knob(policy: ReplicaPolicySection | None) -> str | None:
@@ -105,6 +106,11 @@ def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
     if rated and ongoing is not None:
         message = f"cannot stand next to target_qps_per_replica: choose one of the two (got {ongoing:g})"
         yield Problem(_ONGOING, message, ongoing)
+    kv_usage = policy.target_kv_cache_usage
+    if policy.target_queue_length is not None and not rated and ongoing is None and kv_usage is None:
+        message = "needs another target beside it, because a queue never says that a fleet is too large"
+        hint = "add target_kv_cache_usage, target_ongoing_requests_per_replica or target_qps_per_replica"
+        yield Problem(_QUEUE, message, policy.target_queue_length, hint)
     yield from _slo(policy, sound)
     if not (sound(*at, "min_replicas") and sound(*at, "max_replicas")):
         return
@@ -112,6 +118,12 @@ def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
     top = low if high is None else high
     if top < low:
         yield Problem(f"{_POLICY}.max_replicas", f"must be >= min_replicas (got {top} < {low})", top)
+    rated = rated or kv_usage is not None or policy.target_queue_length is not None
+    if high is None and low == 0 and sound(*at, "schedule") and not any(map(_can_wake, policy.schedule)):
+        message = "needs max_replicas: without it the size is fixed at 0, and no request can launch a replica (got 0)"
+        scaled = rated or ongoing is not None or policy.slo is not None
+        load = "" if scaled else " and target_ongoing_requests_per_replica: 32"
+        yield Problem(f"{_POLICY}.min_replicas", message, 0, f"write max_replicas: 1{load}")
     unsaid = sound(*_TARGETS.split(".")) and sound(*_ONGOING.split("."))
     if top > low and not rated and ongoing is None and policy.slo is None and unsaid and sound(*at, "slo"):
         message = f"is needed to choose between {low} and {top} replicas"
@@ -122,6 +134,11 @@ def _size(service: ServiceSection, sound: Sound) -> Iterator[Problem]:
         key = "max_replicas" if high is not None else "min_replicas, the fixed size,"
         message = f"must be <= {key} (got {base} > {top})"
         yield Problem(f"{_POLICY}.base_ondemand_fallback_replicas", message, base)
+
+
+def _can_wake(entry: ScheduleSection) -> bool:
+    """Return whether there may be replicas while the entry of the schedule lasts."""
+    return bool(entry.min_replicas or entry.max_replicas)
 
 
 def _slo(policy: ReplicaPolicySection, sound: Sound) -> Iterator[Problem]:
@@ -139,6 +156,8 @@ def _slo(policy: ReplicaPolicySection, sound: Sound) -> Iterator[Problem]:
         for path, given in (
             (_TARGETS, policy.target_qps_per_replica),
             (_ONGOING, policy.target_ongoing_requests_per_replica),
+            (_QUEUE, policy.target_queue_length),
+            (_KV_USAGE, policy.target_kv_cache_usage),
         ):
             if given is not None:
                 hint = "leave the target out: what a replica carries is learned, or set slo.capacity_qps"
@@ -286,6 +305,8 @@ def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
     for path, target in (
         (_TARGETS, policy.target_qps_per_replica),
         (_ONGOING, policy.target_ongoing_requests_per_replica),
+        (_QUEUE, policy.target_queue_length),
+        (_KV_USAGE, policy.target_kv_cache_usage),
     ):
         if target is not None and not policy.autoscaling:
             message = f"has no effect: the size is fixed at {policy.min_replicas} until max_replicas is above min_replicas"

@@ -40,6 +40,7 @@ from skyserve_cli.spec.fields import (
     ProbePath,
     ProbeSeconds,
     Seconds,
+    Share,
     SomeSeconds,
     Sources,
     SpotPlacer,
@@ -112,13 +113,17 @@ class ReplicaPolicySection(Section):
     }
 
     min_replicas: Count = 1
-    """The service never has fewer. 0 lets it sleep when there are no requests."""
+    """The service never has fewer. 0, with a max_replicas above it, lets it sleep when there are no requests."""
     max_replicas: Count | None = None
     """The autoscaler never requests more. Default: min_replicas, a fixed size."""
     target_qps_per_replica: TargetQps | None = None
     """Requests per second one replica should carry; one number, or one for each accelerator."""
     target_ongoing_requests_per_replica: AboveZero | None = None
     """Requests at a time one replica should carry, running or waiting; instead of target_qps_per_replica."""
+    target_queue_length: AboveZero | None = None
+    """Requests that may wait in the engine of a replica; beside another target. The engines report it."""
+    target_kv_cache_usage: Share | None = None
+    """How full the KV cache of a replica's engine should be, above 0 and at most 1; alone or beside another target."""
     load_window_seconds: WindowSeconds = 60.0
     """The load is the mean over this long."""
     num_overprovision: Count = 0

@@ -66,7 +66,8 @@ _PLAIN: Mapping[str, str] = {
     "": "name run setup num_nodes event_callback team load_balancing_policy drain_timeout_s notice_drain_s "
     "workdir ports port secrets workdir_git.url workdir_git.ref tls.keyfile tls.certfile",
     "probe": "path post_data initial_delay_s timeout_s interval_s failure_threshold_s",
-    "replica_policy": "min_replicas max_replicas target_ongoing_requests_per_replica upscale_delay_s downscale_delay_s "
+    "replica_policy": "min_replicas max_replicas target_ongoing_requests_per_replica target_queue_length "
+    "target_kv_cache_usage upscale_delay_s downscale_delay_s "
     "num_overprovision price_band spot_price_cap spread_again_after_s load_window_s max_usd_hour slo.ttft_ms slo.tpot_ms "
     "slo.attainment slo.capacity_qps slo.autoscaler schedule",
     "update": "mode max_surge max_unavailable",

@@ -24,6 +24,10 @@ MAX_DEPTH = 50
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
 _TEXT_SECTIONS = ("envs", "secrets")
+#: Sections inside of others whose values are text: headers of the probe, labels of machines.
+_TEXTS = ("headers", "labels")
+#: Where numbers have a meaning here.
+_OURS = (("service",), ("resources",), ("num_nodes",))
 
 
 class _Loader(yaml.SafeLoader):
@@ -36,10 +40,10 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def read_yaml(text: str) -> tuple[Tree, list[Problem]]:
+def read_yaml(text: str, loc: Loc = ()) -> tuple[Tree, list[Problem]]:
     """Return the tree and the problems that do not keep us from looking further (duplicate keys, the last one wins).
 
-    Raises SpecError when there is no tree to look at: not YAML, several documents, too large, too deep.
+    `loc` is where the text stands in a service file. Raises SpecError when there is no tree to look at: not YAML, several documents, too large, too deep.
     """
     if len(text) > MAX_BYTES:
         raise SpecError([Problem("", f"larger than {MAX_BYTES >> 10} KiB, which no service file is")])
@@ -56,14 +60,14 @@ def read_yaml(text: str) -> tuple[Tree, list[Problem]]:
     if root is None:
         return None, []
     builder = _Builder(loader)
-    return builder.build(root, ()), builder.problems
+    return builder.build(root, loc), builder.problems
 
 
 def read_value(text: str, loc: Loc) -> Tree:
     """Return one value given on the command line, read as the file would be read at `loc`. Raises SpecError."""
     if loc[:1] in {(section,) for section in _TEXT_SECTIONS} and len(loc) == 2:
         return text
-    tree, problems = read_yaml(text)
+    tree, problems = read_yaml(text, loc)
     if problems:
         raise SpecError(problems)
     return tree
@@ -154,9 +158,16 @@ class _Builder:
         if kind == "null":
             return None
         text = _usable(node, loc)
-        if kind == "str" or (len(loc) == 2 and loc[0] in _TEXT_SECTIONS):
+        if kind == "str" or _is_text(loc):
             return text
         try:
+            ours = (
+                loc[:1] in _OURS
+            )  # what SkyPilot passes on, such as the mode of a file in a Pod, may be octal
+            if kind in ("int", "float") and ours and (meant := _not_as_written(text)):
+                self.problems.append(
+                    Problem(dotted(loc), f"{shown(text)} is {meant}; write the number itself")
+                )
             if kind == "bool":
                 return bool(self._loader.construct_yaml_bool(node))
             if kind == "int":
@@ -171,6 +182,24 @@ class _Builder:
         if kind in ("value", "merge"):  # a bare "=" or "<<" that stands for itself
             return text
         raise _at(node, loc, f"the tag {shown(node.tag)} is not allowed here")
+
+
+def _is_text(loc: Loc) -> bool:
+    """Return whether the value there is what was written: a variable, a header or a label, also of a mapping merged by ``<<``."""
+    place = tuple(part for part in loc if part != "<<")
+    if len(place) == 2:
+        return place[0] in _TEXT_SECTIONS
+    return len(place) > 2 and place[-2] in _TEXTS and place[0] in ("service", "resources")
+
+
+def _not_as_written(text: str) -> str | None:
+    """Return what YAML 1.1 makes of a number that few people read so, or None."""
+    digits = text.lstrip("+-").replace("_", "")
+    if ":" in digits:
+        return "a number of base 60 in YAML 1.1"
+    if digits.isdigit() and len(digits) > 1 and digits.startswith("0") and digits.strip("0"):
+        return f"the octal number {int(digits, 8)} in YAML 1.1"
+    return None
 
 
 def _usable(node: yaml.ScalarNode, loc: Loc) -> str:

@@ -77,11 +77,17 @@ def replicas(serve: Any) -> list[tuple[int, str, str]]:
     return [(one["id"], one["state"], one["endpoint"]) for one in serve.view("chat")["replicas"]]
 
 
+def is_controller(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+        return "skyserve_cli.controller" in " ".join(process.cmdline())
+    return False
+
+
 def lose(serve: Any, lost: Path) -> None:
     """Kill the controller and take its home away, all but what stands for machines elsewhere."""
     for process in serve.processes():
         with suppress(psutil.Error):
-            if "skyserve_cli.controller" in " ".join(process.cmdline()):
+            if is_controller(process):
                 os.kill(process.pid, signal.SIGKILL)
     serve.home.rename(lost)
     serve.home.mkdir()
@@ -110,9 +116,7 @@ def test_a_lost_home_is_restored_from_the_bucket_and_no_replica_is_launched_or_t
     assert b"machines.key" not in body
 
     lose(serve, tmp_path / "lost")
-    serve.eventually(
-        lambda: all("skyserve_cli.controller" not in " ".join(p.cmdline()) for p in serve.processes())
-    )
+    serve.eventually(lambda: not any(map(is_controller, serve.processes())))
     listed = serve.ok("controller", "restore", URL, "--list", "-o", "json").json()
     assert [f"prod/{each['name']}" for each in reversed(listed)] == sorted(names(bucket))
     sealed = serve("controller", "restore", URL)

@@ -106,7 +106,11 @@ def test_setup_and_run_have_their_files_variables_and_secrets(kube: Controller, 
     [
         ({"setup": "exit 3"}, S.SETUP_FAILED, "setup failed: it exited with code 3 (exit code 3)"),
         ({"run": "exit 4"}, S.RUN_EXITED, "run exited with code 4"),
-        ({"run": "true"}, S.RUN_EXITED, "run exited with code 0"),
+        (
+            {"run": "true"},
+            S.RUN_EXITED,
+            "run exited with code 0: it must run for as long as the replica is to serve",
+        ),
         ({"image": "docker:no/such:1"}, S.SETUP_FAILED, "ImagePullBackOff: Back-off pulling image"),
     ],
     ids=["setup", "run", "run ends", "image"],

@@ -142,6 +142,21 @@ def test_setup_then_run_then_it_answers_on_its_endpoint(lab: Lab) -> None:
         ),
         pytest.param(
             None,
+            "nohup sleep 600 & echo started",
+            InstanceState.RUN_EXITED,
+            "`run` ended with exit code 0: `sleep` runs on in the background, but `run` must stay in the foreground: "
+            "start the server with `exec`, or end `run` with `wait`; it printed last: started",
+            id="run that starts a server",
+        ),
+        pytest.param(
+            None,
+            "echo done",
+            InstanceState.RUN_EXITED,
+            "`run` ended with exit code 0: it must run for as long as the replica is to serve; it printed last: done",
+            id="run that is done",
+        ),
+        pytest.param(
+            None,
             "kill -SEGV $$",
             InstanceState.RUN_EXITED,
             "`run` ended by signal SIGSEGV",

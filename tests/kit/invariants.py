@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lb.config.schema import Table
-from policies import rollout
+from policies import crashes, rollout
 from policies.model import Replica, ReplicaState
 from skyserve_cli.controller.reconcile.mappers import goal_of, token_of
 from skyserve_cli.controller.reconcile.ports import Specs
@@ -78,7 +78,12 @@ class Invariants:
             )
             hopeless, _ = rollout.may_launch(goal, row.memory.rollout, self._cloud.clock.now())
             if rollout.has_failed(goal, row.memory.rollout) and hopeless:
-                self._require(not row.replicas, f"{row.name} has failed but has {row.replicas}")
+                left = row.replicas
+                if crashes.of(
+                    row.memory.rollout, row.version
+                ):  # what is ready of a version that crashes may serve on
+                    left = tuple(one for one in left if one.state is not ReplicaState.READY)
+                self._require(not left, f"{row.name} has failed but has {left}")
                 continue
             version = rollout.wanted_version(goal, row.memory.rollout)
             wanted = [r for r in ready if rollout.is_wanted(r, goal, version)]

@@ -30,6 +30,7 @@ from policies.model import (
     RunExited,
     Zone,
 )
+from provisioners.remote.host_agent.exits import exit_sentence
 from provisioners.remote.host_agent.lines import last_text_line
 from skyserve_cli.causes.explain import Explanation, explain
 from skyserve_cli.causes.facts import Address, Facts, subject
@@ -79,10 +80,17 @@ def ready(replica_id: int = 1, *, version: int = 1) -> Replica:
     return lived(starting(replica_id, version=version), ProbePassed(replica_id), at=200.0)
 
 
-def exited(code: int, log: str = "", replica_id: int = 1, *, version: int = 1) -> Replica:
+def exited(
+    code: int,
+    log: str = "",
+    replica_id: int = 1,
+    *,
+    version: int = 1,
+    left: Sequence[str] = (),
+    oom: bool = False,
+) -> Replica:
     """Its `run` has ended; the message is made as host agents make it."""
-    last = last_text_line(log.encode())
-    message = f"`run` ended with exit code {code}" + (f": {last}" if last else "")
+    message = exit_sentence("`run` ended", code, last_text_line(log.encode()), left, oom=oom)
     return lived(starting(replica_id, version=version), RunExited(replica_id, message), at=300.0)
 
 

@@ -12,10 +12,12 @@ import pytest
 
 from policies.brake import HELD_MANY
 from policies.budget import Budget, affordable
+from policies.crashes import account
 from policies.history import Load
-from policies.model import EndReason, FailureKind, Preempted, PreemptionNotice
+from policies.model import EndReason, FailureKind, Preempted, PreemptionNotice, Replica
 from policies.placement.base import PlannedLaunch
 from policies.placement.fleet import FULL
+from policies.rollout import crash_note
 from skyserve_cli.app import VERBS, build
 from skyserve_cli.causes.explain import MOST_LINES, WELL
 from skyserve_cli.causes.facts import Address
@@ -55,6 +57,23 @@ def noted(*replicas: object, notes: str, **more: object) -> Fault:
 
 def trace(last: str) -> str:
     return f'Traceback (most recent call last):\n  File "/app/serve.py", line 3, in <module>\n    import x\n{last}\n'
+
+
+CRASHES = {"version": 1, "short": 4, "limit_s": 60.0, "at": [500.0]}
+CRASH_NOTE = account(CRASHES)
+
+
+def crashed(*replicas: Replica, log: str = "") -> Fault:
+    """One replica in trial, as the last ones crashed; the next is launched soon."""
+    rollout = {
+        "crashes": CRASHES,
+        "failing": 1,
+        "failures": 4,
+        "why": "`run` ended",
+        "good": 1,
+        "retry_at": NOW + 38.0,
+    }
+    return Fault(replicas, log, stored={"notes": crash_note(1, rollout), "rollout": rollout})
 
 
 def over_budget(most: float | None) -> str:
@@ -118,9 +137,7 @@ FAULTS = {
         "gpu_memory", "the GPU has too little memory", "resources.accelerators",
     ),
     "killed": (Fault([exited(137, "loading weights")], "loading weights\n"), "out_of_memory", "exit code 137", "resources.memory"),
-    "killed by a signal": (
-        Fault([replace(exited(1), message="`run` ended by signal SIGKILL: loading")]), "out_of_memory", "by signal SIGKILL", "resources.memory",
-    ),
+    "killed by a signal": (Fault([exited(-9, "loading", oom=True)]), "out_of_memory", "by signal SIGKILL", "resources.memory"),
     "disk full": (Fault([set_up("`setup` failed with exit code 1: tar: write error")], "tar: w: Cannot write: No space left on device\n"), "disk_full", "`setup` failed with exit code 1 on replica 1: the disk of its machine is full", "resources.disk_size"),
     "no GPU": (Fault([exited(1)], "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"), "gpu_missing", "finds no GPU", UPDATE),
     "no CUDA device": (Fault([exited(1)], "RuntimeError: no CUDA-capable device is detected\n"), "gpu_missing", "finds no GPU", UPDATE),
@@ -134,10 +151,7 @@ FAULTS = {
         "model_missing", "not found on the hub", "correct the model's name",
     ),
     "exit code 0": (Fault([exited(0, "started")], "started\n"), "not_in_foreground", "must run for as long as the replica is to serve", "`exec`"),
-    "server in the background": (
-        Fault([replace(exited(0), message="`run` ended with exit code 0: `python3` runs on in the background, but `run` must stay")]),
-        "not_in_foreground", "it left python3 in the background", "`exec`",
-    ),
+    "server in the background": (Fault([exited(0, left=["python3"])]), "not_in_foreground", "it left python3 in the background", "`exec`"),
     "wrong arguments": (Fault([exited(2)], "vllm: error: unrecognized arguments: --tp 2\n"), "wrong_arguments", "unrecognized arguments: --tp 2", "correct `run`"),
     "unknown end": (Fault([exited(3, "no weights in /models")], "no weights in /models\n"), "program_ended", "`run` ended with exit code 3 on replica 1: no weights", "serve logs chat 1"),
     "setup": (Fault([set_up("`setup` failed with exit code 1: E: Unable to locate package")]), "program_ended", "`setup` failed with exit code 1", "serve logs chat 1"),
@@ -174,7 +188,7 @@ FAULTS = {
     ),
     "given up, refused everywhere": (
         noted(notes="version 1 has failed: every machine on offer was refused; update the service", rollout={"failed": [1], "refused": [1]}),
-        "version_given_up", "because every machine on offer was refused, and nothing serves", "serve plan FILE",
+        "version_given_up", "version 1 was given up, and nothing serves: every machine on offer was refused", "serve plan FILE",
     ),
     "held back": (
         noted(ready(), notes=f"this controller may be cut off: {HELD_MANY}; it terminates no replica for that"),
@@ -199,17 +213,18 @@ FAULTS = {
     ),
     "starting": (Fault([starting(at=NOW - 20.0)], "loading\n", {1: failed(REFUSED)}), "starting", "0 of 1 replicas are ready; replica 1 has been STARTING for 10s", "serve logs chat 1 -f"),
     "queue": (Fault([ready()], load=Load(in_flight=8, queued=37)), "overloaded", "37 requests in the queue (clients get 429 or 503", "--set replica_policy.max_replicas=2"),
-    "errors": (Fault([ready()], requests=(200, 50)), "overloaded", "50 of the last 200 requests got an error", "serve logs chat --since 10m"),
+    "errors": (Fault([ready()], requests=(200, 50)), "overloaded", "50 of the last 200 requests got an error", "serve test chat"),
     "crashes": (
-        noted(ready(2), notes="version 1 crashes: 4 lives in a row shorter than 60 s; the last: `run` ended; one replica in trial, next launch in 38s"),
+        crashed(lived(exited(3, "no weights"), Preempted(1), at=400.0), ready(2)),
         "crashes", "version 1 crashes: 4 lives in a row shorter than 60 s", "serve logs chat --previous",
     ),
     "crashes for memory": (
-        Fault(
-            [ready(2), lived(exited(137, "loading"), Preempted(1), at=400.0)], "loading\n",
-            stored={"notes": "version 1 crashes: 4 lives in a row shorter than 60 s; the last: x; one replica in trial"},
-        ),
+        crashed(lived(exited(137, "loading"), Preempted(1), at=400.0), ready(2), log="loading\n"),
         "out_of_memory", "exit code 137", "resources.memory",
+    ),
+    "given up for crashes": (
+        noted(notes=f"version 1 has failed: {CRASH_NOTE}; update the service", rollout={"failed": [1]}),
+        "version_given_up", "version 1 was given up, and nothing serves: 4 lives in a row shorter than 60 s", UPDATE,
     ),
     "preempted": (
         Fault([lived(ready(), PreemptionNotice(1, 960.0), Preempted(1), at=950.0)], stored={"notes": ""}, asked=1),

@@ -69,7 +69,7 @@ def test_unexplained_deaths_give_the_version_up_after_three(world: World, offers
     asked = launches(world, offers, None)
     assert asked.total() == 3
     assert len(asked) > 1  # a zone is left alone for a while
-    assert world.row().notes == "version 1 has failed; update the service"
+    assert world.row().notes == "version 1 has failed: Client error on launch; update the service"
 
 
 @pytest.mark.parametrize("offers", [ON_DEMAND, OFFERS], ids=["on demand", "spot"])

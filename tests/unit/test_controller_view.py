@@ -55,9 +55,10 @@ def view(
     build: Build | None = None,
     balancers: tuple[Replica, ...] = (),
     seen: RegionalView | None = None,
+    row: ServiceRow | None = None,
 ) -> dict[str, Any]:
     spec = load_text(YAML.format(policy=policy)).spec
-    row = replace(a_row(*replicas), balancers=balancers)
+    row = row or replace(a_row(*replicas), balancers=balancers)
     agents = {agent.id: seen or RegionalView() for agent in balancers}
     return service_view(
         row, spec, goal_of(row, spec), local_agent=AgentView(True, True, 2, 0, build=build), agents=agents, load=Load(), spent=Spent(0.0, 0.0),
@@ -123,6 +124,38 @@ def test_why_a_service_is_not_well(
     row = replace(row, memory=replace(row.memory, rollout={"failed": failed}))
     failure = last_failure(row, gone)
     assert (None if failure is None else failure.id) == told
+
+
+CRASHES = "version 1 crashes: 4 lives in a row shorter than 60 s; the last: exit code 3; one replica in trial"
+
+
+@pytest.mark.parametrize(
+    ("changed", "notes", "next_launch_at"),
+    [
+        pytest.param({}, f"{CRASHES}, next launch in 40s; and a budget", 50.0, id="it waits"),
+        pytest.param({"retry_at": 9.0}, f"{CRASHES}; and a budget", None, id="a replica is tried"),
+        pytest.param({"failed": [1]}, f"{CRASHES}; and a budget", None, id="it was given up"),
+    ],
+)
+def test_a_version_that_crashes(changed: dict[str, Any], notes: str, next_launch_at: float | None) -> None:
+    known = {"version": 1, "short": 4, "limit_s": 60.0, "at": [1.0]}
+    crashing = {
+        "failing": 1,
+        "failures": 4,
+        "retry_at": 50.0,
+        "why": "exit code 3",
+        "crashes": known,
+        **changed,
+    }
+    row = replace(a_row(), notes=f"{CRASHES}; and a budget", memory=Memory(rollout=crashing))
+    shown = view("", row=row)
+    assert shown["notes"] == notes
+    if "failed" in changed:
+        assert shown["trial"] is None
+        return
+    trial = {"version": 1, "short_lives": 4, "message": CRASHES, "next_launch_at": next_launch_at}
+    assert shown["trial"] == trial
+    assert view("")["trial"] is None
 
 
 def test_how_load_balancers_run() -> None:

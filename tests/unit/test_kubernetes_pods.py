@@ -126,7 +126,7 @@ TAKEN = [condition("DisruptionTarget", "True", "DeletionByTaintManager", "node i
             pod("Succeeded", containerStatuses=container(terminated={"exitCode": 0})),
             0,
             S.RUN_EXITED,
-            "run exited with code 0",
+            "run exited with code 0: it must run for as long as the replica is to serve",
             id="run exited",
         ),
         pytest.param(

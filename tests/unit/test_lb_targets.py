@@ -326,6 +326,17 @@ def test_a_row_of_errors_lasts_until_a_client_gets_another_response() -> None:
     assert health(114.0) == TargetHealth(worked_s=0.0)
 
 
+def test_what_an_engine_reports_of_its_load_is_passed_on() -> None:
+    it = of("a")
+    key = it.key("a")
+    assert key is not None
+    it.loaded(key, EngineLoad(running=3, pending=2, kv_usage=0.75), 1.0, 1.0)
+    (one,) = it.stats(1.0, 60.0)
+    assert one.health == TargetHealth(running=5, queued=2, kv_usage=0.75)
+    it.loaded(key, None, 2.0, 2.0)
+    assert it.stats(2.0, 60.0)[0].health is None
+
+
 def test_a_loaded_target_has_what_others_have_no_room_for() -> None:
     it = of("a", "b")
     table = it.table

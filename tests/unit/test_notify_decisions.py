@@ -56,6 +56,26 @@ def replica(number: int, **changed: Any) -> dict[str, Any]:
     return {"id": number, "end_reason": None, "ended_at": None, "lease": None, **changed}
 
 
+def test_a_version_that_crashes_is_notified_of_with_the_end_of_its_log() -> None:
+    trial = {
+        "version": 3,
+        "short_lives": 2,
+        "message": "version 3 crashes: 2 lives in a row",
+        "next_launch_at": None,
+    }
+    gone = [
+        replica(n, version=v, kept_log=log)
+        for n, v, log in ((4, 3, "a"), (5, 3, "b"), (6, 3, None), (7, 2, "c"))
+    ]
+    crashing = view(trial=trial, replicas=gone)
+    (condition,) = of_services([crashing], NOW, {"b": "Traceback\nno weights"}.__getitem__).values()
+    assert condition == Condition("chat: version 3 crashes: 2 lives in a row\nTraceback\nno weights")
+    assert of_services([view(trial=trial)], NOW) == {
+        ("chat", "crashes"): Condition("chat: version 3 crashes: 2 lives in a row")
+    }
+    assert of_services([view(trial=None), view(trial={**trial, "short_lives": 1})], NOW) == {}
+
+
 def preempted(number: int, ago_s: float) -> dict[str, Any]:
     return replica(number, end_reason="PREEMPTED", ended_at=NOW - ago_s)
 

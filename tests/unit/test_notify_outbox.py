@@ -211,6 +211,41 @@ def test_what_begins_is_stored_once_for_each_destination_that_wants_it(outbox: O
     assert world.waiting() == {"ops": 4, "few": 2}
 
 
+def test_a_crash_loop_is_notified_of_once_and_its_end(outbox: Outbox, tmp_path: Path) -> None:
+    log = tmp_path / "chat.4.0.0.log"
+    log.write_bytes(b"x" * 9000 + b"\n" + b"".join(b"\x1b[31mline %d\x07\x1b[0m\r\n" % n for n in range(9)))
+    world, got = World(outbox), list[str]()
+    calm = {**given_up("chat"), "failed_versions": []}
+    gone = {
+        "id": 4,
+        "version": 2,
+        "kept_log": str(log),
+        "end_reason": "RUN_EXITED",
+        "ended_at": 1.0,
+        "lease": None,
+    }
+    for lives in (1, 2, 3):
+        trial = {
+            "version": 2,
+            "short_lives": lives,
+            "message": f"version 2 crashes: {lives} lives",
+            "next_launch_at": None,
+        }
+        world.views = [{**calm, "trial": trial, "replicas": [gone]}]
+        world.look()
+    log.unlink()
+    world.look()
+    world.views = [{**calm, "trial": None}]
+    world.look()
+    while (waiting := outbox.next_notification("ops")) is not None:
+        got.append(waiting.message["text"])
+        outbox.notification_received(waiting.seq)
+    assert got == [
+        "chat: version 2 crashes: 2 lives\nline 4\nline 5\nline 6\nline 7\nline 8",
+        "chat: crashes is over",
+    ]
+
+
 def test_what_cannot_be_stored_is_decided_again(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(outbox)
     world.views = [given_up("chat")]

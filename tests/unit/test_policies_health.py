@@ -20,6 +20,7 @@ from policies.health import (
     judged,
     loaded,
     sifted,
+    with_engines,
 )
 from policies.history import Load
 from policies.lifecycle import apply
@@ -182,6 +183,13 @@ def test_where_no_replica_does_better_one_is_tried_and_the_rest_is_left() -> Non
     assert stands(works, fleet, due, log)[0] == [1]
     log.add(NOW - ALONE_EVERY_S + 1.0)
     assert stands(works, fleet, due, log)[0] == []
+
+
+def test_engines_of_ready_replicas_are_counted() -> None:
+    fleet = [a_replica(1), a_replica(2), a_replica(3), a_replica(4, ReplicaState.NOT_READY)]
+    full = Work(queued=7, kv_usage=0.9)
+    load = with_engines(Load(requests=5), fleet, {1: full, 2: Work(kv_usage=0.3), 3: Work(NOW), 4: full})
+    assert load == Load(requests=5, engines=2, engine_queue=7.0, kv_usage=pytest.approx(1.2))
 
 
 def test_loaded_replicas_scale_up_whatever_the_rate_says() -> None:

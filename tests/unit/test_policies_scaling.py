@@ -16,6 +16,7 @@ from policies.model import Observation
 from policies.registry import scaler_for
 from policies.scaling.accelerator_rate import AcceleratorRate
 from policies.scaling.base import Size
+from policies.scaling.engine_load import LOOK_EVERY_S, EngineLoad
 from policies.scaling.fixed import Fixed
 from policies.scaling.ongoing import Ongoing
 from policies.scaling.request_rate import RequestRate
@@ -104,6 +105,41 @@ def test_it_settles_at_as_many_as_the_concurrency_needs(ongoing: float, settled:
     load = Load(60.0, 0, ongoing=ongoing, known=True)
     scaled.size(0.0, load)
     assert scaled.size(1000.0, load).wanted == settled
+
+
+ENGINES = ScalingGoal(1, 10, target_kv_cache_usage=0.8, upscale_delay_s=39.0, downscale_delay_s=100.0)
+BESIDE = replace(ENGINES, target_queue_length=5.0, target_qps_per_replica=2.0)
+
+
+@pytest.mark.parametrize(
+    ("goal", "load", "settled"),
+    [
+        pytest.param(ENGINES, Load(engines=4, kv_usage=1.6, known=True), 2, id="caches of four, half used"),
+        pytest.param(ENGINES, Load(engines=4, kv_usage=3.21, known=True), 5, id="a little too full"),
+        pytest.param(ENGINES, Load(engines=4, kv_usage=4.0, known=True), 5, id="full"),
+        pytest.param(ENGINES, Load(engines=4, known=True), 1, id="idle"),
+        pytest.param(ENGINES, Load(engines=0, in_flight=3, known=True), 4, id="busy, and no engine reports"),
+        pytest.param(ENGINES, Load(engines=4, kv_usage=4.0), 4, id="no load balancer has reported"),
+        pytest.param(BESIDE, Load(engines=4, engine_queue=30.0, known=True), 6, id="30 wait"),
+        pytest.param(BESIDE, Load(requests=840, engines=4, engine_queue=30.0, known=True), 7, id="the rate needs more"),
+        pytest.param(BESIDE, Load(requests=840, engines=4, kv_usage=7.0, known=True), 9, id="the caches need more"),
+        pytest.param(BESIDE, Load(requests=120, engines=0, known=True), 1, id="no engine reports: the rate alone"),
+    ],
+)  # fmt: skip
+def test_it_settles_at_as_many_as_the_engines_ask_for(goal: ScalingGoal, load: Load, settled: int) -> None:
+    assert isinstance(scaler_for(goal), EngineLoad)
+    scaled = Scaled(goal, {"target": 4})
+    scaled.size(0.0, load)
+    size = scaled.size(100.0, load)
+    assert size.wanted == settled
+    assert size.wake_at == scaled.now + LOOK_EVERY_S  # what engines report changes without an event
+
+
+def test_a_service_that_sleeps_wakes_although_no_engine_reports() -> None:
+    scaled = Scaled(replace(ENGINES, min_replicas=0), {"target": 0})
+    assert scaled.size(0.0, Load(known=True)).wanted == 0
+    assert scaled.size(1.0, Load(queued=1, known=True)).wanted == 1
+    assert scaled.size(200.0, Load(queued=1, known=True)).wanted == 1  # it starts
 
 
 # --- waiting ---------------------------------------------------------------------------------------------------

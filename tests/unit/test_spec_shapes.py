@@ -258,11 +258,23 @@ def test_concurrency_may_be_the_target() -> None:
     assert (spec.load_window_s, spec.scaling.autoscaling) == (20.0, True)
 
 
+def test_engines_may_say_how_large_a_fleet_should_be() -> None:
+    def scaling(keys: str) -> ScalingGoal:
+        return spec_of(f"service: {{replica_policy: {{max_replicas: 4, {keys}}}}}").scaling
+
+    alone = scaling("target_kv_cache_usage: 0.8")
+    assert alone == ScalingGoal(1, 4, target_kv_cache_usage=0.8)
+    beside = scaling("target_kv_cache_usage: 1, target_queue_length: 2, target_qps_per_replica: 3")
+    assert (beside.target_queue_length, beside.target_qps_per_replica) == (2.0, 3.0)
+
+
 @pytest.mark.parametrize(
-    "key", ["target_qps_per_replica", "target_ongoing_requests_per_replica"], ids=["rate", "concurrency"]
+    "key",
+    ["target_qps_per_replica", "target_ongoing_requests_per_replica", "target_kv_cache_usage"],
+    ids=["rate", "concurrency", "cache"],
 )
 def test_a_target_of_a_fixed_size_is_pointed_out(key: str) -> None:
-    (warning,) = load_text(f"service: {{replica_policy: {{min_replicas: 2, {key}: 3}}}}\nrun: x").warnings
+    (warning,) = load_text(f"service: {{replica_policy: {{min_replicas: 2, {key}: 1}}}}\nrun: x").warnings
     assert (warning.path, "the size is fixed at 2" in warning.message) == (
         f"service.replica_policy.{key}",
         True,

@@ -95,6 +95,21 @@ WRONG = {
         "service.replica_policy.target_ongoing_requests_per_replica",
         "above 0 (got 0)",
     ),
+    "a queue alone": (
+        policy("target_queue_length: 2"),
+        "service.replica_policy.target_queue_length",
+        "needs another target beside it, because a queue never says that a fleet is too large",
+    ),
+    "a full cache and more": (
+        policy("target_kv_cache_usage: 80"),
+        "service.replica_policy.target_kv_cache_usage",
+        "at most 1 (got 80)",
+    ),
+    "a queue beside an SLO": (
+        policy("slo: {ttft_ms: 9}, target_queue_length: 2, target_kv_cache_usage: 0.8"),
+        "service.replica_policy.target_queue_length",
+        "cannot stand next to slo: choose target_queue_length or slo",
+    ),
     "no time to look at": (
         policy("load_window_seconds: 0"),
         "service.replica_policy.load_window_seconds",

@@ -1,6 +1,7 @@
 """`setup` and `run`: how one is run, and its state afterwards.
 
-NAME.pid says that it was started, the lock NAME.lock that it is watched, NAME.exit its exit status. The process that
+NAME.pid says that it was started, the lock NAME.lock that it is watched, NAME.exit its exit status, NAME.circumstances what else was the
+case when it ended. The process that
 watches it has nothing else to do and outlives the daemon, so the exit code is not lost with that.
 """
 
@@ -12,11 +13,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from provisioners.files import write_text
+from provisioners.remote.host_agent.exits import exit_sentence, oom_kills
 from provisioners.remote.host_agent.files import is_locked, lock, read_json
 from provisioners.remote.host_agent.log import drain, last_line, pipe_of
 
@@ -25,6 +28,8 @@ PORT_VARIABLE = "SKYSERVE_REPLICA_PORT"
 NAMES = ("setup", "run")
 _PR_SET_CHILD_SUBREAPER = 36
 _LAST_WORDS_S = 2.0
+_END_TOGETHER_S = 0.5
+_SLEEP = "sleep"  # what a container of ours runs
 
 
 def watch_script(folder: Path, name: str) -> None:
@@ -42,7 +47,12 @@ def watch_script(folder: Path, name: str) -> None:
     output = pipe_of(folder)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    write_text(folder / f"{name}.exit", str(_run(folder, name, order)))
+    killed_before = oom_kills()
+    code = _run(folder, name, order)
+    left = _left_behind(order) if (name, code) == (NAMES[-1], 0) else []
+    circumstances = {"oom": oom_kills() > killed_before, "left": left}
+    write_text(folder / f"{name}.circumstances", json.dumps(circumstances))
+    write_text(folder / f"{name}.exit", str(code))
     with suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
@@ -67,6 +77,22 @@ def _run(folder: Path, name: str, order: dict[str, Any]) -> int:
         print(f"{command[0]}: {error}", file=sys.stderr, flush=True)
         return 127
     return child.wait()
+
+
+def _left_behind(order: dict[str, Any]) -> list[str]:
+    """Return the names of programs that a script has left, other than those that only end a little later."""
+    from provisioners.remote.host_agent.processes import descendants, names_of
+
+    if descendants(os.getpid()):
+        time.sleep(_END_TOGETHER_S)
+    found = names_of(descendants(os.getpid()))
+    if order["image"]:
+        command = ["docker", "top", container_name(order["token"]), "-o", "pid,comm"]
+        shown = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        rows = [line.split(None, 1) for line in shown.stdout.decode(errors="replace").splitlines()[1:]]
+        names = [row[1] for row in rows if len(row) == 2]
+        found += [name for name in names if name != _SLEEP]
+    return found
 
 
 def environment(order: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
@@ -121,7 +147,7 @@ def create_container(folder: Path, order: dict[str, Any], env: dict[str, str]) -
 
 def container_command(folder: Path, order: dict[str, Any], env: dict[str, str]) -> list[str]:
     command = ["docker", "run", "--detach", "--name", container_name(order["token"])]
-    command += ["--network=host", "--ipc=host", "--entrypoint=sleep"]
+    command += ["--network=host", "--ipc=host", f"--entrypoint={_SLEEP}"]
     if order["gpus"]:
         chosen = env.get("CUDA_VISIBLE_DEVICES")
         command += ["--gpus", f'"device={chosen}"' if chosen else "all"]
@@ -164,8 +190,7 @@ def exit_message(folder: Path, name: str) -> str:
     code = exit_code(folder, name)
     if code is None:
         return f"`{name}` was killed together with the program that watched it; the machine may have been rebooted"
-    verb = "ended" if name == "run" else "failed"
-    how = f"with exit code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
+    what = "`run` ended" if name == "run" else f"`{name}` failed"
     drain(folder, _LAST_WORDS_S)  # the exit status is known at once, the output comes through the pipe
-    last = last_line(folder)
-    return f"`{name}` {verb} {how}" + (f": {last}" if last else "")
+    known = read_json(folder / f"{name}.circumstances") or {}  # an earlier agent wrote none
+    return exit_sentence(what, code, last_line(folder), known.get("left", ()), oom=bool(known.get("oom")))

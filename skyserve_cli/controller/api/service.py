@@ -364,7 +364,7 @@ class ControllerService:
             self._running.fleet.view(row.name).trouble if is_local else "",
             self._running.names.trouble(row.name),
         ]
-        view["notes"] = "; ".join(filter(None, [row.notes, *troubles]))
+        view["notes"] = "; ".join(filter(None, [view["notes"], *troubles]))
         unreadable = row.trouble or self._specs.trouble(row.name, row.version)
         if unreadable and not row.down:
             view["status"], view["notes"] = BROKEN, broken(row, unreadable)

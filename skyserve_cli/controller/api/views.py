@@ -8,10 +8,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lb.config.schema import Build
+from policies import crashes
 from policies.goals import Goal, PlacementGoal
 from policies.health import FailedProbe
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Replica, ReplicaState
+from policies.rollout import crash_note, wanted_version
 from policies.service_state import service_state
 from provisioners.port.lease import Lease
 from skyserve_cli.controller.api.slo_view import slo_view
@@ -20,6 +22,7 @@ from skyserve_cli.controller.balancers.local_fleet import AgentView
 from skyserve_cli.controller.balancers.regional_view import RegionalView
 from skyserve_cli.controller.reconcile.leases import lease_view
 from skyserve_cli.controller.reconcile.mappers import on_demand_price
+from skyserve_cli.output import span
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import DemandRow, ServiceHistory, ServiceRow, Spent
 
@@ -28,22 +31,9 @@ _NO_PROBES: Mapping[int, FailedProbe] = {}
 _NO_LEASES: Mapping[str, Mapping[str, Lease]] = MappingProxyType({})
 
 #: Failures that say what has to be fixed. Preemptions are expected.
-FAILURES = frozenset(
-    {
-        EndReason.CAPACITY,
-        EndReason.QUOTA,
-        EndReason.AUTH,
-        EndReason.REFUSED,
-        EndReason.CONFIG,
-        EndReason.SETUP_FAILED,
-        EndReason.RUN_EXITED,
-        EndReason.START_TIMEOUT,
-        EndReason.PROBE_FAILED,
-        EndReason.ONLY_ERRORS,
-        EndReason.CLOUD_ERROR,
-        EndReason.LOST,
-    }
-)
+FAILURES = frozenset(EndReason) - {
+    *(EndReason.PREEMPTED, EndReason.SCALED_DOWN, EndReason.REPLACED, EndReason.SERVICE_DOWN, EndReason.USER)
+}
 
 
 def service_view(
@@ -69,12 +59,13 @@ def service_view(
 
     Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live. `failure` is the last
     replica that failed, while that matters; `logs` are the files of the home that have the end of a replica's log, `leases`
-    those of machines by cloud and instance. `num_nodes` are the nodes of a replica by its version. `beside` is the load
-    balancer agent beside the controller, if there is to be one, `agents` are those on machines of their own by id. Of the
+    those of machines by cloud and instance. `num_nodes` are the nodes of a replica by its version. `agents`
+    are the load balancer agents on machines of their own by id. Of the
     hourly costs, `_on_demand` is that of the same replicas on demand, and `_wanted_on_demand` that of as many as are
     wanted. `failed_probes` are the last ones of replicas whose last probe failed. `day` are the minutes of demand of the last 24 hours, of a service with an SLO.
     """
     endpoints = endpoints_of(row, spec, host, is_local=local_agent is not None)
+    trial = _trial_view(row, goal, now)
     status = service_state(
         goal, row.attempts if row.down else row.replicas, row.target, row.memory.rollout, now
     )
@@ -92,7 +83,8 @@ def service_view(
         "wanted": row.wanted,
         "target": row.target,
         "ready": sum(r.state is ReplicaState.READY for r in row.replicas),
-        "notes": row.notes,
+        "notes": _notes(row, trial, now),
+        "trial": trial,
         "availability": _availability(row, goal.placement, now),
         "created_at": row.created_at,
         "update_mode": row.update_mode.value,
@@ -176,6 +168,25 @@ def _availability(row: ServiceRow, goal: PlacementGoal, now: float) -> dict[str,
 
     found = availability(budget, goal.availability_target, now)
     return None if found is None else found._asdict()
+
+
+def _trial_view(row: ServiceRow, goal: Goal, now: float) -> dict[str, Any] | None:
+    """Return that the wanted version crashes, and when the next replica is tried; None: it does not, or it was given up."""
+    memory = row.memory.rollout
+    version = wanted_version(goal, memory)
+    lives, at = crashes.row(memory, version), memory.get("retry_at", 0.0)
+    if not lives or version in memory.get("failed", ()):
+        return None
+    why, at = crash_note(version, memory), at if at > now else None
+    return {"version": version, "short_lives": lives, "message": why, "next_launch_at": at}
+
+
+def _notes(row: ServiceRow, trial: Mapping[str, Any] | None, now: float) -> str:
+    """Return the notes of the tick, and of a trial how long it waits, which the tick does not write down."""
+    if trial is None or trial["next_launch_at"] is None:
+        return row.notes
+    why = trial["message"]
+    return row.notes.replace(why, f"{why}, next launch in {span(trial['next_launch_at'] - now)}", 1)
 
 
 def serving_version(row: ServiceRow) -> int | None:

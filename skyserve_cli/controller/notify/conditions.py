@@ -5,10 +5,11 @@ The first three agree with the alerts in `packaging/prometheus/alerts.yml`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from policies.budget import is_refusal
+from policies.crashes import DOUBTFUL
 from policies.model import EndReason
 from policies.service_state import ServiceState
 from skyserve_cli.output import span
@@ -16,9 +17,10 @@ from skyserve_cli.state.outbox import Key
 
 View = Mapping[str, Any]
 
-SHORT, GIVEN_UP, BUDGET, PREEMPTIONS, CUT_OFF, STORE, BACKUP = KINDS = (
+SHORT, GIVEN_UP, CRASHES, BUDGET, PREEMPTIONS, CUT_OFF, STORE, BACKUP = KINDS = (
     "short",
     "version_given_up",
+    "crashes",
     "budget",
     "preemptions",
     "cut_off",
@@ -48,13 +50,15 @@ class Condition(NamedTuple):
     after_s: float = 0.0
 
 
-def of_services(views: Iterable[View], now: float) -> dict[Key, Condition]:
-    """Return the conditions of services that are up, by (service, kind)."""
+def of_services(
+    views: Iterable[View], now: float, last_lines: Callable[[str], str] = lambda path: ""
+) -> dict[Key, Condition]:
+    """Return the conditions of services that are up, by (service, kind). `last_lines` are those of a file with a replica's log."""
     return {
         (str(view["name"]), kind): condition
         for view in views
         if view["status"] not in _GOING
-        for kind, condition in _of_service(view, now)
+        for kind, condition in (*_of_service(view, now), *_crashes(view, last_lines))
     }
 
 
@@ -104,6 +108,15 @@ def _of_service(view: View, now: float) -> Iterator[tuple[str, Condition]]:
             CUT_OFF,
             Condition(f"{text}; machines that it does not visit terminate themselves", CUT_OFF_AFTER_S),
         )
+
+
+def _crashes(view: View, last_lines: Callable[[str], str]) -> Iterator[tuple[str, Condition]]:
+    trial = view.get("trial")
+    if trial is None or trial["short_lives"] < DOUBTFUL:
+        return
+    kept = [r for r in view["replicas"] if r["kept_log"] and r["version"] == trial["version"]]
+    log = last_lines(max(kept, key=lambda replica: replica["id"])["kept_log"]) if kept else ""
+    yield CRASHES, Condition("\n".join(filter(None, (f"{view['name']}: {trial['message']}", log))))
 
 
 def _preempted(replicas: Sequence[View], now: float) -> int:

@@ -7,10 +7,13 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from os import SEEK_END
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from provisioners.remote.host_agent.lines import text_lines
 from skyserve_cli.config_notify import Destination
 from skyserve_cli.controller.notify.alarms import Notice, decide
 from skyserve_cli.controller.notify.conditions import BACKUP, KINDS, STORE, of_backup, of_services, of_store
@@ -25,6 +28,8 @@ from skyserve_cli.state.outbox import Alarm, Key, Outbox
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
+LOG_LINES = 5
+_LOG_BYTES = 4096
 #: The views of services are read at every fifth look, that of the controller's health at each.
 SERVICES_EVERY = 5
 
@@ -103,7 +108,7 @@ class NotificationWatch(threading.Thread):
                 self._alarms = self._begin() | self._alarms
                 self._has_started = True
             if self._looks % SERVICES_EVERY == 0:
-                found |= of_services(self._services(), now)
+                found |= of_services(self._services(), now, _last_lines)
                 known = list(KINDS)
             self._looks += 1
         except SQLAlchemyError as error:  # the rest is decided without the store
@@ -147,3 +152,11 @@ class NotificationWatch(threading.Thread):
             for to in self._destinations:
                 if notice.kind == STORE and to.accepts(STORE, ""):
                     self.couriers[to.name].send_unstored(message)
+
+
+def _last_lines(path: str) -> str:
+    """Return the last lines of the log of a replica that is kept in the home, as far as it can be read."""
+    with suppress(OSError), Path(path).open("rb") as file:
+        file.seek(max(0, file.seek(0, SEEK_END) - _LOG_BYTES))
+        return "\n".join(text_lines(file.read(_LOG_BYTES))[-LOG_LINES:])
+    return ""

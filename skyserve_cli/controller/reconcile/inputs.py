@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from policies.brake import Evidence
 from policies.goals import Quota
 from provisioners.offers.egress import egress_usd_per_gb
-from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.ports import (
     BalancerFleet,
     Firewalls,
@@ -23,6 +23,9 @@ from skyserve_cli.controller.reconcile.ports import (
     Regional,
 )
 from skyserve_cli.controller.reconcile.region_tables import Egress
+
+if TYPE_CHECKING:
+    from skyserve_cli.controller.reconcile.adoption import Adoption
 
 
 @dataclass(frozen=True, slots=True)

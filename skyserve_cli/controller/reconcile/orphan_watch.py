@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from skyserve_cli.controller.reconcile.adoption import Adoption
 from skyserve_cli.controller.reconcile.listing_events import orphans
 from skyserve_cli.controller.reconcile.mappers import known_tokens
 from skyserve_cli.controller.reconcile.ports import InstanceListing, OperationRunner
 from skyserve_cli.state.values import ServiceRow
+
+if TYPE_CHECKING:
+    from skyserve_cli.controller.reconcile.adoption import Adoption
 
 #: Listings of a cloud in which a controller that has just started believes nothing to be an orphan.
 LISTINGS_BEFORE_ORPHANS = 2

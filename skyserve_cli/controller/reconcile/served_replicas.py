@@ -90,6 +90,8 @@ def _work(one: TargetStats, asked_at: float) -> Work:
         first_error_at=asked_at - health.first_error_s if health.errors else math.inf,
         last_error_at=asked_at - health.last_error_s if health.errors else NEVER,
         waiting=max(one.in_flight, health.running or 0),
+        queued=health.queued,
+        kv_usage=health.kv_usage,
     )
 
 
@@ -120,6 +122,8 @@ def together(works: Sequence[Mapping[int, Work]]) -> Mapping[int, Work]:
             min((one.first_error_at for one in rows), default=math.inf),
             max((one.last_error_at for one in rows), default=NEVER),
             sum(one.waiting for one in known),
+            max((one.queued for one in known if one.queued is not None), default=None),
+            max((one.kv_usage for one in known if one.kv_usage is not None), default=None),
         )
     return sums
 

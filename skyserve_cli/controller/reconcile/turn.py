@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from policies.brake import JUDGED, Evidence, TerminationLog, confirmed
 from policies.deadlines import due
 from policies.goals import Goal, TeamRoom
-from policies.health import FailedProbe, failing, loaded, sifted
+from policies.health import FailedProbe, failing, loaded, sifted, with_engines
 from policies.history import Load
 from policies.model import EndReason, Event, GaveUp, Memory, Offer, Plan, Replica
 from provisioners.port.base import Requirements
@@ -167,9 +167,9 @@ class ServiceTurn:
         failed, threshold_s = evidence.failed or {}, fleet.goal.probe_failure_threshold_s
         change.observe(sifted(results, failed, evidence.work, threshold_s, service.now), listings)
         doubt = self._give_up(fleet, change, evidence)
-        fleet.load = replace(
-            fleet.load, loaded=loaded(change.live(), failed, evidence.work, threshold_s, service.now)
-        )
+        live = change.live()
+        seen = with_engines(fleet.load, live, evidence.work)
+        fleet.load = replace(seen, loaded=loaded(live, failed, evidence.work, threshold_s, service.now))
         memory = fleet.learn(change, memory)
         need = fleet.need(memory)
         need = None if need is None else self._offers.kept(need)
