@@ -13,6 +13,7 @@ View = dict[str, Any]  # a service, a replica or an event as the controller's AP
 #: Ends of replicas whose cause is in what they did, not in where they ran.
 OWN_FAULTS = ("SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT", "PROBE_FAILED", "ONLY_ERRORS", "CONFIG")
 COMING = ("REQUESTED", "PROVISIONING", "STARTING")
+_WRONG_RESPONSE = "probe returned 4"  # it will return the same to the next probe
 _WORST_FIRST = ("NOT_READY", "STARTING", "PROVISIONING", "READY")
 WAITING = "waiting for the readiness probe: "
 LOADED = "loaded: "
@@ -120,7 +121,7 @@ class Facts:
 def subject(view: View, asked: int | None = None) -> View | None:
     """Return the replica that says most about the service, or the one that is `asked` for; None if there is none.
 
-    That is the last one that failed by its own fault, unless another has become ready since; else the live one that is worst off.
+    That is the last one that failed by its own fault, unless another has become ready or got further since; else the live one that is worst off.
     Of a service whose newest version does not serve yet, or crashes, it is the last of that version that failed.
     """
     replicas: list[View] = view["replicas"]
@@ -131,7 +132,8 @@ def subject(view: View, asked: int | None = None) -> View | None:
     silent = [r for r in replicas if r["state"] in _WORST_FIRST and r["message"]]
     silent.sort(key=lambda replica: _WORST_FIRST.index(replica["state"]))
     if failed is not None and (failed["end_reason"] in OWN_FAULTS or not silent):
-        return failed
+        further = (r for r in silent if r["id"] > failed["id"] and _WRONG_RESPONSE in r["message"])
+        return next(further, failed)
     trial = view.get("trial")  # a controller of an earlier release sends none
     tried = (trial or view)["version"]
     ended = [r for r in replicas if r["version"] == tried and r["end_reason"] in OWN_FAULTS]

@@ -26,7 +26,7 @@ FAULTS = {
         "module_missing", "the Python module no_such_module is not installed", "install no_such_module in `setup`",
     ),
     "port": (
-        "/", f"{SERVER} --bind 127.0.0.1 $((SKYSERVE_REPLICA_PORT + 1))",
+        "/", f"{SERVER} --bind 127.0.0.1 $((SKYSERVE_REPLICA_PORT + 1500))",
         "wrong_port", "but its probes go to port", "let it listen on 0.0.0.0:$SKYSERVE_REPLICA_PORT",
     ),
     "path": (

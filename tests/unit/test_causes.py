@@ -270,6 +270,13 @@ def test_one_replica_of_a_service_that_is_well() -> None:
     assert (found.cause, "ended on purpose (SCALED_DOWN)" in found.line) == ("replica", True)
 
 
+def test_a_later_replica_that_got_further_has_the_cause() -> None:
+    gone = lived(exited(1), Preempted(1), at=400.0)
+    log = "OSError: [Errno 98] Address already in use\n"
+    assert Fault([gone, starting(2)], probes={2: failed(status(404))}).explained().cause == "probe_path"
+    assert Fault([gone, starting(2)], log, {2: failed(REFUSED)}).explained().cause == "port_in_use"
+
+
 def test_what_was_overcome_is_no_cause() -> None:
     gone = lived(exited(1), Preempted(1), at=400.0)
     assert Fault([gone, ready(2)], "ModuleNotFoundError: No module named 'x'\n").explained().cause == WELL
