@@ -41,6 +41,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "update": Verb("Give a running service a new version.", SERVICES),
         "down": Verb("Take services down, and wait until nothing of them is left.", SERVICES),
         "test": Verb("Test a running service with a few requests: models, a chat, a stream, tools, latency.", SERVICES),
+        "why": Verb("Say why a service, or one of its replicas, is not well, and what to do about it.", STORY),
         "logs": Verb("Print the logs of replicas, of the load balancer, or of the controller.", STORY),
         "exec": Verb("Run a command where a replica runs.", STORY),
         "ssh": Verb("Open a shell where a replica runs.", STORY),

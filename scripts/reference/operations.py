@@ -24,6 +24,11 @@ _OFFSET = (
     ("offset", "position of the first byte; default 0"),
     ("max", "most bytes of the response"),
 )
+_OF_REPLICA = (
+    ("offset", "position of the first byte, or, if negative, how many bytes before the end; default 0"),
+    *_OFFSET[1:],
+    ("since", "UNIX seconds: from the first line written then, instead of offset"),
+)
 _LOG = "the bytes; header X-Next-Offset has the offset of what follows"
 
 CONTROLLER = (
@@ -138,11 +143,11 @@ CONTROLLER = (
     ),
     Operation(
         "GET", "/v1/logs/replica/{name}/{id}", "Read the log of a replica.", _LOG,
-        (*_OFFSET, ("since", "UNIX seconds: from the first line written then, instead of offset")), text=True,
+        _OF_REPLICA, text=True,
     ),
     Operation(
         "GET", "/v1/logs/replica/{name}/{id}/{node}", "Read the log of one machine of a replica.", _LOG,
-        (*_OFFSET, ("since", "UNIX seconds: from the first line written then, instead of offset")), text=True,
+        _OF_REPLICA, text=True,
     ),
     Operation(
         "POST", "/v1/tidy", "Remove what services that are down have left behind.", "{removed, waiting, problems}",

@@ -63,6 +63,11 @@ def version_given_up(version: int, *, serves: bool) -> str:
     return f"version {version} {GIVEN_UP}; {'an earlier one serves' if serves else 'nothing is serving'}"
 
 
+def why_hint(name: str) -> str:
+    """Return where the cause of a failure is."""
+    return f"the cause, and what to do: serve why {name}"
+
+
 def stand_ins(count: int) -> str:
     """Return how many replicas are on demand because spot ones are missing."""
     return f"{plural(count, 'on-demand replica')} {STANDS_IN if count == 1 else STANDS_IN.replace('stands', 'stand')}"

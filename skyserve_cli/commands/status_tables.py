@@ -13,8 +13,10 @@ from skyserve_cli.commands.sentences import (
     STANDS_IN,
     end_of,
     exit_message,
+    live_replicas,
     stand_ins,
     version_given_up,
+    why_hint,
 )
 from skyserve_cli.commands.slo_line import slo_line
 from skyserve_cli.output import accelerators, date_time, place, plural, printable, span, usd
@@ -145,6 +147,8 @@ def _notes(view: View) -> Iterator[str]:
     failure = view["last_failure"]
     if failure is not None:
         yield exit_message(failure["replica_id"], failure, failure["reason"])
+    if _needs_why(view):
+        yield why_hint(view["name"])
     standing_in = sum(replica["stands_in"] and replica["state"] != "GONE" for replica in view["replicas"])
     if standing_in:
         yield f"{stand_ins(standing_in)}; spot ready: {_ready(view, 'spot')}"
@@ -152,6 +156,13 @@ def _notes(view: View) -> Iterator[str]:
     if warming:
         names = ", ".join(map(str, warming))
         yield f"new replicas compute frequent prefixes before they get their share of the requests: {names}"
+
+
+def _needs_why(view: View) -> bool:
+    """Return whether no replica is ready although some are wanted, and something is known of why."""
+    if view["ready"] or not view["wanted"] or view["status"] not in ("REPLICA_INIT", "FAILED"):
+        return False
+    return bool(view["notes"] or view["last_failure"] or any(one["message"] for one in live_replicas(view)))
 
 
 def _availability_lines(view: View, now: float) -> Iterator[str]:

@@ -31,7 +31,7 @@ from skyserve_cli.config import load_config
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home
-from skyserve_cli.output import CommandFailed, inform, put, put_json
+from skyserve_cli.output import DEADLINE, CommandFailed, inform, put, put_json
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.load import Loaded
 from skyserve_cli.text_tables import print_table
@@ -127,7 +127,7 @@ def _wait(client: ControllerClient, loaded: Loaded, seen: int, timeout_s: float 
         if view["status"] == "FAILED":
             raise CommandFailed(
                 f"service {name} failed: {progress.why_failed(client, name, view['version'])}\n"
-                f"fix the file, then: serve update {name} FILE; or give up: serve down {name}"
+                f"fix the file, then: serve update {name} FILE; or give up: serve down {name}\n{sentences.why_hint(name)}"
             )
         if view["status"] in ("SHUTTING_DOWN", "DOWN"):
             raise CommandFailed(f"service {name} was taken down while it came up")
@@ -136,6 +136,10 @@ def _wait(client: ControllerClient, loaded: Loaded, seen: int, timeout_s: float 
 
     try:
         progress.follow(client, frozenset((name,)), after=seen, timeout_s=timeout_s, done=responds)
+    except CommandFailed as error:
+        if error.code != DEADLINE:
+            raise
+        raise CommandFailed(f"{error}\n{sentences.why_hint(name)}", DEADLINE) from None
     except KeyboardInterrupt:
         raise CommandFailed(
             f"\nstopped waiting; {name} keeps coming up. Follow it with `serve status --watch {name}`, "

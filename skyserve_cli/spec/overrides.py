@@ -20,7 +20,7 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> list[Prob
     A path that starts with a key of the whole file (``resources.accelerators``) is taken from the top, any other
     (``replica_policy.max_replicas``) from `service`. In a file that says `replicas: N`, a key of `replica_policy`
     turns that into its longer form, `min_replicas: N`: the two may not stand side by side, and a user who sets
-    the one means to drop the other.
+    the one means to drop the other. `readiness_probe: /health` becomes `path: /health` in the same way.
     """
     problems: list[Problem] = []
     for override in overrides:
@@ -36,6 +36,8 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> list[Prob
             continue
         if loc[:2] == ("service", "replica_policy"):
             _lengthen(tree.get("service"))
+        if loc[:2] == ("service", "readiness_probe") and len(loc) > 2:
+            _lengthen_probe(tree.get("service"))
         obstacle = _write(tree, loc, value)
         if obstacle is not None:
             problems.append(Problem(dotted(loc), f"--set cannot reach it: {obstacle}"))
@@ -53,6 +55,12 @@ def _lengthen(service: object) -> None:
         replicas = service.pop("replicas", None)
         if replicas is not None:
             service["replica_policy"] = {"min_replicas": replicas}
+
+
+def _lengthen_probe(service: object) -> None:
+    """`readiness_probe: /health` as `readiness_probe: {path: /health}`."""
+    if isinstance(service, dict) and isinstance(service.get("readiness_probe"), str):
+        service["readiness_probe"] = {"path": service["readiness_probe"]}
 
 
 def _write(tree: Any, loc: Loc, value: object) -> str | None:

@@ -620,7 +620,8 @@ async def test_the_end_of_a_log_that_outlived_its_machine(controller: Controller
     controller.has(replace(a_replica(controller), state=ReplicaState.GONE, ended_at=2.0))
     controller.home.log_archive.mkdir(parents=True)
     (controller.home.log_archive / "chat.1.0.100.log").write_bytes(b"no wheel\n")
-    for asked, said, then in (("0", b"no wheel\n", "109"), ("103", b"wheel\n", "109"), ("109", b"", "109")):
+    pieces = (("0", b"no wheel\n", "109"), ("103", b"wheel\n", "109"), ("109", b"", "109"))
+    for asked, said, then in (*pieces, ("-6", b"wheel\n", "109"), ("-900", b"no wheel\n", "109")):
         status, content, headers = await controller.raw("GET", f"/v1/logs/replica/chat/1?offset={asked}")
         assert (status, content, headers["X-Next-Offset"]) == (200, said, then)
 

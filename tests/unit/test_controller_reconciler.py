@@ -293,6 +293,21 @@ def test_intents_are_in_the_store_before_any_hand_is_told(world: World) -> None:
     assert world.row().memory.next_replica_id == 3
 
 
+@pytest.mark.parametrize(("failed", "path"), [((), "/ready"), ((2,), SPEC.probe.path)])
+def test_replicas_that_an_update_keeps_are_probed_by_its_probe(
+    world: World, failed: tuple[int, ...], path: str
+) -> None:
+    world.up(replace(SPEC, probe=replace(SPEC.probe, path="/ready")), UpdateMode.ROLLING)
+    assert world.row().same_replicas == {1}
+    world.has(
+        a_replica(1, S.STARTING),
+        memory=Memory(next_replica_id=50, rollout={"failed": list(failed), "good": 1}),
+    )
+    world.lists(*[world.instance_of(replica) for replica in world.row().replicas])
+    world.reconciler().tick()
+    assert [order.probe.path for order in world.probes] == [path]
+
+
 def test_a_table_shrinks_before_the_machine_is_ended(world: World) -> None:
     world.has(a_replica(1), a_replica(2), a_replica(3, S.DRAINING, drain_by=1000.0))
     world.lists(*[world.instance_of(replica) for replica in world.row().replicas])

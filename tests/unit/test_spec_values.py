@@ -192,6 +192,13 @@ WRONG_OVERRIDES = {
 }
 
 
+def test_a_key_of_the_probe_turns_a_plain_path_into_its_longer_form() -> None:
+    text = "service: {readiness_probe: /health, replicas: 1}\nrun: serve\n"
+    probe = load_text(text, set_overrides=["readiness_probe.initial_delay_seconds=60"]).spec.probe
+    assert probe.path == "/health"
+    assert load_text(text, set_overrides=["readiness_probe=/ready"]).spec.probe.path == "/ready"
+
+
 def test_a_policy_key_turns_a_plain_size_into_its_longer_form() -> None:
     text = "service: {replicas: 3}\nrun: serve\n"
     spec = load_text(text, set_overrides=["replica_policy.num_overprovision=2"]).spec

@@ -20,8 +20,9 @@ async def log_response(
     end: int = 0,
     times: Callable[[float, int], bytes] | None = None,
 ) -> web.Response:
-    """`times` reads marks of the log (see `host_agent.log_times`); a log without any is shown whole."""
+    """A negative offset counts from the `end`. `times` reads marks of the log (see `host_agent.log_times`); a log without any is shown whole."""
     asked = int(request.query.get("offset", 0))
+    asked += end if asked < 0 else 0
     if "since" in request.query and times is not None:
         since = float(request.query["since"])
         found = await asyncio.to_thread(offset_since, times, since)

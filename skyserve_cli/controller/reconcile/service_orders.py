@@ -222,7 +222,7 @@ class OrderMaker:
             if replica.role is not Role.REPLICA:
                 continue  # its state is known from bringing it its table
             if replica.state in _PROBED and replica.endpoint is not None:
-                probe = self._specs.probe(row.name, replica.version)
+                probe = self._specs.probe(row.name, _probed_as(row, replica))
                 counts = is_settled and counts_served(replica, probe)
                 order = ProbeOrder(
                     row.name,
@@ -235,6 +235,12 @@ class OrderMaker:
                 )
                 probes.append(order)
         return calls, probes
+
+
+def _probed_as(row: ServiceRow, replica: Replica) -> int:
+    """Return the version whose readiness probe counts: the newest also for replicas that it keeps, unless it was given up."""
+    is_kept = replica.version in row.same_replicas and row.version not in row.memory.rollout.get("failed", ())
+    return row.version if is_kept else replica.version
 
 
 def _passing(replica: Replica) -> bool | None:
