@@ -70,7 +70,6 @@ def service_view(
         goal, row.attempts if row.down else row.replicas, row.target, row.memory.rollout, now
     )
     stand_ins = _stand_ins(row.replicas, goal.placement)
-    rate = load.requests / load.window_s if load.known else None
     return {
         "name": row.name,
         "team": row.team or None,
@@ -96,12 +95,7 @@ def service_view(
             _agent_view(agent, spec, agents[agent.id], _lease_of(agent, leases)) for agent in row.balancers
         ],
         "load_balancers_wanted": 0 if row.down else spec.regional.count * len(spec.regional.places),
-        "load": {
-            "requests_per_s": rate,
-            "in_flight": load.in_flight,
-            "queued": load.queued,
-            "loaded": sum(_is_loaded(r, failed_probes.get(r.id)) for r in row.replicas),
-        },
+        "load": _load_view(load, row, failed_probes),
         "warming": sorted(load.warming),
         "cost": _cost_view(row, spent),
         "replicas": [
@@ -127,6 +121,15 @@ def _probe_message(replica: Replica, failed: Mapping[int, FailedProbe]) -> str:
     if last is not None and _is_loaded(replica, last):
         return f"loaded: its readiness probe waits behind requests ({last.why})"
     return ""
+
+
+def _load_view(load: Load, row: ServiceRow, failed: Mapping[int, FailedProbe]) -> dict[str, float | None]:
+    return {
+        "requests_per_s": load.requests / load.window_s if load.known else None,
+        "in_flight": load.in_flight,
+        "queued": load.queued,
+        "loaded": sum(_is_loaded(replica, failed.get(replica.id)) for replica in row.replicas),
+    }
 
 
 def _is_loaded(replica: Replica, last: FailedProbe | None) -> bool:
