@@ -3,7 +3,8 @@
 *Frozen targets, and vanished ones.* A stopped process still accepts connections, and a machine that is taken away closes
 none: its requests wait for ever, and nothing fails. A target that owes a response and has sent no byte to
 anyone for `suspect_after_s` is under suspicion and is probed. If it responds, it is slow but alive, and is
-left alone until it has been silent as long again. If two probes fail, it is ejected, its waiting requests go elsewhere, and
+left alone until it has been silent as long again. So is one that sends a byte to some client while its probe waits: it works, and has
+no time for probes. If two probes fail, it is ejected, its waiting requests go elsewhere, and
 its streams are continued there (`lb.proxy.registry`). Healthy targets are not probed; readiness is the controller's business.
 
 *Targets that the controller cannot reach.* It may be the controller that is cut off. Those that its table calls unhealthy
@@ -121,10 +122,13 @@ class HealthChecker:
         task.add_done_callback(lambda _: self._probes.pop(key, None))
 
     async def _probe_suspect(self, key: Key, target: Target) -> None:
-        timeout_s = self._table.table.limits.probe_timeout_s
+        timeout_s, began_at = self._table.table.limits.probe_timeout_s, self._clock()
         for _ in range(PROBES_BEFORE_EJECTION):
             if await self._alive(target, timeout_s):
                 self._table.received_from(key, self._clock())
+                return
+            entry = self._table.entry(key.id)
+            if entry is not None and entry.received_at > began_at:
                 return
         self._eject(key, target, "silent, and the probe failed")
 

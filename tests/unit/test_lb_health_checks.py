@@ -6,11 +6,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 
+import pytest
+
 from lb.agent.ticker import Ticker
 from lb.config.schema import Readiness, Table, Target
 from lb.core.targets import TargetTable
 from lb.engines.health_checks import LOOK_EVERY_S, PROBE_UNHEALTHY_EVERY_S, UNHEALTHY_AT_ONCE, HealthChecker
 from lb.observe.metrics import Metrics
+from policies.routing.base import RequestView
 from tests.integration.lb_wires import run
 
 
@@ -26,12 +29,15 @@ class _World:
         self.alive = set(alive)
         self.probes: Counter[str] = Counter()
         self.table = TargetTable(Table("s", "r1", tuple(targets)), loop.time())
+        self.metrics = Metrics("s", "r")
         self.checker = HealthChecker(
-            self.table, self._probe, Metrics("s", "r"), loop.time, lambda: None, lambda: False
+            self.table, self._probe, self.metrics, loop.time, lambda: None, lambda: False
         )
 
     async def _probe(self, target: Target, timeout_s: float) -> bool:
         self.probes[target.id] += 1
+        if target.id not in self.alive:
+            await asyncio.sleep(timeout_s)
         return target.id in self.alive
 
     def _faulty(self, name: str, error: Exception) -> None:
@@ -85,5 +91,36 @@ def test_a_new_table_says_who_is_unhealthy_now() -> None:
         world.table.apply(Table("s", "r2", (_target(1, Readiness.READY),)), asyncio.get_running_loop().time())
         await world.watch(20.0)
         assert world.probes["1"] == before
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("every_s", "is_left_out"),
+    [
+        pytest.param(3.0, False, id="a response every three seconds"),
+        pytest.param(5.9, False, id="one before two probes have failed"),
+        pytest.param(9.0, True, id="none until then"),
+    ],
+)
+def test_a_target_that_has_no_time_for_probes_works_on(every_s: float, is_left_out: bool) -> None:
+    """One seat, and a queue of requests in which its probe waits as well."""
+
+    async def story() -> None:
+        world = _World([_target(1, Readiness.READY)], [])
+        loop = asyncio.get_running_loop()
+        waiting = [world.table.book(RequestView(str(n), "POST", "/"), "1", loop.time()) for n in range(9)]
+
+        async def serve() -> None:
+            for booking in waiting:
+                await asyncio.sleep(every_s)
+                world.table.responded(booking, loop.time())
+                world.table.release(booking, loop.time())
+
+        task = loop.create_task(serve())
+        await world.watch(every_s + 7.0)
+        assert (world.metrics.of(_target(1, Readiness.READY)).ejections > 0) is is_left_out
+        assert world.probes["1"] > 0
+        task.cancel()
 
     run(story())
