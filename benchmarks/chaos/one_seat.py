@@ -8,6 +8,7 @@ else with 500; both are served at once.
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 import time
@@ -26,15 +27,24 @@ class OneSeat(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.service_s = service_s
         self.probes_queue = probes_queue
-        self.seat = threading.Lock()
+        self.waiting: queue.Queue[tuple[float, threading.Event]] = queue.Queue()
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.fails = False
+        threading.Thread(target=self._work, daemon=True).start()
 
     def serve(self, work_s: float) -> None:
-        with self.seat:
+        """Wait for the seat, first come, first served, and for the work."""
+        done = threading.Event()
+        self.waiting.put((work_s, done))
+        done.wait()
+
+    def _work(self) -> None:
+        while True:
+            work_s, done = self.waiting.get()
             self.goes_on.wait()
             time.sleep(work_s)
+            done.set()
 
 
 class _Handler(BaseHTTPRequestHandler):

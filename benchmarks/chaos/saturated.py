@@ -85,12 +85,13 @@ def measured(probe: str, minutes: float, hurt: str) -> list[str]:
         gave_up = {event["replica_id"]: event["at"] for event in events(stack, "GaveUp")}
         size = len(stack.replicas(NAME, "READY"))
     statuses = Counter(outcome.status for outcome in traffic.outcomes)
+    lost = Counter(outcome.error for outcome in traffic.outcomes if outcome.status is None)
     waits = sorted(outcome.took_s for outcome in traffic.outcomes if outcome.status == 200)
     p99 = waits[int(0.99 * len(waits))] if waits else float("inf")
     took = gave_up.get(victim, 0.0) - hurt_at if victim in gave_up else None
     print(
         f"probe {probe:7}{hurt or 'no fault':9} {size:3} replicas ready, given up {sorted(gave_up)}, responses "
-        f"{dict(statuses)}, p99 {p99:.1f} s, replaced after {'-' if took is None else f'{took:.0f} s'}",
+        f"{dict(statuses)}{f' {dict(lost)}' if lost else ''}, p99 {p99:.1f} s, replaced after {'-' if took is None else f'{took:.0f} s'}",
         flush=True,
     )
     if set(gave_up) != ({victim} if hurt else set()):
