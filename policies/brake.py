@@ -112,13 +112,12 @@ def confirmed(
             elif now - evidence.watching_since >= SHORTEST_WATCH_S:
                 stand.append(event)
         elif now - evidence.watching_since >= goal.probe_failure_threshold_s:
-            if now - evidence.work.get(event.replica_id, IDLE).at < goal.probe_failure_threshold_s:
-                serving.append(event.replica_id)
-                continue
             failed = _last_failure(by_id[event.replica_id], evidence, now)
             held = "" if failed is None else _why_held(event.replica_id, failed, evidence)
             if held:
                 reasons.add(held)
+            elif now - evidence.work.get(event.replica_id, IDLE).at < goal.probe_failure_threshold_s:
+                serving.append(event.replica_id)
             elif failed is not None:
                 accused.append(event)
     if failing and not does_better(replicas, evidence.work):

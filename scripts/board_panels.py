@@ -78,10 +78,11 @@ SERVICES = (
     ),
     Panel("Requests", ((f"skyserve_service_requests_per_second{_OF}", "{{service}}"),), "reqps"),
     Panel(
-        "Requests on replicas and waiting",
+        "Requests on replicas and waiting, loaded replicas",
         (
             (f"skyserve_service_in_flight_requests{_OF}", "{{service}} on replicas"),
             (f"skyserve_service_queued_requests{_OF}", "{{service}} waiting"),
+            (f"skyserve_service_loaded_replicas{_OF}", "{{service}} loaded replicas"),
         ),
     ),
     Panel("Demand and its forecast", ((f"skyserve_demand_forecast{_OF}", "{{service}} {{of}}"),), "reqps"),

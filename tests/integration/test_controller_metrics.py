@@ -50,7 +50,7 @@ def view(name: str = "chat") -> dict[str, Any]:
         "ready": 2,
         "wanted": 3,
         "target": 5,
-        "load": {"requests_per_s": 1.5, "in_flight": 6, "queued": 7},
+        "load": {"requests_per_s": 1.5, "in_flight": 6, "queued": 7, "loaded": 1},
         "cost": {
             "usd_per_hour": 1.25,
             "usd_per_hour_on_demand": 4.0,
