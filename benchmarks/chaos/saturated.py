@@ -66,12 +66,17 @@ def events(stack: Stack, kind: str) -> list[dict[str, Any]]:
     return [event for event in stack.client.events(NAME) if event["kind"] == kind]
 
 
+def ready_targets(stack: Stack) -> int:
+    view = stack.view(NAME)
+    return 0 if view is None or view["load_balancer"] is None else int(view["load_balancer"]["ready_targets"])
+
+
 def measured(probe: str, minutes: float, hurt: str) -> list[str]:
     """Run one case; returns the claims that do not hold."""
     wrong: list[str] = []
     with Stack() as stack:
         stack.up(service(probe))
-        until(lambda: len(stack.replicas(NAME, "READY")) == SEATS, "not ready")
+        until(lambda: ready_targets(stack) == SEATS, "not ready")
         hurt_at, victim = 0.0, 0
         rate = (0.5 if hurt == "/fail" else 3.0) * SEATS / SERVICE_S
         with Traffic(stack.endpoint(NAME), rate) as traffic:
