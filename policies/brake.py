@@ -6,10 +6,10 @@ terminate a machine. The rules, in order:
 
 1. Patience counts from when the controller began to watch without a gap; a probe that ran across a gap is void, and a
    replica without a recent valid probe is not judged.
-2. Clients are witnesses (`health`). A replica that gives them responses is not terminated, however its probe fails.
-3. A replica that was reached (it sent a status that is not 200, or took the connection and sent nothing) is not ready. Of
+2. A replica that was reached (it sent a status that is not 200, or took the connection and sent nothing) is not ready. Of
    others a load balancer is a second observer: a replica that has sent it bytes is not terminated.
-4. If nothing beyond this machine responds to the controller, it is the controller that is cut off.
+3. If nothing beyond this machine responds to the controller, it is the controller that is cut off.
+4. Clients are witnesses (`health`). A replica that gives them responses is not terminated, however its probe fails.
 5. If many replicas stop responding at once and fewer of the service respond than do not, one is replaced, and the others
    once a replica has become ready after that: then the controller can see, and they are lost.
 6. A replica that gives clients nothing but errors is replaced, but if no other one does better, only one in a long time:

@@ -95,10 +95,9 @@ class Verdict(Enum):
 
 def judged(failed: FailedProbe | None, work: Work, threshold_s: float, now: float) -> Verdict:
     """Return the row of the table. `failed` is None if the last probe passed."""
-    if (
-        work.errors >= LEAST_ERRORS
-        and work.last_error_at - work.first_error_at >= FAILING_SHARE * threshold_s
-    ):
+    lasted_s = work.last_error_at - work.first_error_at
+    is_over = now - work.last_error_at >= threshold_s  # no request has come since
+    if work.errors >= LEAST_ERRORS and lasted_s >= FAILING_SHARE * threshold_s and not is_over:
         return Verdict.FAILING
     if failed is None:
         return Verdict.READY

@@ -69,9 +69,6 @@ def test(
         raise CommandFailed(f"{url} does not serve: {failed[0].name}: {failed[0].detail}")
 
 
-test.__test__ = False  # type: ignore[attr-defined]  # nothing for pytest to collect
-
-
 def _endpoint(name: str) -> str:
     """Return where the service is. Raises CommandFailed."""
     view = find(controller().services(), name)

@@ -123,8 +123,9 @@ def test_the_work_of_replicas_as_several_agents_see_it() -> None:
     served = ServedReplicas()
     assert served.work("chat") == {}
     served.reported("chat", 0, report)
-    served.silent("chat", 0)  # an agent that restarts: what it knew is kept for a while
     assert served.work("chat") == report.work
+    served.silent("chat", 0)  # an agent that restarts: what was is kept for a while, what is now is not known
+    assert served.work("chat") == {1: Work(49.0), 2: Work(10.0)}
     served.reported("code", 0, other._replace(at=50.0 + WORK_KEPT_S + 1.0))
     assert served.work("chat") == {}
 

@@ -84,6 +84,12 @@ def a_replica(number: int, state: ReplicaState = ReplicaState.READY, **more: obj
         pytest.param(SLOW, ROW, Verdict.FAILING, id="times out, and clients get nothing but errors"),
         pytest.param(None, replace(ROW, errors=LEAST_ERRORS - 1), Verdict.READY, id="too few errors"),
         pytest.param(
+            None,
+            replace(ROW, first_error_at=NOW - 900.0, last_error_at=NOW - THRESHOLD_S),
+            Verdict.READY,
+            id="errors long ago, and no request since",
+        ),
+        pytest.param(
             None, replace(ROW, first_error_at=NOW - 94.0), Verdict.READY, id="errors for too short a time"
         ),
     ],

@@ -92,6 +92,11 @@ def _work(one: TargetStats, health: TargetHealth, asked_at: float) -> Work:
     )
 
 
+def _past(work: Mapping[int, Work]) -> Mapping[int, Work]:
+    """Return what stays true of work once it is not reported any more."""
+    return {number: Work(one.at) for number, one in work.items()}
+
+
 def merged_report(reports: Sequence[ServedReport]) -> ServedReport:
     """Return one report of the processes of one agent."""
     served: dict[int, float] = {}
@@ -128,7 +133,7 @@ def together(works: Sequence[Mapping[int, Work]]) -> Mapping[int, Work]:
 class ServedReplicas:
     """The last report of each agent that responds, in instants of the event loop. Used on that loop only, but for `work`.
 
-    What an agent reported of the replicas' work is kept for a while when it does not respond: that it restarts says nothing of them.
+    When an agent does not respond, what it knew of past responses is kept for a while: that it restarts says nothing of the replicas.
     """
 
     def __init__(self) -> None:
@@ -144,8 +149,10 @@ class ServedReplicas:
 
     def work(self, service: str) -> Mapping[int, Work]:
         """Return what agents know of the replicas' work. Safe from any thread."""
-        known = list(self._work.items())
-        return together([report.work for (name, _), report in known if name == service] or [{}])
+        present = self._reports.get(service, {})
+        known = [(agent, report) for (name, agent), report in list(self._work.items()) if name == service]
+        works = [report.work if agent in present else _past(report.work) for agent, report in known]
+        return together(works or [{}])
 
     def silent(self, service: str, agent: int) -> None:
         """The agent does not respond, or is gone."""
