@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 from playwright.sync_api import BrowserContext, Page, Response, expect
 
-from tests.browser.conftest import Shown, address
+from tests.browser.conftest import Shown, address, goto
 from tests.e2e.conftest import Serve, living_in
 
 OTHER_SITE, REBOUND = "evil.test", "rebound.test"
@@ -137,7 +137,7 @@ def dashboard(attack: Attack, context: BrowserContext) -> Iterator[Shown]:
     found.watch()
     attack.watch(found.page)
     attack.listener.hits.clear()
-    found.page.goto(url)
+    goto(found.page, url)
     found.page.get_by_role("link", name="hostile").wait_for()
     yield found
     attack.is_harmless_in(found.page)
@@ -156,7 +156,7 @@ def elsewhere(attack: Attack, context: BrowserContext) -> Iterator[Page]:
 
 def test_the_payload_runs_and_calls_where_it_is_html(attack: Attack, elsewhere: Page) -> None:
     attack.listener.page = f"<p>{attack.payload}"
-    elsewhere.goto(attack.listener.url(OTHER_SITE) + "/page")
+    goto(elsewhere, attack.listener.url(OTHER_SITE) + "/page")
     elsewhere.wait_for_function("window.taken === 1")
     assert attack.dialogs == ["1"]
     assert attack.listener.hits
@@ -266,7 +266,7 @@ def test_a_page_of_others_reads_and_changes_nothing(
     """Another port of the same host is the same site, so the browser sends the cookie of the session."""
     before = attack.replicas()
     attack.listener.page = "<p>a page of others"
-    elsewhere.goto(attack.listener.url(host) + "/page")
+    goto(elsewhere, attack.listener.url(host) + "/page")
     refused: set[tuple[str, int]] = set()
     sent = urlsplit(dashboard.base).netloc
 
@@ -315,7 +315,7 @@ def test_the_page_is_in_no_frame_and_has_no_opener(
 ) -> None:
     attack.listener.page = f'<iframe src="{dashboard.base}/"></iframe>'
     for host in (OTHER_SITE, "127.0.0.1"):
-        elsewhere.goto(attack.listener.url(host) + "/page")
+        goto(elsewhere, attack.listener.url(host) + "/page")
         (frame,) = elsewhere.frames[1:]
         assert frame.locator("#main").count() == 0, frame.url
     with context.expect_page() as opened:
@@ -333,7 +333,7 @@ def test_a_name_of_others_that_leads_here_is_not_served(
     port = urlsplit(dashboard.base).port
     base = f"http://{REBOUND}:{port}"
     for path in ("/", "/app.js", "/session", "/v1/services", "/v1/stream"):
-        response = elsewhere.goto(base + path)
+        response = goto(elsewhere, base + path)
         assert response is not None
         assert response.status == 421
         assert "not served under that name" in response.text()

@@ -18,7 +18,7 @@ from skyserve_cli.controller.api.client import ControllerClient
 from skyserve_cli.controller.dashboard.change_stream import POLL_S
 from skyserve_cli.controller.dashboard.endpoint import FOLDER
 from skyserve_cli.home import Home
-from tests.browser.conftest import Shown, address
+from tests.browser.conftest import Shown, address, goto
 from tests.clouds.schedules import only_long
 from tests.e2e.test_cli_series import call
 
@@ -38,12 +38,12 @@ def test_a_code_in_the_address_is_used_once_and_leaves_the_address(up: Any, cont
     page = context.new_page()
     page.on("requestfailed", lambda request: print(request.url, request.failure))  # shown if this fails
     page.on("pageerror", lambda error: print("error:", error))
-    page.goto(url)
+    goto(page, url)
     page.get_by_role("link", name="small").wait_for()
     assert "#" not in page.url
     context.clear_cookies()
-    page.goto("about:blank")
-    page.goto(url)
+    goto(page, "about:blank")
+    goto(page, url)
     expect(page.get_by_role("heading", level=1)).to_have_text("No session")
     page.close()
 
@@ -60,7 +60,7 @@ def test_a_script_that_could_not_be_loaded_is_loaded_again(up: Any, context: Bro
             route.abort()
 
     page.route("**/pages/zones.js", lose_once)
-    page.goto(address(up))
+    goto(page, address(up))
     page.get_by_role("link", name="small").wait_for()
     assert len(lost) == 1
     assert "#" not in page.url
