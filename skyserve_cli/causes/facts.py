@@ -15,6 +15,7 @@ OWN_FAULTS = ("SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT", "PROBE_FAILED", "ON
 COMING = ("REQUESTED", "PROVISIONING", "STARTING")
 _WRONG_RESPONSE = "probe returned 4"  # it will return the same to the next probe
 _WORST_FIRST = ("NOT_READY", "STARTING", "PROVISIONING", "READY")
+PRINTS = "; it prints: "
 WAITING = "waiting for the readiness probe: "
 LOADED = "loaded: "
 _LOOPBACK = ("127.", "localhost", "[::1]", "::1")
@@ -94,7 +95,7 @@ class Facts:
         """What the last readiness probe of the replica met; "" if it passed, or was not sent."""
         message = self.message
         if message.startswith(WAITING):
-            return message.removeprefix(WAITING)
+            return message.removeprefix(WAITING).partition(PRINTS)[0]
         if self.reason in ("START_TIMEOUT", "PROBE_FAILED"):
             return message.partition("; ")[2].removeprefix("probe failed: ")
         if self.state in ("NOT_READY", "READY"):

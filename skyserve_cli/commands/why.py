@@ -12,7 +12,7 @@ import typer
 from skyserve_cli.causes.explain import Explanation, explain
 from skyserve_cli.causes.facts import Address, Facts, subject
 from skyserve_cli.causes.log_text import TAIL_BYTES, cleaned
-from skyserve_cli.commands.listening import listening
+from skyserve_cli.commands.listening import listening, listening_there
 from skyserve_cli.commands.options import Format, OutputFormat, View, complete_service, controller, find
 from skyserve_cli.commands.sentences import words
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, RefusedError
@@ -83,7 +83,7 @@ def explained(client: ControllerClient, name: str, replica_id: int | None = None
             replica_id is not None,
             shown,
             "" if replica is None else cleaned(log_tail(client, f"replica/{name}/{replica['id']}")),
-            _listening(view, replica),
+            _listening(client, view, replica),
             _endpoint_trouble(client, view),
             requests,
             errors,
@@ -105,7 +105,7 @@ def log_tail(client: ControllerClient, what: str) -> bytes:
         return b""
 
 
-def _listening(view: View, replica: View | None) -> list[Address]:
+def _listening(client: ControllerClient, view: View, replica: View | None) -> list[Address]:
     """Return where the replica listens; of one that has ended, where the next one like it does, if not at its own port."""
     if replica is None:
         return []
@@ -115,6 +115,9 @@ def _listening(view: View, replica: View | None) -> list[Address]:
         found = listening(view["name"], one["id"], port) if port and one["state"] != "GONE" else []
         if found and (one is replica or all(each.port != port for each in found)):
             return found
+    port = urlsplit(replica["endpoint"] or "").port
+    if port and replica["state"] == "STARTING" and "refused" in replica["message"]:
+        return listening_there(client, view["name"], replica["id"], port)
     return []
 
 

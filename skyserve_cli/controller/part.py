@@ -48,6 +48,7 @@ BUILT_IN = (
     f"{_HERE}.sessions.part:SessionsPart",
     f"{_HERE}.upload_part:UploadsPart",
     f"{_HERE}.backup.part:BackupPart",
+    f"{_HERE}.output_part:OutputPart",
     f"{_HERE}.metrics.part:MetricsPart",
     f"{_HERE}.notify.part:NotifyPart",
     f"{_HERE}.callbacks:CallbacksPart",

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from skyserve_cli.causes.facts import Address
+from skyserve_cli.commands import listening as where
 from skyserve_cli.commands import why
-from skyserve_cli.commands.listening import address_of, listening
+from skyserve_cli.commands.listening import address_of, listening, listening_there
 from skyserve_cli.commands.sentences import why_hint
 from skyserve_cli.commands.status_tables import tables
 from skyserve_cli.commands.why import log_tail, parsed
 from skyserve_cli.controller.api.client import ControllerDownError, RefusedError
 from skyserve_cli.controller.api.waiting import DeadlineError, Waiting
-from skyserve_cli.output import WrongUsage
+from skyserve_cli.output import CommandFailed, WrongUsage
 from tests.unit.test_cmd_status import replica, service, shown
 
 LISTENER = """
@@ -58,6 +61,39 @@ def test_where_the_processes_of_a_replica_listen() -> None:
             listening("chat", 4, 20001) == listening("other", 3, 20001) == listening("chat", 3, 20002) == []
         )
         one.stdin.close()
+
+
+class Sessions:
+    """A client whose sessions run here, or are refused."""
+
+    def __init__(self, refused: Exception | None = None) -> None:
+        self.waiting = Waiting()
+        self._refused = refused
+
+    def session(self, service: str, replica_id: int, *, node: int = 0) -> None:
+        if self._refused is not None:
+            raise self._refused
+
+
+def run_here(link: object, script: str, *, out: Callable[[bytes], object], **_: object) -> int:
+    out(subprocess.run(["sh", "-c", script], capture_output=True, check=True).stdout)
+    return 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_where_a_replica_on_a_machine_listens_at_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(where, "relay", run_here)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)):
+        port = server.getsockname()[1]
+        there: Any = Sessions()
+        assert listening_there(there, "chat", 3, port) == [Address("127.0.0.1", port)]
+    assert listening_there(there, "chat", 3, port) == []
+
+
+@pytest.mark.parametrize("refused", [RefusedError(403, "no"), ControllerDownError("gone"), DeadlineError("late"), CommandFailed("lost")])  # fmt: skip
+def test_a_session_that_cannot_be_opened_shows_nothing(refused: Exception) -> None:
+    there: Any = Sessions(refused)
+    assert listening_there(there, "chat", 3, 8080) == []
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def view(
     seen: RegionalView | None = None,
     row: ServiceRow | None = None,
     failed_probes: dict[int, FailedProbe] | None = None,
+    printed: dict[tuple[str, int], str] | None = None,
 ) -> dict[str, Any]:
     spec = load_text(YAML.format(policy=policy)).spec
     row = row or replace(a_row(*replicas), balancers=balancers)
@@ -65,6 +66,7 @@ def view(
     return service_view(
         row, spec, goal_of(row, spec), local_agent=AgentView(True, True, 2, 0, build=build), agents=agents, load=Load(), spent=Spent(0.0, 0.0),
         host="127.0.0.1", ended=(), num_nodes={1: 1}, now=10.0, failed_probes=failed_probes or {},
+        printed=printed or {},
     )  # fmt: skip
 
 
@@ -86,6 +88,25 @@ def test_what_the_last_probe_met_is_the_message_of_a_replica_that_has_no_other()
         "",
     ]
     assert shown["load"]["loaded"] == 1
+
+
+@pytest.mark.parametrize(
+    ("replica", "probe", "message"),
+    [
+        pytest.param(S.PROVISIONING, "", "it prints: 45% of weights", id="newer than why it was launched"),
+        pytest.param(S.STARTING, "probe failed: Connection refused", "waiting for the readiness probe: Connection refused; it prints: 45% of weights", id="beside its probe"),
+        pytest.param(S.STARTING, "", "", id="no probe was sent yet"),
+        pytest.param(S.READY, "", "", id="it serves"),
+    ],
+)  # fmt: skip
+def test_what_a_replica_prints_while_it_comes_up_is_in_its_message(
+    replica: ReplicaState, probe: str, message: str
+) -> None:
+    failed = {1: FailedProbe(9.0, reached=False, why=probe)} if probe else {}
+    fleet = replace(spot(1, replica), message="no replica there yet" if replica is S.PROVISIONING else "")
+    name = a_row().name
+    shown = view("num_overprovision: 0", fleet, failed_probes=failed, printed={(name, 1): "45% of weights"})
+    assert [one["message"] for one in shown["replicas"]] == [message]
 
 
 @pytest.mark.parametrize(

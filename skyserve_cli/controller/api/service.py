@@ -116,6 +116,9 @@ class ControllerService:
         self._started_at = clock.now()
         self._choosing = threading.Lock()
         self.log_archive = running.log_archive
+        self.printed: dict[
+            tuple[str, int], str
+        ] = {}  # the last lines of replicas that come up, if a part reads them
         self.teams = TeamRules(self._store, self._specs, clouds, clock)
         self.refuse_unless_leading = leadership.refuse_unless_leading
         self.garbage_collector = janitor_of(self._store, self._specs, clouds, clock, leadership.may_terminate)
@@ -359,6 +362,7 @@ class ControllerService:
             },
             logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
             failed_probes=self._running.failed_probes(row.name),
+            printed=self.printed,
         )
         troubles = [
             self._running.fleet.view(row.name).trouble if is_local else "",

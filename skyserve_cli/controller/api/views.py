@@ -28,7 +28,10 @@ from skyserve_cli.state.values import DemandRow, ServiceHistory, ServiceRow, Spe
 
 _NOTHING: Mapping[int, str] = MappingProxyType({})
 _NO_PROBES: Mapping[int, FailedProbe] = {}
+_NOTHING_PRINTED: Mapping[tuple[str, int], str] = MappingProxyType({})
 _NO_LEASES: Mapping[str, Mapping[str, Lease]] = MappingProxyType({})
+
+PRINTS = "it prints: "
 
 #: Failures that say what has to be fixed. Preemptions are expected.
 FAILURES = frozenset(EndReason) - {
@@ -54,6 +57,7 @@ def service_view(
     day: Sequence[DemandRow] = (),
     leases: Mapping[str, Mapping[str, Lease]] = _NO_LEASES,
     failed_probes: Mapping[int, FailedProbe] = _NO_PROBES,
+    printed: Mapping[tuple[str, int], str] = _NOTHING_PRINTED,
 ) -> dict[str, Any]:
     """Return one service.
 
@@ -62,7 +66,8 @@ def service_view(
     those of machines by cloud and instance. `num_nodes` are the nodes of a replica by its version. `agents`
     are the load balancer agents on machines of their own by id. Of the
     hourly costs, `_on_demand` is that of the same replicas on demand, and `_wanted_on_demand` that of as many as are
-    wanted. `failed_probes` are the last ones of replicas whose last probe failed. `day` are the minutes of demand of the last 24 hours, of a service with an SLO.
+    wanted. `failed_probes` are the last ones of replicas whose last probe failed, `printed` the last lines of
+    those that come up, by service and id. `day` are the minutes of demand of the last 24 hours, of a service with an SLO.
     """
     endpoints = endpoints_of(row, spec, host, is_local=local_agent is not None)
     trial = _trial_view(row, goal, now)
@@ -101,7 +106,7 @@ def service_view(
         "replicas": [
             {
                 **replica_view(r, num_nodes[r.version]),
-                "message": r.message or _probe_message(r, failed_probes),
+                "message": _message(r, failed_probes, printed.get((row.name, r.id), "")),
                 "lease": lease_view(_lease_of(r, leases)),
                 "stands_in": r.id in stand_ins,
                 "kept_log": logs.get(r.id),
@@ -111,6 +116,14 @@ def service_view(
         "slo": slo_view(spec.slo, row.memory.scaling, day),
         "last_failure": None if failure is None else failure_view(failure),
     }
+
+
+def _message(replica: Replica, failed: Mapping[int, FailedProbe], line: str) -> str:
+    """Return what is known of a replica; of one that comes up also the last `line` that it has printed."""
+    if line and replica.state is ReplicaState.PROVISIONING:
+        return f"{PRINTS}{line}"  # newer than why it was launched
+    said = replica.message or _probe_message(replica, failed)
+    return f"{said}; {PRINTS}{line}" if line and said and replica.state is ReplicaState.STARTING else said
 
 
 def _probe_message(replica: Replica, failed: Mapping[int, FailedProbe]) -> str:
