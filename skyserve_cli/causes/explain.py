@@ -107,7 +107,9 @@ def _details(facts: Facts, cause: str, found: Found) -> Iterator[str]:
     if found.line:
         yield f"its log: {quoted(found.line, LINE_CHARS - 9)}"
     elif facts.log and facts.replica is not None and (facts.reason or facts.state == "STARTING"):
-        yield f"its last log line: {quoted(last_line(facts.log), LINE_CHARS - 19)}"
+        line = quoted(last_line(facts.log), LINE_CHARS - 19)
+        if line not in found.sentence:
+            yield f"its last log line: {line}"
     if facts.replica is not None:
         yield _replica_line(facts, facts.replica)
         yield from _alike(view, facts.replica)

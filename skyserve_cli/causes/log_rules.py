@@ -54,7 +54,8 @@ PATTERNS = (
             r"no CUDA-capable device|NVIDIA-SMI has failed|No CUDA GPUs are available|Found no NVIDIA driver|Failed to infer device type"
             r"|could not select device driver|nvidia-smi: (?:command )?not found"
         ),
-        "its program finds no GPU", "set resources.accelerators, or an image with a working NVIDIA driver",
+        "its program finds no GPU with a working driver",
+        "set resources.accelerators if it has none; else choose an image (resources.image_id) whose NVIDIA driver works",
     ),
     Pattern(
         "gpu_driver",
@@ -68,19 +69,19 @@ PATTERNS = (
     Pattern(
         "gpu_memory",
         _p(r"(?i)CUDA out of memory|OutOfMemoryError: CUDA|CUDA_ERROR_OUT_OF_MEMORY|cudaMalloc failed: out of memory|No available memory for the cache"),
-        "the GPU has too little memory for its model",
-        "choose a larger resources.accelerators, or a shorter context or smaller model in `run`",
+        "the memory of the GPU ran out",
+        "choose a larger resources.accelerators, or a shorter context, a smaller model or less memory per engine in `run`",
     ),
     Pattern(
         "model_missing",
         _p(r"RepositoryNotFound|Repository Not Found|not a valid model identifier|RevisionNotFoundError|EntryNotFoundError"),
-        "its model is not found on the hub, or is private", "correct the model's name in `run`, or give a token with access",
+        "its model is not found on Hugging Face, or is private", "correct the model's name in `run`, or list the HF_TOKEN of a user with access in secrets",
         ("--secret HF_TOKEN",),
     ),
     Pattern(
         "model_gated",
         _p(r"GatedRepoError|[Cc]annot access gated repo|access a gated repo|Access to model .{1,100} is restricted|(?:401|403) Client Error.{0,200}(?:huggingface|hf\.co)|Invalid user token"),
-        "the hub refuses its model: the token is missing, or has no access", "request access on the model's page, and list HF_TOKEN in secrets",
+        "Hugging Face refuses its model: the token is missing, or has no access", "once the model's page says that you have access, list HF_TOKEN in secrets",
         ("--secret HF_TOKEN",),
     ),
     Pattern(
@@ -105,7 +106,7 @@ PATTERNS = (
     ),
     Pattern(
         "wrong_arguments", _p(r"error: (unrecognized arguments: .+|argument .+: .+|the following arguments are required: .+)"),
-        "its program refuses its arguments: {0}", "correct `run`", also_alive=False,
+        "its program refuses its arguments: {0}", "correct the command in `run`", also_alive=False,
     ),
     Pattern(
         "file_missing", _p(r"can't open file ['\"]([^'\"]+)|(?:cannot (?:access|open|stat)|sh: \d+: \S+) ['\"]?([^'\":]+)['\"]?: No such file"),
@@ -113,7 +114,7 @@ PATTERNS = (
     ),
     Pattern(
         "out_of_memory", _p(r"MemoryError\b|Cannot allocate memory|std::bad_alloc|[Oo]ut of memory: Killed|OOMKilled|DefaultCPUAllocator: (?:can't|not enough)"),
-        "its machine has too little memory", "raise resources.memory", also_alive=False,
+        "its machine has too little memory (of the host, not of the GPU)", "raise resources.memory", also_alive=False,
     ),
 )  # fmt: skip
 
@@ -158,7 +159,7 @@ def _killed(facts: Facts) -> Found | None:
     if not is_killed and "out of memory?" not in facts.message:
         return None
     return Found(
-        f"{_began(facts)}: it was killed, probably for lack of memory",
+        f"{_began(facts)}: it was killed, probably for lack of memory (of the host, not of the GPU)",
         update(facts, "raise resources.memory"),
     )
 
@@ -221,7 +222,8 @@ def _other_end(facts: Facts) -> Found | None:
         return None
     said = facts.message.partition(": ")[2]
     return Found(
-        f"{_began(facts)}" + (f": {short(said, 120)}" if said else ", and printed nothing"), logs(facts)
+        f"{_began(facts)}" + (f"; it printed last: {short(said, 120)}" if said else ", and printed nothing"),
+        logs(facts),
     )
 
 

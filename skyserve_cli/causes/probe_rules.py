@@ -61,8 +61,11 @@ def _refused(facts: Facts) -> Found | None:
     if not facts.reason and age_s < LONG_START_S:
         return None
     sentence = f"no program of {facts.who} listened on port {facts.port()} within {_limit(facts):g} s of starting `run`"
+    did = last_line(facts.log)
+    doing = f"; it printed last: {short(did, 80)}" if did else ""
+    sentence += doing
     if not facts.reason:
-        sentence = f"{facts.who} has been STARTING for {span(age_s)}, and no program listens on its port {facts.port()}"
+        sentence = f"{facts.who} has been STARTING for {span(age_s)}: nothing listens on its port {facts.port()} yet{doing}"
     return Found(sentence, _longer(facts, "listen on 0.0.0.0:$SKYSERVE_REPLICA_PORT"), last_line(facts.log))
 
 
@@ -83,7 +86,8 @@ def _key_missing(facts: Facts) -> Found | None:
     status = _status(facts)
     if status not in (401, 403):
         return None
-    sentence = f"the readiness probe of {facts.who} gets {status}: the server wants a key that the probe does not send"
+    why = "a key that it does not send" if status == 401 else "a key or rights that it does not have"
+    sentence = f"the readiness probe of {facts.who} gets {status}: the server wants {why}"
     return Found(
         sentence,
         update(facts, "set readiness_probe.headers to {Authorization: Bearer $API_KEY}", "--secret API_KEY"),
@@ -105,9 +109,7 @@ def _redirected(facts: Facts) -> Found | None:
     if found is None or not found[1].startswith("3"):
         return None
     where = f" to {short(found[2], 100)}" if found[2] else ""
-    sentence = (
-        f"the readiness probe of {facts.who} is redirected ({found[1]}){where}: another host is not followed"
-    )
+    sentence = f"the readiness probe of {facts.who} is redirected ({found[1]}){where}, and only follows to its own host"
     return Found(
         sentence, with_set(facts, "readiness_probe.path", "/PATH") + " (one that returns 200 itself)"
     )
@@ -166,7 +168,10 @@ def _id(facts: Facts) -> int:
 def _tls(facts: Facts) -> Found | None:
     if not _TLS.search(facts.probe):
         return None
-    sentence = f"the readiness probe of {facts.who} fails on TLS: {short(facts.probe, 100)}"
+    why = short(facts.probe, 100)
+    if "WRONG_VERSION_NUMBER" in facts.probe:
+        why = f"one side speaks TLS, the other plain HTTP ({why})"
+    sentence = f"the readiness probe of {facts.who} fails on TLS: {why}"
     return Found(
         sentence, update(facts, "let the server speak plain HTTP (the load balancer has the certificate)")
     )
@@ -190,7 +195,7 @@ def _unrouted(facts: Facts) -> Found | None:
 def _not_http(facts: Facts) -> Found | None:
     if not _NOT_HTTP.search(facts.probe):
         return None
-    sentence = f"what listens at {facts.at()} of {facts.who} gives no response of HTTP: {short(facts.probe)}"
+    sentence = f"what listens at {facts.at()} of {facts.who} speaks no HTTP/1.1 (TLS, gRPC, another protocol?): {short(facts.probe)}"
     return Found(sentence, update(facts, "let an HTTP server listen on $SKYSERVE_REPLICA_PORT"))
 
 
@@ -198,7 +203,7 @@ def _only_errors(facts: Facts) -> Found | None:
     if facts.reason != "ONLY_ERRORS":
         return None
     return Found(
-        f"{facts.who} gave clients nothing but errors (5xx), though its server runs",
+        f"{facts.who} was replaced: its server ran, and gave clients nothing but errors (5xx)",
         logs(facts),
         last_line(facts.log),
     )
@@ -208,7 +213,7 @@ def _too_slow(facts: Facts) -> Found | None:
     if facts.reason != "START_TIMEOUT":
         return None
     did = last_line(facts.log)
-    doing = f"; it was at: {short(did, 90)}" if did else ""
+    doing = f"; it printed last: {short(did, 90)}" if did else ""
     if "not set up" in facts.message:
         return Found(f"`setup` of {facts.who} took longer than {_limit(facts):g} s{doing}", logs(facts))
     more = max(60, round(2 * _limit(facts)))

@@ -102,13 +102,13 @@ def _budget(facts: Facts) -> Found | None:
     if found is None:
         return None
     what, kind, team, key = found.groups()
-    sentence = f"{what} not launched: the {kind}{f' of the team {team}' if team else ''} ({key}) is used up"
+    sentence = f"{what} not launched: the {kind}{f' of the team {team}' if team else ''} ({key}) {'is used up' if kind == 'quota' else 'leaves too little'}"
     if team:
         return Found(sentence, "serve teams (then raise it in config.yaml, or terminate what is not needed)")
     if key.startswith("controller"):
         return Found(
             sentence,
-            "raise controller.max_usd_hour in config.yaml, then: serve controller stop && serve controller start",
+            "raise controller.max_usd_hour in config.yaml, then: serve controller stop && serve controller start (replicas are not touched)",
         )
     return Found(sentence, with_set(facts, "replica_policy.max_usd_hour", "USD"))
 
@@ -138,11 +138,12 @@ def _launch_failed(facts: Facts) -> Iterator[tuple[str, Found]]:
     match facts.reason:
         case "CAPACITY":
             every = "no zone has" if _NO_ROOM.search(facts.notes) else f"{where} has no"
+            kind = str(failure["capacity_type"]).replace("_", "-")
             yield (
                 "no_capacity",
                 Found(
-                    f"{every} room for the replica: {said}",
-                    "serve plan FILE (then allow more zones, accelerators or clouds)",
+                    f"{every} {kind} capacity for the replica: {said}",
+                    "serve plan FILE (then allow more zones, accelerators or clouds, or on-demand replicas)",
                 ),
             )
         case "QUOTA":
@@ -150,7 +151,7 @@ def _launch_failed(facts: Facts) -> Iterator[tuple[str, Found]]:
                 "quota",
                 Found(
                     f"a quota of the account is used up in {where}: {said}",
-                    "request an increase, then: serve catalog discover",
+                    "request an increase in the cloud's console, then: serve catalog discover (reads the quotas again)",
                 ),
             )
         case "AUTH":
@@ -158,11 +159,16 @@ def _launch_failed(facts: Facts) -> Iterator[tuple[str, Found]]:
                 "credentials",
                 Found(
                     f"{failure['cloud']} refuses the controller's credentials or permissions: {said}",
-                    "serve check",
+                    "serve check (it names what lacks)",
                 ),
             )
         case "REFUSED":
-            yield "refused", Found(f"{where} refuses the launch: {said}", f"serve events {facts.name}")
+            yield (
+                "refused",
+                Found(
+                    f"{where} refuses the launch: {said}", "serve plan FILE (it says where else it can be)"
+                ),
+            )
         case "CONFIG":
             yield (
                 "wrong_config",
@@ -193,7 +199,7 @@ def _no_capacity(facts: Facts) -> Found | None:
     if not _NO_ROOM.search(facts.notes):
         return None
     return Found(
-        "no zone has room for more replicas: every one refused when last asked",
+        "no zone has capacity for more replicas: every one refused when last asked",
         "serve plan FILE (then allow more zones, accelerators or clouds)",
     )
 

@@ -96,7 +96,7 @@ FAULTS = {
     ),
     "no program listens": (
         probed(REFUSED, log="loading weights: 3 of 12\n"),
-        "not_listening", "STARTING for 14m 50s, and no program listens on its port 8080", "serve logs chat 1 -f",
+        "not_listening", "STARTING for 14m 50s: nothing listens on its port 8080 yet; it printed last: loading weights: 3 of 12", "serve logs chat 1 -f",
     ),
     "key missing": (probed(status(401)), "probe_key_missing", "gets 401: the server wants a key", "readiness_probe.headers"),
     "forbidden": (probed(status(403)), "probe_key_missing", "gets 403", "--secret API_KEY"),
@@ -117,7 +117,7 @@ FAULTS = {
     "stopped listening": (Fault([silent(REFUSED)]), "not_listening", "refuses connections at 203.0.113.7:8080", "serve logs chat 1"),
     "TLS": (probed("probe failed: [SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1000)"), "probe_tls", "fails on TLS", "plain HTTP"),
     "DNS": (probed("probe failed: Name or service not known"), "probe_dns", "cannot resolve the host of replica 1", "serve controller status"),
-    "not HTTP": (probed("probe failed: the response is not HTTP"), "not_http", "gives no response of HTTP", UPDATE),
+    "not HTTP": (probed("probe failed: the response is not HTTP"), "not_http", "speaks no HTTP/1.1", UPDATE),
     "only errors": (Fault([only_errors()]), "only_errors", "nothing but errors (5xx)", "serve logs chat 1"),
     "command not found": (
         Fault([exited(127, "/bin/bash: line 1: vllm: command not found")], "/bin/bash: line 1: vllm: command not found\n"),
@@ -134,7 +134,7 @@ FAULTS = {
     "port in use": (Fault([exited(1)], trace("OSError: [Errno 98] Address already in use")), "port_in_use", "its port is in use", UPDATE),
     "GPU memory": (
         Fault([exited(1)], trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.") + "RuntimeError: Engine core initialization failed.\n"),
-        "gpu_memory", "the GPU has too little memory", "resources.accelerators",
+        "gpu_memory", "the memory of the GPU ran out", "resources.accelerators",
     ),
     "killed": (Fault([exited(137, "loading weights")], "loading weights\n"), "out_of_memory", "exit code 137", "resources.memory"),
     "killed by a signal": (Fault([exited(-9, "loading", oom=True)]), "out_of_memory", "by signal SIGKILL", "resources.memory"),
@@ -148,35 +148,35 @@ FAULTS = {
     ),
     "no such model": (
         Fault([exited(1)], "OSError: meta/lama is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'\n"),
-        "model_missing", "not found on the hub", "correct the model's name",
+        "model_missing", "not found on Hugging Face", "correct the model's name",
     ),
     "exit code 0": (Fault([exited(0, "started")], "started\n"), "not_in_foreground", "must run for as long as the replica is to serve", "`exec`"),
     "server in the background": (Fault([exited(0, left=["python3"])]), "not_in_foreground", "it left python3 in the background", "`exec`"),
-    "wrong arguments": (Fault([exited(2)], "vllm: error: unrecognized arguments: --tp 2\n"), "wrong_arguments", "unrecognized arguments: --tp 2", "correct `run`"),
-    "unknown end": (Fault([exited(3, "no weights in /models")], "no weights in /models\n"), "program_ended", "`run` ended with exit code 3 on replica 1: no weights", "serve logs chat 1"),
+    "wrong arguments": (Fault([exited(2)], "vllm: error: unrecognized arguments: --tp 2\n"), "wrong_arguments", "unrecognized arguments: --tp 2", "correct the command in `run`"),
+    "unknown end": (Fault([exited(3, "no weights in /models")], "no weights in /models\n"), "program_ended", "`run` ended with exit code 3 on replica 1; it printed last: no weights", "serve logs chat 1"),
     "setup": (Fault([set_up("`setup` failed with exit code 1: E: Unable to locate package")]), "program_ended", "`setup` failed with exit code 1", "serve logs chat 1"),
     "image": (Fault([set_up("step 'image' failed: pull access denied for private/model")]), "image_pull", "could not pull its container image", "resources.image_id"),
     "image in a cluster": (Fault([set_up("ImagePullBackOff: Back-off pulling image x/y:1")]), "image_pull", "could not pull its container image", UPDATE),
     "start too slow": (
         Fault([too_slow(status(503))], "loading shard 3 of 12\n"), "start_too_slow",
-        "replica 1 was not ready within 300 s of starting `run`; it was at: loading shard 3 of 12",
+        "replica 1 was not ready within 300 s of starting `run`; it printed last: loading shard 3 of 12",
         "serve update chat FILE --set readiness_probe.initial_delay_seconds=600",
     ),
     "start too slow, nothing listens": (
         Fault([too_slow(REFUSED)], "downloading shard 3 of 12\n"),
         "not_listening", "listened on port 8080 within 300 s of starting `run`", "--set readiness_probe.initial_delay_seconds=600",
     ),
-    "set up too slowly": (Fault([replace(too_slow("x"), message="not set up within 1800 s")], "pip install x\n"), "start_too_slow", "longer than 1800 s; it was at: pip install x", "serve logs chat 1"),
+    "set up too slowly": (Fault([replace(too_slow("x"), message="not set up within 1800 s")], "pip install x\n"), "start_too_slow", "longer than 1800 s; it printed last: pip install x", "serve logs chat 1"),
     "no capacity": (
         Fault([refused(FailureKind.CAPACITY, "InsufficientInstanceCapacity")], stored={"notes": "1 more spot wanted, but every zone refused when last asked"}),
-        "no_capacity", "no zone has room", "serve plan FILE",
+        "no_capacity", "no zone has spot capacity", "serve plan FILE",
     ),
-    "no capacity, by the note": (noted(notes=f"1 more wanted, but {FULL}"), "no_capacity", "no zone has room", "serve plan FILE"),
+    "no capacity, by the note": (noted(notes=f"1 more wanted, but {FULL}"), "no_capacity", "no zone has capacity", "serve plan FILE"),
     "quota": (Fault([refused(FailureKind.QUOTA, "quota L-3819A6DF")]), "quota", "a quota of the account is used up", "serve catalog discover"),
     "credentials": (Fault([refused(FailureKind.AUTH, "AWS does not allow ec2:RunInstances")]), "credentials", "aws refuses the controller's credentials", "serve check"),
-    "refused": (Fault([refused(FailureKind.REFUSED, "not sold there")]), "refused", "refuses the launch: not sold there", "serve events chat"),
-    "budget": (noted(notes=over_budget(0.1)), "budget", "1 replica is not launched: the budget (replica_policy.max_usd_hour) is used up", "replica_policy.max_usd_hour=USD"),
-    "budget of the home": (noted(notes=over_budget(None)), "budget", "(controller.max_usd_hour) is used up", "config.yaml"),
+    "refused": (Fault([refused(FailureKind.REFUSED, "not sold there")]), "refused", "refuses the launch: not sold there", "serve plan FILE"),
+    "budget": (noted(notes=over_budget(0.1)), "budget", "1 replica is not launched: the budget (replica_policy.max_usd_hour) leaves too little", "replica_policy.max_usd_hour=USD"),
+    "budget of the home": (noted(notes=over_budget(None)), "budget", "(controller.max_usd_hour) leaves too little", "config.yaml"),
     "quota of a team": (noted(notes="2 replicas are not launched for the quota of the team red (max_gpus, 4): 4 in use"), "budget", "the quota of the team red (max_gpus) is used up", "serve teams"),
     "no offer": (noted(notes="no offer fits version 1"), "no_offer", "no offer fits", "serve plan FILE"),
     "given up, an older one serves": (
@@ -337,6 +337,7 @@ COMMAND = re.compile(r"serve [a-z][^;(]*")
 TERMS = (
     "service", "service file", "replica", "instance", "machine", "target", "endpoint", "controller", "load balancer agent",
     "offer", "preempt", "probe", "queue", "table", "version", "give up a version", "loaded", "budget", "quota", "cause",
+    "spec", "config.yaml", "replica port", "life", "in trial", "start deadline",
 )  # fmt: skip
 
 

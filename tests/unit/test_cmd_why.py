@@ -47,7 +47,8 @@ def test_a_service_or_one_of_its_replicas_is_named() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_where_the_processes_of_a_replica_listen() -> None:
-    own = {"SKYSERVE_SERVICE": "chat", "SKYSERVE_REPLICA_ID": "3", "SKYSERVE_REPLICA_PORT": "20001"}
+    name = f"chat-{os.getpid()}"  # no other on this machine
+    own = {"SKYSERVE_SERVICE": name, "SKYSERVE_REPLICA_ID": "3", "SKYSERVE_REPLICA_PORT": "20001"}
     command = [sys.executable, "-c", LISTENER]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **own}
@@ -55,11 +56,9 @@ def test_where_the_processes_of_a_replica_listen() -> None:
         assert one.stdin is not None
         assert one.stdout is not None
         port = int(one.stdout.readline())
-        assert listening("chat", 3, 20001) == [Address("127.0.0.1", port)]
-        assert listening("chat", 3, None) == [Address("127.0.0.1", port)]
-        assert (
-            listening("chat", 4, 20001) == listening("other", 3, 20001) == listening("chat", 3, 20002) == []
-        )
+        assert listening(name, 3, 20001) == [Address("127.0.0.1", port)]
+        assert listening(name, 3, None) == [Address("127.0.0.1", port)]
+        assert listening(name, 4, 20001) == listening("other", 3, 20001) == listening(name, 3, 20002) == []
         one.stdin.close()
 
 
