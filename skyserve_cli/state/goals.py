@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from policies.goals import UpdateMode
-from policies.model import Memory
+from policies.model import Memory, ReplicaState
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import memory_to_json
@@ -116,11 +116,11 @@ def set_down(c: Connection, name: str, *, purge: bool, now: float, author: str =
 
 def kill_replica(c: Connection, name: str, replica_id: int, *, now: float, author: str = "") -> None:
     """Raise NoSuchServiceError, or KeyError if the replica is not alive."""
-    live = {replica.id for replica in live_replicas(c, name)}
-    named = sa.select(t.services.c.name).where(t.services.c.name == name)
-    if not live and not c.execute(named).first():
-        raise NoSuchServiceError(name)
-    if replica_id not in live:
+    r = t.replicas.c
+    alive = sa.and_(r.service == name, r.id == replica_id, r.state != ReplicaState.GONE.value)
+    if c.execute(sa.select(r.id).where(alive)).first() is None:
+        if c.execute(sa.select(t.services.c.name).where(t.services.c.name == name)).first() is None:
+            raise NoSuchServiceError(name)
         raise KeyError(replica_id)
     c.execute(q.UPSERT[t.kills.name, c.dialect.name], [{"service": name, "replica_id": replica_id}])
     append_events(c, name, now, [EventRecord("goal", "end this replica", replica_id, author=author)])
