@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
 from policies.goals import UpdateMode
 from policies.model import Launched, Progressed, Replica, ReplicaState
@@ -299,6 +300,31 @@ def test_a_large_service_is_decided_about_after_the_others_have_what_they_need(
     assert world.log == ["tables", "probes", "calls"] * 2 + ["watch"]
     assert S.REQUESTED not in {world.row(name).replicas[0].state for name in ("chat", "other")}
     assert {call.key for call in world.calls} == {("chat", 2)}
+
+
+def test_what_happened_to_a_large_service_is_kept_where_the_database_fails_before_its_turn(
+    world: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile_module, "LARGE", 1)
+    made = reconciler(world)
+    tick(made, world)
+    services, reads = world.store.services, 0
+
+    def once(**more: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads > 1:
+            raise OperationalError("", None, Exception("it is away"))
+        return services(**more)
+
+    monkeypatch.setattr(world.store, "services", once)
+    world.happens(Launched(1, "i-1"))
+    world.time += 1.0
+    made.tick()
+    monkeypatch.undo()
+    assert world.fleet() == "1:REQUESTED 2:REQUESTED"
+    made.tick()
+    assert world.fleet() == "1:PROVISIONING 2:REQUESTED"
 
 
 def test_what_a_failed_turn_began_with_is_kept_for_the_next() -> None:

@@ -8,7 +8,7 @@ row has a launch outstanding, a TERMINATING row a terminate, whichever process w
 the row, so making one again is the same as having made it once.
 
 A tick costs by what changed: a service is only decided about again when something that the decision depends on differs
-(`turn_cache`), and all that the tick writes is one transaction.
+(`turn_cache`), and all that the tick writes is one transaction. Large services follow, each in a pass of its own.
 
 On start nothing is planned for a service until every cloud it has instances in has been listed once: what
 happened while no controller ran is learned before anything is decided.
@@ -153,6 +153,8 @@ class Reconciler:
                 self._store.try_to_write()
         except SQLAlchemyError as error:
             self.store_health.failed(error)  # the next tick is another chance
+            for name in self._later:
+                self._kept.forget(name)  # what clouds have listed may not have been taken in
         finally:
             self._began_at = None
         self.store_health.end(self._clock.now())
@@ -232,16 +234,17 @@ class Reconciler:
                 if standing is not None:
                     orders[row.name] = standing
                     continue
-                mine = tick.results.get(row.name, ())
+                mine = tick.results.get(row.name, ()) if is_first else ()
                 has_listings = bool(tick.listings)
                 if not row.down and self._slow.rests(row.name, mine, tick.now, has_listings=has_listings):
-                    orders[row.name] = self._waiting(row, mine)
+                    orders[row.name] = self._waiting(row)
                     if has_listings:
                         self._kept.forget(row.name)  # so that it is compared with the next ones
                     continue
                 if is_first and len(row.attempts) >= LARGE:
                     self._later.append(row.name)
-                    orders[row.name] = self._waiting(row, mine)
+                    self._slow.keep(row.name, mine)
+                    orders[row.name] = self._waiting(row)
                     continue
                 with self._slow.turn(row.name, mine, tick.now, len(row.attempts)) as turn:
                     team = self._teams.room(row)
@@ -264,9 +267,9 @@ class Reconciler:
                 orders[row.name] = self._unchanged(row)
         return orders, decided
 
-    def _waiting(self, row: ServiceRow, events: Sequence[Event]) -> Orders:
+    def _waiting(self, row: ServiceRow) -> Orders:
         """Return the orders of a service that is not decided about now."""
-        return self._slow.resting(row.name, self._orders.get(row.name) or self._unchanged(row), events)
+        return self._slow.waiting(row.name, self._orders.get(row.name) or self._unchanged(row))
 
     def _is_troubled(self, row: ServiceRow, sentence: str, now: float) -> bool:
         """Write what keeps the service from being decided about to its events and notes. Returns whether that is new."""

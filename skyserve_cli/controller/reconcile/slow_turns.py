@@ -52,13 +52,17 @@ class SlowTurns:
         slow = self._slow.get(service)
         if slow is None or now >= slow.until or (has_listings and not slow.is_slow):
             return False
-        self._kept.setdefault(service, []).extend(events)
+        self.keep(service, events)
         return True
 
-    def resting(self, service: str, orders: Orders, events: Sequence[Event]) -> Orders:
+    def keep(self, service: str, events: Sequence[Event]) -> None:
+        """Keep what happened to a service for its next turn."""
+        if events:
+            self._kept.setdefault(service, []).extend(events)
+
+    def waiting(self, service: str, orders: Orders) -> Orders:
         """Return the orders of a service that has no turn now, which were given before: without calls that have had their results."""
-        happened = (*self._kept.get(service, ()), *events)
-        done = {one.replica_id for one in happened if not isinstance(one, Progressed)}
+        done = {one.replica_id for one in self._kept.get(service, ()) if not isinstance(one, Progressed)}
         calls = tuple(call for call in orders.calls if call.replica.id not in done)
         return orders if len(calls) == len(orders.calls) else orders._replace(calls=calls)
 
