@@ -117,10 +117,12 @@ def set_down(c: Connection, name: str, *, purge: bool, now: float, author: str =
 def kill_replica(c: Connection, name: str, replica_id: int, *, now: float, author: str = "") -> None:
     """Raise NoSuchServiceError, or KeyError if the replica is not alive."""
     r = t.replicas.c
-    alive = sa.and_(r.service == name, r.id == replica_id, r.state != ReplicaState.GONE.value)
-    if c.execute(sa.select(r.id).where(alive)).first() is None:
-        if c.execute(sa.select(t.services.c.name).where(t.services.c.name == name)).first() is None:
-            raise NoSuchServiceError(name)
+    alive = sa.select(r.id).where(r.service == name, r.state != ReplicaState.GONE.value)
+    live = set(c.execute(alive).scalars())
+    named = sa.select(t.services.c.name).where(t.services.c.name == name)
+    if not live and not c.execute(named).first():
+        raise NoSuchServiceError(name)
+    if replica_id not in live:
         raise KeyError(replica_id)
     c.execute(q.UPSERT[t.kills.name, c.dialect.name], [{"service": name, "replica_id": replica_id}])
     append_events(c, name, now, [EventRecord("goal", "end this replica", replica_id, author=author)])
