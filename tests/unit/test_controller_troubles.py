@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from policies.goals import UpdateMode
-from policies.model import Launched, Progressed, Replica, ReplicaState
+from policies.model import Launched, ProbeFailed, Progressed, Replica, ReplicaState
 from policies.placement import fleet
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile import reconciler as reconcile_module
@@ -253,21 +253,22 @@ def test_a_service_that_rests_makes_no_call_again_that_has_its_result(world: Sto
 
 
 def test_what_a_cloud_lists_while_a_service_rests_is_seen_after_its_rest(world: Stored) -> None:
-    spent = 0.0
+    spent, took_s = 0.0, 0.0
     made = reconciler(world, stopwatch=lambda: spent)
     decide = made._service_turn.decide
 
     def slowly(*args: Any) -> Any:
         nonlocal spent
-        spent += 3.0
+        spent += took_s
         return decide(*args)
 
     made._service_turn.decide = slowly  # type: ignore[method-assign]
-    tick(made, world, times=2)
-    world.happens(Launched(1, "i-1"), Launched(2, "i-2"))
-    while world.fleet() != "1:PROVISIONING 2:PROVISIONING":
-        world.time += 1.0
-        made.tick()
+    world.has(*(a_replica(number, S.READY) for number in (1, 2)), name="chat")
+    tick(made, world, times=4)
+    took_s = 3.0
+    world.happens(ProbeFailed(1, "x"))
+    tick(made, world, times=3)
+    assert world.fleet() == "1:NOT_READY 2:READY"
     assert made._slow.rests("chat", (), world.time)
     for _ in range(40):
         world.time += 1.0
