@@ -9,6 +9,12 @@ do. It runs in a network namespace of its own, so this needs root.
 With `--serving` load balancers report that every replica serves clients (`benchmarks.serving_agent`); without it nothing does.
 With `--half-a-core` the controller shares one CPU with a process that never sleeps, from its start on.
 
+With `--large N` it measures what one service of N replicas does to the others instead: how long ticks take, and a command that reads
+another service, before it, while it starts, when it is ready, and while it loses a replica per second. All the time one replica of the
+others is terminated per second.
+
+    python -m benchmarks.daemon_cpu --replicas 200 --large 10000
+
 Prints, for the controller's process: CPU seconds until all replicas were READY, percent of a core afterwards, what
 `--clients` clients of /v1/services at once cost, and how late ticks were meanwhile: how much longer than the interval it took
 from the beginning of one to the next, of which the tick itself is a part. Exit code 1 if a replica was terminated.
@@ -29,6 +35,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import aiohttp
 import psutil
@@ -104,37 +112,52 @@ class Bench:
 
     def up(self) -> None:
         for number in range(self.services):
-            size = self.replicas // self.services
-            spec = ServiceSpec(
-                name=f"s{number}",
-                run="serve",
-                probe=Probe(path="/health"),
-                scaling=ScalingGoal(size, size),
-                resources=(ResourceChoice(cloud="fake", use_spot=True),),
-            )
-            self.client.put(spec.name, json.loads(json.dumps(spec_to_json(spec))), {}, None)
+            self.put(f"s{number}", self.replicas // self.services)
 
-    def count(self, state: str) -> int:
+    def put(self, name: str, size: int) -> None:
+        spec = ServiceSpec(
+            name=name,
+            run="serve",
+            probe=Probe(path="/health"),
+            scaling=ScalingGoal(size, size),
+            resources=(ResourceChoice(cloud="fake", use_spot=True),),
+        )
+        self.client.put(spec.name, json.loads(json.dumps(spec_to_json(spec))), {}, None)
+
+    def oldest_ready(self, name: str) -> int | None:
+        query = "SELECT min(id) FROM replicas WHERE service = ? AND state = 'READY'"
+        with self._database() as database:
+            return database.execute(query, (name,)).fetchone()[0]  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
         database = sqlite3.connect(f"file:{self.home.root / 'state.db'}?mode=ro", uri=True, timeout=10.0)
         try:
-            return int(
-                database.execute("SELECT count(*) FROM replicas WHERE state = ?", (state,)).fetchone()[0]
-            )
+            yield database
         finally:
             database.close()
+
+    def count(self, state: str) -> int:
+        query = "SELECT count(*) FROM replicas WHERE state = ?"
+        with self._database() as database:
+            return int(database.execute(query, (state,)).fetchone()[0])
 
     def cpu_s(self) -> float:
         used = self.daemon.cpu_times()
         return float(used.user + used.system)
 
+    def ticks_since(self, since: float) -> list[tuple[float, ...]]:
+        """Of the ticks that began since then: beginning, end, CPU seconds, and when services that are not large were served."""
+        lines = [tuple(map(float, line.split())) for line in self.ticks.read_text().splitlines()[:-1]]
+        return [one for one in lines if one[0] >= since]
+
     def lateness(self, since: float) -> str:
         """Of the ticks that began since then, as a sentence."""
-        lines = [tuple(map(float, line.split())) for line in self.ticks.read_text().splitlines()[:-1]]
-        ticks = [one for one in lines if one[0] >= since]
+        ticks = self.ticks_since(since)
         late_s = [b[0] - a[0] - TICK_S for a, b in itertools.pairwise(ticks)]
         if not late_s:
             return "no tick"
-        took_s, cpu_s = [end - start for start, end, _ in ticks], [cpu for _, _, cpu in ticks]
+        took_s, cpu_s = [end - start for start, end, *_ in ticks], [cpu for _, _, cpu, _ in ticks]
         return (
             f"ticks at most {1000 * max(late_s):.0f} ms late, took {1000 * statistics.median(took_s):.1f} ms, at most "
             f"{1000 * max(took_s):.0f} ms; {1000 * statistics.median(cpu_s):.1f} ms of CPU, at most {1000 * max(cpu_s):.0f} ms"
@@ -193,7 +216,69 @@ async def ask(home: Home, clients: int) -> tuple[float, int]:
         return time.monotonic() - started, received
 
 
-def main() -> int:
+class Neighbours:
+    """The services of a bench beside a large one."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._turns = itertools.count()
+
+    def phase(self, label: str, lasts: Callable[[float], bool], *, victims: Sequence[str] = ()) -> None:
+        """Print a row of the table of this phase, which goes on while `lasts` returns true for its seconds so far.
+
+        One replica of each of the `victims` is terminated per second, and one of the others.
+        """
+        bench, started, used = self._bench, time.monotonic(), self._bench.cpu_s()
+        commands_s: list[float] = []
+        while lasts(passed_s := time.monotonic() - started):
+            if len(commands_s) % 10 == 0:
+                for name in (f"s{next(self._turns) % bench.services}", *victims):
+                    number = bench.oldest_ready(name)
+                    if number is not None:
+                        bench.client.kill(name, number)
+            asked = time.monotonic()
+            bench.client._json("GET", "/v1/services/s0")
+            commands_s.append(time.monotonic() - asked)
+            time.sleep(max(0.0, started + 0.1 * len(commands_s) - time.monotonic()))
+        ticks = bench.ticks_since(started)
+        took_s, cpu_s = [end - start for start, end, *_ in ticks], [cpu for _, _, cpu, _ in ticks]
+        others_s = [others_at - start for start, _, _, others_at in ticks]
+        share = 100 * (bench.cpu_s() - used) / passed_s
+        print(
+            f"{label:9} {passed_s:5.0f} {len(ticks):6} {_spread(others_s)} {_spread(took_s)} {_spread(cpu_s)} "
+            f"{_spread(commands_s)} {share:7.0f} %",
+            flush=True,
+        )
+
+
+def _spread(seconds: list[float]) -> str:
+    """Return median, 99th percentile and maximum, in milliseconds."""
+    ordered = sorted(1000.0 * one for one in seconds)
+    p99 = ordered[int(0.99 * (len(ordered) - 1))]
+    return f"| {statistics.median(ordered):7.1f} {p99:7.1f} {ordered[-1]:7.1f}"
+
+
+def beside(bench: Bench, size: int, seconds: float) -> None:
+    """Measure the neighbours of a service of `size` replicas."""
+    neighbours = Neighbours(bench)
+    bench.up()
+    bench.all_ready()
+    heads = ("the others' tick", "whole tick", "CPU of it", "GET /v1/services/s0")
+    print("ms: median, p99, most   ", "".join(f"| {head:23} " for head in heads), "| daemon")
+    print(f"{'phase':9} {'s':>5} {'ticks':>6}")
+    neighbours.phase("alone", lambda passed_s: passed_s < seconds)
+    bench.put("large", size)
+    most = bench.replicas + size
+    neighbours.phase(
+        "starting",
+        lambda passed_s: bench.count("READY") < most - bench.services and passed_s < READY_WITHIN_S,
+    )
+    time.sleep(15.0)
+    neighbours.phase("ready", lambda passed_s: passed_s < seconds)
+    neighbours.phase("replacing", lambda passed_s: passed_s < seconds, victims=["large"])
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="CPU of the whole controller.")
     parser.add_argument("--services", type=int, default=10)
     parser.add_argument("--replicas", type=int, default=10_000)
@@ -209,7 +294,12 @@ def main() -> int:
         "--serving", action="store_true", help="load balancers report that replicas serve clients"
     )
     parser.add_argument("--half-a-core", action="store_true")
-    given = parser.parse_args()
+    parser.add_argument("--large", type=int, help="replicas of one service beside the others")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = _arguments()
     if _INSIDE not in os.environ:
         os.environ[_INSIDE] = "1"
         inside = ["-m", "benchmarks.daemon_cpu", *sys.argv[1:]]
@@ -225,6 +315,9 @@ def main() -> int:
         on_half_a_core=given.half_a_core,
         serving=given.serving,
     ) as bench:
+        if given.large:
+            beside(bench, given.large, given.steady)
+            return 0
         started, used = time.monotonic(), bench.cpu_s()
         bench.up()
         bench.all_ready()

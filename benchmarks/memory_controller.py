@@ -1,6 +1,6 @@
 """The production daemon over a cloud in memory, whose machines come up at once and all respond on a port of an address of their
-own (127.x.y.z). Appends the instants of every tick's beginning and end, and the CPU seconds of its thread between them, to
-the file $SKYSERVE_BENCH_TICKS. With $SKYSERVE_BENCH_SERVING its load balancers are `benchmarks.serving_agent`.
+own (127.x.y.z). Appends the instants of every tick's beginning and end, the CPU seconds of its thread between them, and the instant at
+which all but large services had what they need, to the file $SKYSERVE_BENCH_TICKS. With $SKYSERVE_BENCH_SERVING its load balancers are `benchmarks.serving_agent`.
 
 With $SKYSERVE_BENCH_CALLBACKS, writes to that file which callbacks of the event loop took the most CPU at once.
 
@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from policies.model import Zone
 from provisioners import fake
@@ -28,6 +29,7 @@ from skyserve_cli.controller import daemon
 from skyserve_cli.controller.balancers import agent_process as lb_process
 from skyserve_cli.controller.reconcile import reconciler
 from skyserve_cli.controller.reconcile.ports import AgentOrder
+from skyserve_cli.spec import infra
 
 PORT = 9000
 _ZONES = 12
@@ -100,7 +102,7 @@ def _time_callbacks(file: Path) -> None:
 
 def main() -> int:
     make = clouds.Clouds._make
-    tick = reconciler.Reconciler.tick
+    tick, one_pass, passed = reconciler.Reconciler.tick, reconciler.Reconciler._pass, list[float]()
     ticks = Path(os.environ["SKYSERVE_BENCH_TICKS"]).open("a", buffering=1)  # noqa: SIM115 - for as long as this lives
 
     def made(self: clouds.Clouds, name: str) -> Provisioner:
@@ -108,8 +110,15 @@ def main() -> int:
 
     def timed(self: reconciler.Reconciler) -> None:
         started, used = time.monotonic(), time.thread_time()
+        passed.clear()
         tick(self)
-        print(f"{started:.4f} {time.monotonic():.4f} {time.thread_time() - used:.4f}", file=ticks)
+        ended, used = time.monotonic(), time.thread_time() - used
+        print(f"{started:.4f} {ended:.4f} {used:.4f} {passed[0] if passed else ended:.4f}", file=ticks)
+
+    def first(self: reconciler.Reconciler, *args: Any) -> Any:
+        found = one_pass(self, *args)
+        passed.append(time.monotonic())
+        return found
 
     if os.environ.get("SKYSERVE_BENCH_CALLBACKS"):
         _time_callbacks(Path(os.environ["SKYSERVE_BENCH_CALLBACKS"]))
@@ -124,7 +133,9 @@ def main() -> int:
 
         lb_process.agent_command = serving
     clouds.Clouds._make = made  # type: ignore[method-assign]
+    infra.CLOUDS = (*infra.CLOUDS, fake.CLOUD)  # type: ignore[assignment]
     reconciler.Reconciler.tick = timed  # type: ignore[method-assign]
+    reconciler.Reconciler._pass = first  # type: ignore[method-assign]
     return daemon.main()
 
 

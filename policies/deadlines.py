@@ -12,6 +12,8 @@ from policies.model import Drained, EndReason, Event, GaveUp, Replica, ReplicaSt
 def due(replicas: Iterable[Replica], goal: Goal, load: Load, now: float) -> Iterator[Event]:
     """Yield the events that are due at `now`: start and probe time-outs, and drains that are over."""
     for replica in replicas:
+        if replica.state is ReplicaState.READY:
+            continue  # it has all the time, and nearly all are
         event = _due(replica, goal, load, now)
         if event is not None:
             yield event
@@ -19,7 +21,8 @@ def due(replicas: Iterable[Replica], goal: Goal, load: Load, now: float) -> Iter
 
 def next_due(replicas: Iterable[Replica], goal: Goal) -> float | None:
     """Return when the first of these deadlines is, if nothing happens before."""
-    return min((at for r in replicas if (at := _ends_at(r, goal)) is not None), default=None)
+    busy = (replica for replica in replicas if replica.state is not ReplicaState.READY)
+    return min((at for one in busy if (at := _ends_at(one, goal)) is not None), default=None)
 
 
 def _ends_at(replica: Replica, goal: Goal) -> float | None:

@@ -144,6 +144,8 @@ def loaded(
     now: float,
 ) -> frozenset[int]:
     """Return the replicas that are READY and loaded."""
+    if not failed:
+        return frozenset()
     ready = {replica.id for replica in replicas if replica.state is ReplicaState.READY}
     return frozenset(
         number
@@ -154,7 +156,8 @@ def loaded(
 
 def with_engines(load: Load, replicas: Iterable[Replica], work: Mapping[int, Work]) -> Load:
     """Return the load with what the engines of ready replicas report."""
-    ready = [work[one.id] for one in replicas if one.state is ReplicaState.READY and one.id in work]
+    here = replicas if work else ()
+    ready = [work[one.id] for one in here if one.state is ReplicaState.READY and one.id in work]
     reporting = [done for done in ready if done.queued is not None or done.kv_usage is not None]
     return replace(
         load,
@@ -169,7 +172,7 @@ def failing(
 ) -> list[GaveUp]:
     """Return the ends that are due of replicas that give clients nothing but errors; see `brake` for those that stand."""
     due = []
-    for replica in replicas:
+    for replica in replicas if work else ():
         done = work.get(replica.id)
         if replica.state not in (ReplicaState.READY, ReplicaState.NOT_READY) or done is None:
             continue

@@ -27,6 +27,8 @@ def leaving(counted: Sequence[Replica], every: Sequence[Replica], goal: Goal, no
     The next one's turn comes when the drain of the one before is over.
     """
     announced = sorted(filter(is_announced, counted), key=lambda one: (one.retire_at, one.id))
+    if not announced:
+        return []
     ending = sum(is_announced(replica) and replica.state in _ENDING for replica in every)
     first = announced[: max(0, max(1, goal.max_surge) - ending)]
     return [one for one in announced if one in first or now >= drains_at(one, goal)]

@@ -294,7 +294,7 @@ def settle(complete: bool, old: Sequence[Replica], goal: Goal, memory: Json) -> 
 
 
 def _ready(replicas: Sequence[Replica]) -> int:
-    return sum(replica.state is ReplicaState.READY for replica in replicas)
+    return [replica.state for replica in replicas].count(ReplicaState.READY)
 
 
 def _serves(replica: Replica, goal: Goal, memory: Json) -> bool:

@@ -172,10 +172,10 @@ class Spread:
 
     def __init__(self, replicas: Iterable[Replica], *, by_region: bool = True) -> None:
         self.by_region = by_region
-        self.in_zone: Counter[Zone] = Counter()
+        self.in_zone: Counter[Zone] = Counter([replica.offer.zone for replica in replicas])
         self.in_region: Counter[tuple[str, str]] = Counter()
-        for replica in replicas:
-            self._count(replica.zone)
+        for zone, count in self.in_zone.items():
+            self.in_region[zone.cloud, zone.region] += count
 
     def take(self, offers: Sequence[Offer], why: str = "") -> PlannedLaunch:
         """Return the next place among `offers`, which must not be empty; it is counted at once."""

@@ -50,11 +50,13 @@ def after_outage(
     such machines.
     """
     accepted = [replica for replica in replicas if replica.launched_at is not None]
+    if any(replica.zone != accepted[0].zone for replica in accepted):
+        return None
     asked = {replica.zone for replica in replicas if replica.launched_at is None}
     held = {replica.zone for replica in accepted}
     others = [offer for offer in offers if offer.zone not in held]
     refused = {offer.zone: zone_backoff.refusal(offer, closed) for offer in others}
-    if len({offer.zone for offer in offers}) < 2 or len(held) > 1 or not others:
+    if len({offer.zone for offer in offers}) < 2 or not others:
         return None
     if any(refusal is None or refusal.times < 2 for refusal in refused.values()):
         return None

@@ -37,9 +37,9 @@ def due_at(view: View, target: int, memory: Json) -> float | None:
     patience_s = view.goal.spread_again_after_s
     if patience_s <= 0 or view.others or len(view.replicas) != target:
         return None
-    if crowded_zone(view.replicas, target) is None:
-        return None
     if any(replica.state is not ReplicaState.READY for replica in view.replicas):
+        return None
+    if crowded_zone(view.replicas, target) is None:
         return None
     settled_at = max(replica.since for replica in view.replicas)
     attempted_at: float = memory.get(ATTEMPT_AT, 0.0)

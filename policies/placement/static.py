@@ -74,7 +74,7 @@ def _launches(
 
     rented = price_limits.without_own_hosts(usable)
     hosts = price_limits.own_zones(view.offers)
-    elsewhere = [replica for replica in live if replica.zone not in hosts]
+    elsewhere = [replica for replica in live if replica.zone not in hosts] if hosts else live
     again = reopening.after_outage(
         price_limits.without_own_hosts(view.offers), rented, elsewhere, closed, view.now
     )

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from policies.goals import UpdateMode
-from policies.model import Memory
+from policies.model import Memory, ReplicaState
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.codec import memory_to_json
@@ -116,7 +116,9 @@ def set_down(c: Connection, name: str, *, purge: bool, now: float, author: str =
 
 def kill_replica(c: Connection, name: str, replica_id: int, *, now: float, author: str = "") -> None:
     """Raise NoSuchServiceError, or KeyError if the replica is not alive."""
-    live = {replica.id for replica in live_replicas(c, name)}
+    r = t.replicas.c
+    alive = sa.select(r.id).where(r.service == name, r.state != ReplicaState.GONE.value)
+    live = set(c.execute(alive).scalars())
     named = sa.select(t.services.c.name).where(t.services.c.name == name)
     if not live and not c.execute(named).first():
         raise NoSuchServiceError(name)

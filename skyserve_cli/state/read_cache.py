@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from policies.model import ReplicaState, Role
 from skyserve_cli.state.values import Commit, ServiceRow
@@ -11,21 +11,36 @@ from skyserve_cli.state.values import Commit, ServiceRow
 
 @dataclass(slots=True)
 class ReadCache:
-    """The rows as of `count` changes. It is true as long as the database counts the same."""
+    """The rows as of `count` changes. It is true as long as the database counts the same.
+
+    `has_old_goals`: the last changes were to goals, and only replicas are true.
+    """
 
     count: int
     rows: dict[str, ServiceRow]
+    has_old_goals: bool = False
+    _later: dict[int, Sequence[Commit]] = field(default_factory=dict)
+
+    def take_goals(self, rows: Sequence[ServiceRow]) -> None:
+        """Take in what was read with the replicas of these rows. Rows that are as before stay the same objects."""
+        before = self.rows
+        self.rows = {row.name: was if (was := before.get(row.name)) == row and was else row for row in rows}
+        self.has_old_goals = False
 
     def follow(self, count: int, commits: Sequence[Commit]) -> None:
-        """Take in what was committed as the change number `count`.
+        """Take in what was committed as the change number `count`, in any order; no commits: a goal.
 
         If another process wrote in between, the cache stays as it is, and is found out of date.
         """
-        if count != self.count + 1 or any(commit.name not in self.rows for commit in commits):
-            return
-        self.count = count
-        for commit in commits:
-            self._take(commit)
+        self._later[count] = commits
+        while self.count + 1 in self._later:
+            commits = self._later.pop(self.count + 1)
+            if any(commit.name not in self.rows for commit in commits):
+                return
+            self.count += 1
+            self.has_old_goals = self.has_old_goals or not commits
+            for commit in commits:
+                self._take(commit)
 
     def _take(self, commit: Commit) -> None:
         row = self.rows[commit.name]

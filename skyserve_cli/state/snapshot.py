@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,12 +18,18 @@ from skyserve_cli.state.values import ServiceRow, VersionRow
 _MODES = {mode.value: mode for mode in UpdateMode}
 
 
-def read_services(c: Connection, *, down: bool) -> list[ServiceRow]:
-    """See `Store.services`."""
+def read_services(
+    c: Connection, *, down: bool, before: Mapping[str, ServiceRow] | None = None
+) -> list[ServiceRow]:
+    """See `Store.services`. With the rows of `before`, whose replicas are still true, those are not read."""
     rows = c.execute(q.SERVICES).all()
     live: dict[str, list[Replica]] = {}
     troubles: dict[str, str] = {}
-    for row in c.execute(q.LIVE):
+    for was in () if before is None else before.values():
+        troubles[was.name] = was.trouble
+        if was.attempts:
+            live[was.name] = [*was.attempts]
+    for row in c.execute(q.LIVE) if before is None else ():
         if trouble := unread(row):
             troubles.setdefault(row.service, trouble)
         live.setdefault(row.service, []).append(replica_from_row(row))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -44,6 +44,7 @@ from skyserve_cli.state.values import (
 )
 
 _LEAST_FREE_BYTES = 256 << 10
+_FOLLOWS_WITHIN_S = 1.0
 
 
 class Store:
@@ -53,7 +54,8 @@ class Store:
         """The store closes the database."""
         self.database = database
         self._read_cache: ReadCache | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()  # notified when what was written is in the cache
+        self._writers = 0
         self._moving = threading.RLock()
 
     def close(self) -> None:
@@ -95,43 +97,40 @@ class Store:
         would not be read back as it is.
         """
         new = goals.NewVersion(spec, replica_hash, sealed_secrets, lb_port, target, team)
-        with self.database.writing() as c:
-            self._bump_revision(c)
-            version = goals.put_service(c, name, new, mode, now, self.database.draw, author)
-        self.forget()
-        return version
+        with self._followed() as (c, _):
+            return goals.put_service(c, name, new, mode, now, self.database.draw, author)
 
     def set_down(self, name: str, *, purge: bool, now: float, author: str = "") -> None:
         """Take the service down; `purge`: without waiting for requests to finish."""
-        with self.database.writing() as c:
-            self._bump_revision(c)
+        with self._followed() as (c, _):
             goals.set_down(c, name, purge=purge, now=now, author=author)
-        self.forget()
 
     def kill_replica(self, name: str, replica_id: int, *, now: float, author: str = "") -> None:
         """End one replica; another will take its place.
 
         Raises NoSuchServiceError, or KeyError if it is not alive.
         """
-        with self.database.writing() as c:
-            self._bump_revision(c)
+        with self._followed() as (c, _):
             goals.kill_replica(c, name, replica_id, now=now, author=author)
-        self.forget()
 
     # --- the reconciler's ---------------------------------------------------------------------------------
 
     def services(self, *, down: bool = False) -> list[ServiceRow]:
         """Return a snapshot: every service that is up or of which something is left (`down`: also the others)."""
-        if self.database.is_exclusive and self._read_cache is not None and not down:
-            return list(self._read_cache.rows.values())
+        kept = self._read_cache
+        if self.database.is_exclusive and kept is not None and not kept.has_old_goals and not down:
+            return list(kept.rows.values())
         with self.database.reading() as c, self._lock:
             count = int(c.execute(q.COUNT).scalar_one())
             if down:
                 return snapshot.read_services(c, down=True)
-            if self._read_cache is None or self._read_cache.count != count:
+            kept = self._read_cache
+            if kept is None or (kept.count != count and not self._follows(kept, count)):
                 rows = snapshot.read_services(c, down=False)
-                self._read_cache = ReadCache(count, {row.name: row for row in rows})
-            return list(self._read_cache.rows.values())
+                kept = self._read_cache = ReadCache(count, {row.name: row for row in rows})
+            elif kept.has_old_goals:
+                kept.take_goals(snapshot.read_services(c, down=False, before=kept.rows))
+            return list(kept.rows.values())
 
     def count(self) -> int:
         """Return how many times what `services` shows has changed."""
@@ -150,12 +149,8 @@ class Store:
     def commit_all(self, commits: Sequence[Commit]) -> None:
         """One tick: intents, memory and events of several services, each at most once, in one transaction."""
         prepared = PreparedCommits.of(commits, self._unasked)
-        with self.database.writing() as c:
-            revision = self._bump_revision(c)
+        with self._followed(prepared.read) as (c, revision):
             prepared.write(c, revision)
-        with self._lock:
-            if self._read_cache is not None:
-                self._read_cache.follow(revision, prepared.read)
 
     def reseal(
         self, again: Callable[[bytes], bytes | None], also: Callable[[Connection], None] = lambda c: None
@@ -407,7 +402,34 @@ class Store:
         with self._lock:
             kept = self._read_cache
             row = None if kept is None else kept.rows.get(name)
-            return None if kept is None or row is None or row.killed else kept.count
+            is_known = kept is not None and not kept.has_old_goals and row is not None and not row.killed
+            return kept.count if kept is not None and is_known else None
+
+    def _follows(self, kept: ReadCache, count: int) -> bool:
+        """Wait until the cache has what this process writes. Returns whether that is all there was to read at `count`."""
+        if kept.count > count or not self._writers:
+            return False  # it is another database, or another process has written
+        self._lock.wait_for(lambda: kept.count >= count or not self._writers, _FOLLOWS_WITHIN_S)
+        is_later = kept.count > count and not kept.has_old_goals
+        return kept is self._read_cache and (kept.count == count or is_later)
+
+    @contextmanager
+    def _followed(self, commits: Sequence[Commit] = ()) -> Iterator[tuple[Connection, int]]:
+        """One transaction with its number, which the cache then follows. It writes these commits, or one goal and no replica."""
+        with self._lock:
+            self._writers += 1
+        revision = 0
+        try:
+            with self.database.writing() as c:
+                number = self._bump_revision(c)
+                yield c, number
+            revision = number
+        finally:
+            with self._lock:
+                self._writers -= 1
+                if revision and self._read_cache is not None:
+                    self._read_cache.follow(revision, commits)
+                self._lock.notify_all()
 
     def _bump_revision(self, c: Connection) -> int:
         """Say that what `services` shows has changed. In the transaction that changes it."""

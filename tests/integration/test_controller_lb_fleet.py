@@ -20,6 +20,7 @@ from aiohttp.test_utils import TestServer
 from lb.config.options import Access, ApiKey
 from lb.config.schema import Limits, Readiness, Table, Target
 from policies.history import Load
+from skyserve_cli.controller.balancers import local_fleet
 from skyserve_cli.controller.balancers.agent_process import AgentFolder
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.reconcile.ports import AgentOrder
@@ -128,7 +129,13 @@ def synced(fleet: LocalFleet, service: str = "chat") -> Callable[[], bool]:
     return lambda: fleet.view(service).acked
 
 
-async def test_an_agent_is_started_serves_its_table_and_is_stopped(world: World, port: int) -> None:
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_an_agent_is_started_serves_its_table_and_is_stopped(
+    world: World, port: int, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_large:
+        monkeypatch.setattr(local_fleet, "LARGE_BYTES", 0)
+        monkeypatch.setattr(local_fleet, "MANY_TARGETS", 0)
     fleet = await world.fleet()
     assert fleet.load("chat") == Load()
     assert not fleet.view("chat").alive

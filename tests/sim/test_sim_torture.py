@@ -11,6 +11,7 @@ import pytest
 from lb.config.schema import Readiness
 from policies.goals import ScalingGoal, UpdateMode
 from policies.model import ReplicaState
+from skyserve_cli.controller.reconcile import reconciler
 from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 from tests.clouds.schedules import is_long, seeds
 from tests.kit.fault_cloud import Faults
@@ -232,3 +233,12 @@ def test_an_instance_without_a_row_is_ended() -> None:
     life.cloud.launch(orphan)
     life.run_for(60.0, 2.0)
     assert [one.order.token for one in life.cloud.alive()] == [order.token]
+
+
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_every_invariant_holds_where_each_service_is_decided_about_for_itself(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As large ones are."""
+    monkeypatch.setattr(reconciler, "LARGE", 1)
+    assert run_seed(seed).launches > 0

@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
-from policies.model import Launched, Replica, ReplicaState
+from policies.goals import UpdateMode
+from policies.model import Launched, ProbeFailed, Progressed, Replica, ReplicaState
 from policies.placement import fleet
 from skyserve_cli.controller.clouds.caches import SpecCache
+from skyserve_cli.controller.reconcile import reconciler as reconcile_module
 from skyserve_cli.controller.reconcile.fleets import MOST_LAUNCHES
 from skyserve_cli.controller.reconcile.inputs import Budget
 from skyserve_cli.controller.reconcile.ports import Specs
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
-from skyserve_cli.controller.reconcile.slow_turns import REST, SlowTurns
+from skyserve_cli.controller.reconcile.slow_turns import LARGE, LARGE_REST, REST, SlowTurns
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec.load import load_text
 from skyserve_cli.state import tables as t
@@ -212,6 +215,117 @@ def test_one_slow_turn_is_no_reason_to_rest_and_two_in_a_row_are() -> None:
         with slow.turn("chat", (), 100.0):
             spent += took_s
         assert slow.rests("chat", (), 100.0) is rests
+
+
+def test_a_large_service_rests_after_each_turn_but_not_from_what_clouds_list() -> None:
+    spent = 0.0
+    slow = SlowTurns(lambda: spent)
+    for replicas, now, has_listings, rests in (
+        (LARGE - 1, 100.0, False, False),
+        (LARGE, 100.0, False, True),
+        (LARGE, 100.0, True, False),
+        (LARGE, 100.0 + 0.01 * LARGE_REST, False, False),
+    ):
+        with slow.turn("chat", (), 100.0, replicas) as turn:
+            spent += 0.01
+        assert slow.rests("chat", (), now, has_listings=has_listings) is rests
+        assert turn.remark == ""
+
+
+def test_a_service_that_rests_makes_no_call_again_that_has_its_result(world: Stored) -> None:
+    spent = 0.0
+    made = reconciler(world, stopwatch=lambda: spent)
+    decide = made._service_turn.decide
+
+    def slowly(*args: Any) -> Any:
+        nonlocal spent
+        spent += 3.0
+        return decide(*args)
+
+    made._service_turn.decide = slowly  # type: ignore[method-assign]
+    tick(made, world, times=2)
+    assert {call.replica.id for call in world.calls if call.service == "chat"} == {1, 2}
+    world.happens(Launched(1, "i-1"))
+    world.happens(Progressed(2, "trying again"))
+    tick(made, world)
+    assert made._slow.rests("chat", (), world.time)
+    assert {call.replica.id for call in world.calls if call.service == "chat"} == {2}
+
+
+def test_what_a_cloud_lists_while_a_service_rests_is_seen_after_its_rest(world: Stored) -> None:
+    spent, took_s = 0.0, 0.0
+    made = reconciler(world, stopwatch=lambda: spent)
+    decide = made._service_turn.decide
+
+    def slowly(*args: Any) -> Any:
+        nonlocal spent
+        spent += took_s
+        return decide(*args)
+
+    made._service_turn.decide = slowly  # type: ignore[method-assign]
+    world.has(*(a_replica(number, S.READY) for number in (1, 2)), name="chat")
+    tick(made, world, times=4)
+    took_s = 3.0
+    world.happens(ProbeFailed(1, "x"))
+    tick(made, world, times=3)
+    assert world.fleet() == "1:NOT_READY 2:READY"
+    assert made._slow.rests("chat", (), world.time)
+    for _ in range(40):
+        world.time += 1.0
+        world.lists()  # both are gone
+        made.tick()
+    assert not {one.id for one in world.row().replicas} & {1, 2}
+
+
+def test_a_large_service_is_decided_about_after_the_others_have_what_they_need(
+    world: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile_module, "LARGE", 2)
+    one = replace(SPEC.scaling, min_replicas=1, max_replicas=1)
+    world.up(replace(SPEC, name="other", scaling=one), UpdateMode.ROLLING)
+    made = reconciler(world)
+    tick(made, world)
+    assert [len(world.row(name).attempts) for name in ("chat", "other")] == [2, 1]
+    decide, decided = made._service_turn.decide, list[tuple[str, list[str]]]()
+
+    def watched(row: Any, *rest: Any) -> Any:
+        decided.append((row.name, list(world.log)))
+        return decide(row, *rest)
+
+    made._service_turn.decide = watched  # type: ignore[method-assign]
+    world.log.clear()
+    world.happens(Launched(1, "i-1"))
+    world.happens(Launched(1, "i-1"), name="other")
+    tick(made, world)
+    assert decided == [("other", []), ("chat", ["tables", "probes", "calls"])]
+    assert world.log == ["tables", "probes", "calls"] * 2 + ["watch"]
+    assert S.REQUESTED not in {world.row(name).replicas[0].state for name in ("chat", "other")}
+    assert {call.key for call in world.calls} == {("chat", 2)}
+
+
+def test_what_happened_to_a_large_service_is_kept_where_the_database_fails_before_its_turn(
+    world: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile_module, "LARGE", 1)
+    made = reconciler(world)
+    tick(made, world)
+    services, reads = world.store.services, 0
+
+    def once(**more: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads > 1:
+            raise OperationalError("", None, Exception("it is away"))
+        return services(**more)
+
+    monkeypatch.setattr(world.store, "services", once)
+    world.happens(Launched(1, "i-1"))
+    world.time += 1.0
+    made.tick()
+    monkeypatch.undo()
+    assert world.fleet() == "1:REQUESTED 2:REQUESTED"
+    made.tick()
+    assert world.fleet() == "1:PROVISIONING 2:REQUESTED"
 
 
 def test_what_a_failed_turn_began_with_is_kept_for_the_next() -> None:

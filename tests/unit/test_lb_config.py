@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ from policies.model import (
     Zone,
 )
 from policies.routing.base import RequestView
-from skyserve_cli.controller.reconcile.lb_config import table_of
+from skyserve_cli.controller.reconcile.lb_config import KnownTargets, table_of
 from skyserve_cli.spec.load import load_text
 from skyserve_cli.spec.model import ServiceSpec
 
@@ -175,3 +176,46 @@ def test_an_agent_hands_over_at_the_same_instant_however_often_it_is_told() -> N
     assert table.handovers(DRAIN_S - handover_s - 0.1, handover_s) == []
     assert table.handovers(DRAIN_S - handover_s, handover_s) == [booking]
     assert table.table.targets[0].state is Readiness.DRAINING
+
+
+# --- the targets of the last table ------------------------------------------------------------------------------
+
+
+def _tls_name(replica: Replica) -> str:
+    return "one" if (replica.endpoint or "").startswith("https:") else ""
+
+
+def test_a_table_made_with_the_last_targets_is_the_one_made_without() -> None:
+    """Whatever becomes of replicas, and of what a target is made of."""
+    rng, known = random.Random(3), KnownTargets()
+    fleet = {number: a_replica(number) for number in range(1, 9)}
+    spec, goal, loaded = SPEC, GOAL, frozenset[int]()
+    reused = 0
+    for _ in range(300):
+        number = rng.randint(1, 8)
+        match rng.choice(["same", "drain", "new", "gone", "loaded", "spec", "rates"]):
+            case "drain" if number in fleet and fleet[number].state is ReplicaState.READY:
+                fleet[number] = draining(fleet[number])
+            case "new":
+                offer = replace(OFFER, accelerator=rng.choice(["L4", "H100"]), price_usd_hour=rng.random())
+                fleet[number] = replace(
+                    a_replica(number, offer), endpoint=rng.choice(["http://a:1", "https://b:1"])
+                )
+            case "gone":
+                fleet.pop(number, None)
+            case "loaded":
+                loaded = frozenset(rng.sample(range(1, 9), 3))
+            case "spec":
+                spec = replace(SPEC, probe=replace(SPEC.probe, path=rng.choice(["/a", "/b"])))
+            case "rates":
+                rates = (AcceleratorQps("L4", 1.0, 1.0), AcceleratorQps("H100", 1.0, rng.choice([2.0, 4.0])))
+                goal = replace(GOAL, scaling=replace(GOAL.scaling, target_qps_by_accelerator=rates))
+            case _:
+                pass
+        last = {one.target.id: one.target for one in known._made.values()}
+        given = ("chat", spec, list(fleet.values()), goal, {}, NOW, 3, "CA", _tls_name, loaded)
+        table = table_of(*given, known)
+        assert table == table_of(*given)
+        assert bool(table.targets_ca) is any(target.tls_name for target in table.targets)
+        reused += sum(last.get(one.target.id) is one.target for one in known._made.values())
+    assert reused > 1000

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from aiohttp import web
 
-from provisioners.remote.host_agent.log_times import offset_since
-
 MAX_LOG_BYTES = 1 << 20
 
 
@@ -25,6 +23,8 @@ async def log_response(
     asked += end if asked < 0 else 0
     if "since" in request.query and times is not None:
         since = float(request.query["since"])
+        from provisioners.remote.host_agent.log_times import offset_since  # rarely needed
+
         found = await asyncio.to_thread(offset_since, times, since)
         asked = asked if found is None else end if found < 0 else found
     offset = min(2**62, max(first_kept, asked))

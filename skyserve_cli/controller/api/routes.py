@@ -23,7 +23,6 @@ from skyserve_cli.controller.api.query import MAX_HISTORY_REPLICAS, since_of
 from skyserve_cli.controller.api.route import Route, refuse
 from skyserve_cli.controller.api.service import ControllerService
 from skyserve_cli.controller.api.snapshot import Snapshots, may_be_old, snapshot_response
-from skyserve_cli.controller.api.usage_view import usage_question
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home
 from skyserve_cli.spec import spec_to_json
@@ -153,6 +152,8 @@ class KernelRoutes:
         return web.json_response(found, dumps=lambda content: orjson.dumps(content).decode())
 
     async def _usage(self, request: web.Request) -> web.Response:
+        from skyserve_cli.controller.api.usage_view import usage_question  # rarely needed
+
         question = usage_question(request.query)
         found = await asyncio.to_thread(self._service.usage, request.match_info["name"], question)
         return web.json_response(found, dumps=lambda content: orjson.dumps(content).decode())

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from policies.goals import UpdateMode
 from policies.health import FailedProbe
@@ -21,7 +21,6 @@ from skyserve_cli.controller.api.access import calling, insist_on_other_hosts
 from skyserve_cli.controller.api.endpoint_port import endpoint_port
 from skyserve_cli.controller.api.series_view import series_view, span_for
 from skyserve_cli.controller.api.team_rules import TeamRules
-from skyserve_cli.controller.api.usage_view import MOST_ROWS, UsageQuestion, usage_view, usd_of
 from skyserve_cli.controller.api.views import history_view, is_well, last_failure, service_view
 from skyserve_cli.controller.balancers.dns import ThreadDns
 from skyserve_cli.controller.balancers.front_address import shown_host
@@ -47,6 +46,9 @@ from skyserve_cli.state.series import RINGS
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.usage import day_of
 from skyserve_cli.state.values import DemandRow, NoSuchServiceError, ServiceRow, Spent
+
+if TYPE_CHECKING:
+    from skyserve_cli.controller.api.usage_view import UsageQuestion
 
 #: Why a launch ends that the cloud has refused: it has left nothing.
 _REFUSED = (EndReason.CAPACITY, EndReason.QUOTA, EndReason.AUTH, EndReason.REFUSED, EndReason.CONFIG)
@@ -285,6 +287,8 @@ class ControllerService:
 
         Raises NoSuchServiceError, or ValueError if there are more than MOST_ROWS sums.
         """
+        from skyserve_cli.controller.api.usage_view import MOST_ROWS, usage_view, usd_of  # rarely needed
+
         both = (False, True)
         service = next(
             (row for down in both for row in self._store.services(down=down) if row.name == name), None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
+import orjson
 
 from lb.config.demand import Demand
 from policies.history import Load
@@ -83,7 +84,13 @@ class RegionalFleet:
 
     async def start(self) -> None:
         timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+        self._session = aiohttp.ClientSession(
+            timeout=timeout,
+            connector=aiohttp.TCPConnector(limit=0),
+            json_serialize=lambda table: orjson.dumps(
+                table
+            ).decode(),  # `json` takes 100 ms for 10,000 targets
+        )
 
     async def close(self) -> None:
         """Let go of the agents; they go on serving."""

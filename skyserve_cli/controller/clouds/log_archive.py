@@ -14,7 +14,6 @@ from policies.model import EndReason, Replica
 from provisioners.files import write_bytes
 from provisioners.port.base import Instance, LogSource, Provisioner
 from provisioners.port.errors import ProvisionError
-from provisioners.remote.host_agent.log_times import marks_in
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +68,8 @@ class LogArchive:
     def times(self, service: str, replica_id: int, node: int = 0) -> Callable[[float, int], bytes]:
         """Reads the marks of the log that is kept; see `host_agent.log_times`."""
         path = next(self._folder.glob(f"{service}.{replica_id}.{node}.*.times"), None)
+        from provisioners.remote.host_agent.log_times import marks_in  # rarely needed
+
         return lambda after, most: b"" if path is None else marks_in(path, after, 0, most)
 
     def _write(self, name: str, tail: bytes) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 from urllib.parse import urlsplit
+
+import orjson
 
 from lb.config.options import Slo
 from lb.config.schema import Readiness, Table, Target
@@ -37,21 +39,24 @@ def table_of(
     targets_ca: str = "",
     tls_name: Callable[[Replica], str] = lambda replica: "",
     loaded: Collection[int] = (),
+    known: KnownTargets | None = None,
 ) -> Table:
     """Return the targets that may serve, and how the service wants its requests treated. `loaded` are ids of replicas.
+
+    `known` has the targets of its last table, and is kept up to date.
 
     Equal contents have equal revisions within one `epoch` (the term of the controller). The time that is left of a drain goes by without a new one: an agent counts
     it from the push. An instant that moves, as a preemption notice moves it, makes a new revision.
     """
     balancer, limits = spec.load_balancer, spec.load_balancer.limits
     policy = spec.load_balancing_policy
+    known = KnownTargets() if known is None else known
+    made = known.of(rollout.serving(replicas, goal, rollout_memory), spec, goal, tls_name, loaded)
+    has_names = any(one.target.tls_name for one in made)
     table = Table(
         service,
         "-",
-        tuple(
-            _target(replica, spec, goal, tls_name(replica), is_loaded=replica.id in loaded)
-            for replica in rollout.serving(replicas, goal, rollout_memory)
-        ),
+        (),
         policy if policy in NAMES else DEFAULT_POLICY,
         replace(
             limits,
@@ -70,16 +75,61 @@ def table_of(
         metrics=balancer.metrics,
         slo=_slo(spec),
         warming=balancer.warming,
+        targets_ca=targets_ca if has_names else "",
     )
-    if any(target.tls_name for target in table.targets):
-        table = replace(table, targets_ca=targets_ca)
-    content = json.dumps(table.to_json(), sort_keys=True)
+    content = b"".join([_digest(table.to_json()), *[one.digest for one in made]])
     return replace(
         table,
-        revision=f"{epoch}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
+        revision=f"{epoch}.{hashlib.sha256(content).hexdigest()[:16]}",
         epoch=epoch,
-        targets=tuple(_counting_down(target, now) for target in table.targets),
+        targets=tuple(
+            one.target if one.target.drain_deadline_s is None else _counting_down(one.target, now)
+            for one in made
+        ),
     )
+
+
+class _Made(NamedTuple):
+    """A target, and what it was made of beside the spec and the goal."""
+
+    replica: Replica
+    is_loaded: bool
+    target: Target
+    digest: bytes
+
+
+class KnownTargets:
+    """The targets of one service as last made. A replica that is the same object has the same target."""
+
+    def __init__(self) -> None:
+        self._basis: tuple[object, ...] = ()
+        self._made: dict[int, _Made] = {}
+
+    def of(
+        self,
+        serving: Sequence[Replica],
+        spec: ServiceSpec,
+        goal: Goal,
+        tls_name: Callable[[Replica], str],
+        loaded: Collection[int],
+    ) -> list[_Made]:
+        """Return those of the `serving` replicas, in order."""
+        basis = (spec, goal.scaling.target_qps_by_accelerator)
+        if basis != self._basis:
+            self._basis, self._made = basis, {}
+        before, made = self._made, []
+        for replica in serving:
+            was, is_loaded = before.get(replica.id), replica.id in loaded
+            if was is None or was.replica is not replica or was.is_loaded is not is_loaded:
+                target = _target(replica, spec, goal, tls_name(replica), is_loaded=is_loaded)
+                was = _Made(replica, is_loaded, target, _digest(target.to_json()))
+            made.append(was)
+        self._made = {one.replica.id: one for one in made}
+        return made
+
+
+def _digest(value: object) -> bytes:
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).digest()
 
 
 def _slo(spec: ServiceSpec) -> Slo:

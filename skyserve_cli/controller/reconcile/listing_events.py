@@ -51,7 +51,9 @@ def events_of(
             if replica.launched_at < asked_at:
                 yield _gone(replica, "the cloud no longer lists the instance")
             continue
-        yield from _events(replica, instance)
+        is_well = replica.state is ReplicaState.READY and instance.state is InstanceState.RUNNING
+        if not is_well or instance.preempt_at is not None or instance.retire_at is not None:
+            yield from _events(replica, instance)
 
 
 def _events(replica: Replica, instance: Instance) -> Iterator[Event]:
@@ -105,10 +107,8 @@ def _is_earlier(retire_at: float, known: float | None) -> bool:
 def missing_from(listing: InstanceListing, replicas: Iterable[Replica]) -> bool:
     """Return whether a replica has an instance in that cloud which the sighting lacks."""
     return any(
-        listing.shows(replica)
-        and replica.instance_id is not None
-        and replica.instance_id not in listing.by_id
-        for replica in replicas
+        one.instance_id is not None and one.instance_id not in listing.by_id and listing.shows(one)
+        for one in replicas
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from skyserve_cli.controller.reconcile.listing_events import orphans
-from skyserve_cli.controller.reconcile.mappers import known_tokens
+from skyserve_cli.controller.reconcile.mappers import token_of
 from skyserve_cli.controller.reconcile.ports import InstanceListing, OperationRunner
 from skyserve_cli.state.values import ServiceRow
 
@@ -28,7 +28,9 @@ class OrphanWatch:
         self._seen = seen
         self._adoption = adoption
         self._suspects: dict[str, frozenset[str]] = {}
-        self._tokens: dict[str, tuple[ServiceRow, frozenset[str]]] = {}
+        self._tokens: dict[
+            tuple[str, str], dict[int, str]
+        ] = {}  # of each replica, by service and incarnation
 
     def abandon(self, listings: Sequence[InstanceListing], rows: Iterable[ServiceRow]) -> None:
         """Order the end of orphans. `rows` were read after the clouds were listed, so every intent in a listing is in them."""
@@ -43,10 +45,16 @@ class OrphanWatch:
                 self._runner.abandon(orphan)
 
     def _known_tokens(self, rows: Iterable[ServiceRow]) -> frozenset[str]:
-        """`known_tokens`, computed again only for rows that changed."""
+        """Return the tokens of all instances that we want, or have yet to see the end of. Those of known replicas are not made again.
+
+        Every other instance with our tag is an orphan.
+        """
         last, self._tokens = self._tokens, {}
         for row in rows:
-            was = last.get(row.name)
-            same = was is not None and was[0] is row
-            self._tokens[row.name] = was if was and same else (row, known_tokens(self._owner, (row,)))
-        return frozenset().union(*(tokens for _, tokens in self._tokens.values()))
+            key = row.name, row.incarnation
+            before = last.get(key, {})
+            self._tokens[key] = {
+                one.id: before.get(one.id) or token_of(self._owner, *key, one.id, one.offer)
+                for one in row.attempts
+            }
+        return frozenset().union(*(tokens.values() for tokens in self._tokens.values()))

@@ -8,7 +8,7 @@ row has a launch outstanding, a TERMINATING row a terminate, whichever process w
 the row, so making one again is the same as having made it once.
 
 A tick costs by what changed: a service is only decided about again when something that the decision depends on differs
-(`turn_cache`), and all that the tick writes is one transaction.
+(`turn_cache`), and all that the tick writes is one transaction. Large services follow, each in a pass of its own.
 
 On start nothing is planned for a service until every cloud it has instances in has been listed once: what
 happened while no controller ran is learned before anything is decided.
@@ -48,7 +48,7 @@ from skyserve_cli.controller.reconcile.ports import (
     Specs,
 )
 from skyserve_cli.controller.reconcile.service_orders import OrderMaker
-from skyserve_cli.controller.reconcile.slow_turns import SlowTurns
+from skyserve_cli.controller.reconcile.slow_turns import LARGE, SlowTurns
 from skyserve_cli.controller.reconcile.store_health import StoreHealth
 from skyserve_cli.controller.reconcile.team_ledger import TeamLedger
 from skyserve_cli.controller.reconcile.tick_cache import (
@@ -134,6 +134,7 @@ class Reconciler:
         self._orders: dict[str, Orders] = {}  # of each service, as last given
         self._turn = _Turn(clouds=set(replicas.enabled))  # of all services, as last given
         self._listings = Listings()
+        self._later: list[str] = []  # the large services about which this tick decides after all others
         self._troubles: dict[str, str] = {}  # by service, as last logged
         self._slow = SlowTurns(budget.stopwatch)
         self._stopwatch = budget.stopwatch
@@ -152,6 +153,8 @@ class Reconciler:
                 self._store.try_to_write()
         except SQLAlchemyError as error:
             self.store_health.failed(error)  # the next tick is another chance
+            for name in self._later:
+                self._kept.forget(name)  # what clouds have listed may not have been taken in
         finally:
             self._began_at = None
         self.store_health.end(self._clock.now())
@@ -174,31 +177,50 @@ class Reconciler:
             rows = self._store.services()
         around = Around(self._epoch(), frozenset(self._seen), replicas.instance_poller.trouble())
         tick = Observed(now, results, listings, self._listings.changed(listings), around)
-        orders, decided = self._decide(rows, tick)
-        self.decided = len(decided)
-        orders |= self._write_and_keep(decided, tick)
+        self._offers.begin()
+        self._kept.begin()
+        self.decided = 0
+        orders = self._pass(rows, rows, tick, {})
+        for name in self._later:  # the others need not wait for the decision about a large service
+            rows = self._store.services()
+            orders = self._pass(rows, [row for row in rows if row.name == name], tick, orders)
         self._kept.forget_others(orders.keys())
         self.plans = self._kept.plans()
-        turn = self._gathered([(row.name, orders[row.name]) for row in rows])
+        if complete:
+            self._orphans.abandon(complete, self._store.services())
+        replicas.instance_poller.watch(frozenset(self._turn.clouds))
+
+    def _pass(
+        self, rows: Sequence[ServiceRow], some: Sequence[ServiceRow], tick: Observed, last: dict[str, Orders]
+    ) -> dict[str, Orders]:
+        """Decide about `some` of all rows, write that, and pass it on with the `last` orders of the others. Returns all orders."""
+        replicas, balancers = self._replicas, self._balancers
+        orders, decided = self._decide(rows, some, tick, is_first=not last)
+        self.decided += len(decided)
+        orders = last | orders | self._write_and_keep(decided, tick)
+        turn = self._gathered([(row.name, orders[row.name]) for row in rows if row.name in orders])
         replicas.firewalls.ensure(agent_addresses(rows))  # before any launch
         balancers.fleet.ensure(turn.agents)  # first: cheap, and no request goes where none should
         balancers.regional.ensure(turn.regional)
         balancers.names.ensure(turn.names)
         replicas.prober.watch(turn.probes)
         replicas.runner.ensure(turn.calls)
-        if complete:
-            self._orphans.abandon(complete, self._store.services())
-        replicas.instance_poller.watch(frozenset(turn.clouds))
+        return orders
 
-    def _decide(self, rows: Iterable[ServiceRow], tick: Observed) -> tuple[dict[str, Orders], list[Decided]]:
-        """Return the orders of services whose last turn stands, or about which nothing can be decided, and new decisions."""
-        self._offers.begin()
-        self._kept.begin()
+    def _decide(
+        self, rows: Iterable[ServiceRow], some: Iterable[ServiceRow], tick: Observed, *, is_first: bool
+    ) -> tuple[dict[str, Orders], list[Decided]]:
+        """Return the orders of services whose last turn stands, or about which nothing can be decided, and new decisions.
+
+        The first pass leaves large services for later ones.
+        """
         orders: dict[str, Orders] = {}
         decided: list[Decided] = []
         room = self._room(rows)
         self._teams.begin(rows, tick.now)
-        for row in rows:
+        if is_first:
+            self._later = []
+        for row in some:
             try:
                 trouble = row.trouble or self._specs.trouble(row.name, row.version)
                 if trouble and not row.down:
@@ -207,15 +229,24 @@ class Reconciler:
                     orders[row.name] = self._unchanged(row)
                     continue
                 self._take_demand(row, tick.now)
-                standing = None if self._slow.keeps(row.name) else self._standing(row, tick)
+                is_due = not is_first or self._slow.keeps(row.name)
+                standing = None if is_due else self._standing(row, tick)
                 if standing is not None:
                     orders[row.name] = standing
                     continue
-                mine = tick.results.get(row.name, ())
-                if not row.down and self._slow.rests(row.name, mine, tick.now):
-                    orders[row.name] = self._orders.get(row.name) or self._unchanged(row)
+                mine = tick.results.get(row.name, ()) if is_first else ()
+                has_listings = bool(tick.listings)
+                if not row.down and self._slow.rests(row.name, mine, tick.now, has_listings=has_listings):
+                    orders[row.name] = self._waiting(row)
+                    if has_listings:
+                        self._kept.forget(row.name)  # so that it is compared with the next ones
                     continue
-                with self._slow.turn(row.name, mine, tick.now) as turn:
+                if is_first and len(row.attempts) >= LARGE:
+                    self._later.append(row.name)
+                    self._slow.keep(row.name, mine)
+                    orders[row.name] = self._waiting(row)
+                    continue
+                with self._slow.turn(row.name, mine, tick.now, len(row.attempts)) as turn:
                     team = self._teams.room(row)
                     decision = self._service_turn.decide(
                         row, turn.events, tick.listings, tick.now, room, team, turn.remark
@@ -235,6 +266,10 @@ class Reconciler:
                     log.exception("tick of service %s", row.name)
                 orders[row.name] = self._unchanged(row)
         return orders, decided
+
+    def _waiting(self, row: ServiceRow) -> Orders:
+        """Return the orders of a service that is not decided about now."""
+        return self._slow.waiting(row.name, self._orders.get(row.name) or self._unchanged(row))
 
     def _is_troubled(self, row: ServiceRow, sentence: str, now: float) -> bool:
         """Write what keeps the service from being decided about to its events and notes. Returns whether that is new."""

@@ -52,7 +52,7 @@ def counts_served(replica: Replica, probe: Probe) -> bool:
 
 def has_one_version(row: ServiceRow, replicas: Iterable[Replica]) -> bool:
     """Return whether all replicas are of the newest version, or are kept by it."""
-    return all(one.version == row.version or one.version in row.same_replicas for one in replicas)
+    return {one.version for one in replicas} <= {row.version, *row.same_replicas}
 
 
 class ServedReport(NamedTuple):

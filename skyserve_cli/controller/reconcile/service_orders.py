@@ -12,7 +12,7 @@ from policies.model import Replica, ReplicaState, Role
 from policies.regions.ownership import Ownership
 from provisioners.port.base import Instance, InstanceState, peers_port
 from skyserve_cli.controller.reconcile.inputs import BalancerPorts
-from skyserve_cli.controller.reconcile.lb_config import table_of, without_loopback
+from skyserve_cli.controller.reconcile.lb_config import KnownTargets, table_of, without_loopback
 from skyserve_cli.controller.reconcile.listing_events import unattended
 from skyserve_cli.controller.reconcile.mappers import (
     has_local_agent,
@@ -64,6 +64,9 @@ class OrderMaker:
         self._balancers = balancers
         self._epoch = epoch
         self._owners: dict[str, Ownership] = {}  # by service, as last decided
+        self._targets: dict[tuple[str, str], KnownTargets] = {}  # by service and incarnation
+        #: By service and replica, with what all orders of the service depend on.
+        self._probes: dict[str, tuple[object, dict[int, tuple[Replica, ProbeOrder]]]] = {}
         self._linked_since: dict[str, float] = {}  # when a service with linked agents was first decided about
 
     def of(self, decided: Decided, listings: Sequence[InstanceListing], now: float) -> Orders:
@@ -83,6 +86,7 @@ class OrderMaker:
             self._balancers.targets_ca,
             tls_name,
             decided.load.loaded,
+            self._targets.setdefault((row.name, row.incarnation), KnownTargets()),
         )
         window_s = spec.load_window_s
         counts_demand = goal.scaling.slo is not None
@@ -96,8 +100,9 @@ class OrderMaker:
         calls, probes = self._calls_and_probes(row, (*live, *agents), listings)
         if is_linked(spec):
             self._decide_owners(row.name, spec, live, agents, now)
-        pods = {str(replica.id) for replica in live if replica.zone.cloud == KUBERNETES}
-        remote = without_loopback(table, pods)
+        reached = [one for one in agents if one.state in _CONNECTED and one.endpoint is not None]
+        pods = {str(one.id) for one in live if one.zone.cloud == KUBERNETES} if reached else ()
+        remote = without_loopback(table, pods) if reached else table
         return Orders(
             calls=tuple(calls),
             probes=tuple(probes),
@@ -108,8 +113,7 @@ class OrderMaker:
                     counts_demand=counts_demand,
                     workers=spec.load_balancer.workers,
                 )
-                for agent in agents
-                if agent.state in _CONNECTED and agent.endpoint is not None
+                for agent in reached
             ),
             names=tuple(name_orders_of(self._owner, row, agents, partial(self._specs.get, row.name))),
             clouds=frozenset(replica.zone.cloud for replica in (*live, *agents)),
@@ -136,6 +140,8 @@ class OrderMaker:
     def forget(self, service: str) -> None:
         """The service is gone."""
         self._owners.pop(service, None)
+        self._probes.pop(service, None)
+        self._targets = {key: known for key, known in self._targets.items() if key[0] != service}
         self._linked_since.pop(service, None)
 
     def _regional_order_of(
@@ -211,30 +217,51 @@ class OrderMaker:
         self, row: ServiceRow, live: Sequence[Replica], listings: Sequence[InstanceListing]
     ) -> tuple[list[CloudOperation], list[ProbeOrder]]:
         alone = unattended(listings)
-        calls, probes = [], []
-        is_settled = has_one_version(row, (one for one in live if one.role is Role.REPLICA))
+        calls = []
         for replica in live:
             kind = _OUTSTANDING.get(replica.state)
             if kind is None and replica.instance_id in alone:
                 kind = OperationKind.ATTEND
             if kind is not None:
                 calls.append(CloudOperation(row.name, row.incarnation, kind, replica))
-            if replica.role is not Role.REPLICA:
-                continue  # its state is known from bringing it its table
-            if replica.state in _PROBED and replica.endpoint is not None:
-                probe = self._specs.probe(row.name, _probed_as(row, replica))
-                counts = is_settled and counts_served(replica, probe)
-                order = ProbeOrder(
-                    row.name,
-                    replica.id,
-                    replica.endpoint,
-                    probe,
-                    _passing(replica),
-                    counts_served=counts,
-                    tls_name=tls_name_of(self._owner, row, replica),
-                )
-                probes.append(order)
-        return calls, probes
+        probed = [  # the state of others is known from bringing them their tables
+            one
+            for one in live
+            if one.role is Role.REPLICA and one.state in _PROBED and one.endpoint is not None
+        ]
+        return calls, self._probe_orders(row, probed, [one for one in live if one.role is Role.REPLICA])
+
+    def _probe_orders(
+        self, row: ServiceRow, probed: Sequence[Replica], replicas: Sequence[Replica]
+    ) -> list[ProbeOrder]:
+        """Return the orders of those that are `probed`. A replica that is the same object has the same order as before."""
+        by_version = {one.version: one for one in probed}
+        probe_of = {
+            version: self._specs.probe(row.name, _probed_as(row, one)) for version, one in by_version.items()
+        }
+        is_settled = has_one_version(row, replicas)
+
+        def order(replica: Replica) -> ProbeOrder:
+            probe = probe_of[replica.version]
+            return ProbeOrder(
+                row.name,
+                replica.id,
+                replica.endpoint or "",
+                probe,
+                _passing(replica),
+                counts_served=is_settled and counts_served(replica, probe),
+                tls_name=tls_name_of(self._owner, row, replica),
+            )
+
+        basis = (row.incarnation, is_settled, probe_of)
+        was_basis, before = self._probes.get(row.name, (basis, {}))
+        before = before if was_basis == basis else {}
+        made = {
+            one.id: was if (was := before.get(one.id)) is not None and was[0] is one else (one, order(one))
+            for one in probed
+        }
+        self._probes[row.name] = basis, made
+        return [order for _, order in made.values()]
 
 
 def _probed_as(row: ServiceRow, replica: Replica) -> int:

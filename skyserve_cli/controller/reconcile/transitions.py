@@ -34,6 +34,7 @@ class TickTransitions:
     def __init__(self, before: Iterable[Replica], goal: Goal, now: float, role: Role = Role.REPLICA) -> None:
         self.before: Mapping[int, Replica] = {replica.id: replica for replica in before}
         self._role = role
+        self._live: tuple[Replica, ...] | None = None  # None: to be computed again
         self.replicas = dict(self.before)
         self.events: list[Event] = []
         self.records: list[EventRecord] = []
@@ -76,6 +77,7 @@ class TickTransitions:
             if isinstance(action, Launch):
                 born = request(action, self.now)
                 self.replicas[born.id] = born
+                self._live = None
                 self.records.append(
                     EventRecord(
                         self._event_kind("Launch"), _launch_message(action), born.id, born.state.value
@@ -87,13 +89,16 @@ class TickTransitions:
             self._record(type(action).__name__, replica, after, action)
 
     def live(self) -> tuple[Replica, ...]:
-        return tuple(r for r in self.replicas.values() if r.state is not ReplicaState.GONE)
+        if self._live is None:
+            self._live = tuple(r for r in self.replicas.values() if r.state is not ReplicaState.GONE)
+        return self._live
 
     def changed(self) -> list[Replica]:
         return [r for i, r in self.replicas.items() if self.before.get(i) is not r]
 
     def _record(self, kind: str, before: Replica, after: Replica, cause: Event | Action) -> None:
         self.replicas[after.id] = after
+        self._live = None
         if after is before and isinstance(cause, (ProbePassed, ProbeFailed, Progressed)):
             return
         message = getattr(cause, "message", "") or getattr(cause, "why", "") or _detail(cause)

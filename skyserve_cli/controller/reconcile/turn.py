@@ -216,17 +216,20 @@ class ServiceTurn:
         return replace(decided, notes=(*decided.notes, *new))
 
     def _knows_all(self, replicas: Iterable[Replica]) -> bool:
-        return all(replica.zone.cloud in self._seen for replica in replicas)
+        return {replica.offer.zone.cloud for replica in replicas} <= self._seen.keys()
 
     def _blindness(self, replicas: Iterable[Replica], reported: Sequence[str]) -> Iterator[str]:
         """Yield what keeps us from seeing how the replicas are, unless it has been reported."""
+        trouble = self._instance_poller.trouble()
+        if not trouble:
+            return
         zones = {replica.zone for replica in replicas}
         places = {
             place
             for zone in zones
             for place in (zone.cloud, f"{zone.cloud}/{zone.region}", f"{zone.cloud}/{zone.name}")
         }
-        for place, sentence in sorted(self._instance_poller.trouble().items()):
+        for place, sentence in sorted(trouble.items()):
             note = f"{place} cannot be listed: {sentence}"
             if place in places and not any(note in one for one in reported):
                 yield note
