@@ -43,7 +43,7 @@ def agent_of(serve: Any, name: str) -> int:
 
 
 def lives(pid: int) -> bool:
-    """Whether the process runs; one that nobody has waited for yet does not."""
+    """Whether the process runs; one that was not waited for yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
