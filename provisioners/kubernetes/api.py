@@ -35,6 +35,7 @@ _RATE = Rate(burst=100, per_s=50)  # as client-go's controllers; the server has 
 
 _GROUPS = {
     "pod": "CoreV1Api",
+    "event": "CoreV1Api",
     "secret": "CoreV1Api",
     "service": "CoreV1Api",
     "resource_quota": "CoreV1Api",
@@ -149,13 +150,18 @@ class KubeApi:
                 raise ConflictError(error.message) from error
             raise
 
-    def delete(self, kind: str, name: str, uid: str = "", *, after_parts: bool = False) -> Json | None:
+    def delete(
+        self, kind: str, name: str, uid: str = "", *, after_parts: bool = False, at_once: bool = False
+    ) -> Json | None:
         """Return the object as it is now, or what the server says; None if there is none, or one of another uid.
 
-        With `after_parts` it exists until all that it owns is gone.
+        With `after_parts` a Deployment exists until its Pods are gone; what else it owns goes before. With `at_once` a Pod is
+        gone before its kubelet has ended it.
         """
         policy = "Foreground" if after_parts else "Background"
         options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
+        if at_once:
+            options["gracePeriodSeconds"] = 0
         if uid:
             options["preconditions"] = {"uid": uid}
         try:
@@ -170,6 +176,11 @@ class KubeApi:
         return self._pages(
             kind, f"list_namespaced_{kind}", self.namespace, label_selector=_selector(labels, managed)
         )
+
+    def list_events(self, uid: str) -> Listed:
+        """Return the events about an object."""
+        fields = f"involvedObject.uid={uid}"
+        return self._pages("event", "list_namespaced_event", self.namespace, field_selector=fields)
 
     def list_nodes(self) -> Listed:
         return self._pages("pod", "list_node")
@@ -329,7 +340,12 @@ class KubeApi:
 
 
 def _is_gone(error: ProvisionError) -> bool:
-    """Return whether there is no such object, or one of another uid."""
+    """Return whether there is no such object, or one of another uid.
+
+    To a deletion with another uid the API responds 409 Conflict, to a change 422 Invalid.
+    """
+    if error.code == "Invalid":
+        return "metadata.uid" in error.message
     return error.code == "NotFound" or (error.code == "Conflict" and "uid" in error.message.lower())
 
 

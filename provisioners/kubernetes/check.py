@@ -56,7 +56,8 @@ def needed(*, has_agents: bool = True) -> Iterator[tuple[dict[str, str], bool]]:
                     for verb in rule["verbs"]:
                         name, _, sub = resource.partition("/")
                         attributes = {"verb": verb, "group": group, "resource": name}
-                        yield attributes | ({"subresource": sub} if sub else {}), document["kind"] == "Role"
+                        is_required = document["kind"] == "Role" and name != "events"
+                        yield attributes | ({"subresource": sub} if sub else {}), is_required
 
 
 def _permissions(region: str, api: KubeApi, *, has_agents: bool) -> Iterator[Finding]:

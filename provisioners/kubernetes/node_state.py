@@ -1,0 +1,98 @@
+"""What a node's condition means for the Pods on it: a notice, or their loss. Pure.
+
+    what the node shows                     notice                      its Pods are lost
+    a taint that announces its end          at once, for 30 s           never: it still works
+    Ready is Unknown: its kubelet is silent at once, for 30 s           after 30 s
+    Ready is False                          after 10 s, for 20 s        after 30 s
+    its Node object is gone                 after 10 s, for 20 s        after 30 s
+
+The cluster has waited 40 s (since 1.32: 50 s) for a kubelet before it says Unknown, so we do not wait longer. Ready is False for a
+moment when a kubelet or its runtime is started again, and an object that was deleted may be registered again. The 30 s are also the
+toleration of our Pods, after which the cluster deletes them, and the usual warning of a spot node. All of them count from when we first
+saw it: taints that forbid new Pods have no time of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from provisioners.kubernetes import placement
+from provisioners.kubernetes.settings import GRACE_S
+from provisioners.kubernetes.sightings import Sightings
+
+Node = Mapping[str, Any]
+
+LOST_S = 30.0
+_DOUBT_S = 10.0
+_TAINT = "taint "
+_SILENT, _NOT_READY, _GONE = "silent", "not ready", "gone"
+_DOUBTS = {_SILENT: 0.0, _NOT_READY: _DOUBT_S, _GONE: _DOUBT_S}
+
+
+class NodeFate(NamedTuple):
+    """What becomes of a node. `is_known` is false where nodes cannot be listed, or this one never was.
+
+    `notice_at`: when (UNIX seconds) its Pods will be gone, if that is to be believed yet. `trouble_at`: since when (steady
+    seconds) it has not been ready. `why` is a sentence.
+    """
+
+    is_known: bool = False
+    notice_at: float | None = None
+    trouble_at: float | None = None
+    why: str = ""
+
+
+UNKNOWN = NodeFate()
+
+
+def is_ready(node: Node) -> bool:
+    """Return whether its kubelet reports that it is. A node without conditions was just made, or is none of a real cluster."""
+    return _trouble(node) is None
+
+
+def is_announced(node: Node) -> bool:
+    """Return whether the node announces that it goes."""
+    return any(True for _ in _notices(node))
+
+
+def facts_of(node: Node | None, name: str) -> dict[str, str]:
+    """Return what is announced or wrong, as facts whose first sighting matters. None is a node that was deleted."""
+    if node is None:
+        return {_GONE: f"its node {name} was deleted"}
+    facts = {
+        f"{_TAINT}{taint}": f"its node {name} announces that it goes: {taint}" for taint in _notices(node)
+    }
+    trouble = _trouble(node)
+    return facts if trouble is None else facts | {trouble[0]: f"its node {name} {trouble[1]}"}
+
+
+def fate_of(seen: Sightings, now: float) -> NodeFate:
+    """Return what becomes of a node of which that was seen. `now` in steady seconds."""
+    notices, troubles = [], []
+    for fact, sighting in seen.items():
+        if fact.startswith(_TAINT):
+            notices.append((sighting.since.unix + GRACE_S, sighting.text))
+            continue
+        troubles.append((sighting.since.steady, sighting.text))
+        if now - sighting.since.steady >= _DOUBTS[fact]:
+            notices.append((sighting.since.unix + LOST_S, sighting.text))
+    notice = min(notices, default=(None, ""))
+    trouble = min(troubles, default=(None, ""))
+    return NodeFate(True, notice[0], trouble[0], trouble[1] or notice[1])
+
+
+def _trouble(node: Node) -> tuple[str, str] | None:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready = next((one for one in conditions if one.get("type") == "Ready"), None)
+    if ready is None or ready.get("status") == "True":
+        return None
+    if ready.get("status") == "Unknown":
+        return _SILENT, "has stopped responding"
+    said = ": ".join(filter(None, (ready.get("reason"), ready.get("message"))))
+    return _NOT_READY, f"is not ready: {said or 'its kubelet says so'}"
+
+
+def _notices(node: Node) -> list[str]:
+    taints = (node.get("spec") or {}).get("taints") or ()
+    return [str(one["key"]) for one in taints if one.get("key") in placement.NOTICE_TAINTS]
