@@ -10,7 +10,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +21,7 @@ from kubernetes import config as kube_config
 from kubernetes.client import rest
 
 from policies.model import Zone
-from provisioners.clock import unix_now
+from provisioners.clock import steady_now
 from provisioners.kubernetes.errors import CLOUD, error_of, unreachable
 from provisioners.kubernetes.translate import MANAGED, MANAGER
 from provisioners.port.errors import AuthError, ProvisionError
@@ -85,7 +87,7 @@ class KubeApi:
         namespace: str | None,
         client: Callable[[], tuple[Any, str]],
         *,
-        now: Callable[[], float] = unix_now,
+        steady: Callable[[], float] = steady_now,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.region = region
@@ -94,13 +96,20 @@ class KubeApi:
         self._client: Any = None
         self._apis: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._pacer = RateLimiter(now, sleep)
+        self._pacer = RateLimiter(steady, sleep)
+        self._steady = steady
+        self._dated: tuple[float, float] | None = None  # the date of the last response, and when it came
 
     @property
     def namespace(self) -> str:
         """Raise AuthError if there are no credentials."""
         self._connected()
         return cast(str, self._namespace)
+
+    def server_s(self) -> float | None:
+        """Return the UNIX seconds of the API server's clock, to about a second; None if no response had a date."""
+        dated = self._dated
+        return None if dated is None else dated[0] + self._steady() - dated[1]
 
     def create(self, kind: str, body: Json, zone: Zone | None = None) -> Json:
         """Raise ConflictError if there is one of that name."""
@@ -276,6 +285,8 @@ class KubeApi:
             response = method(*given, _preload_content=False, **more)
         except Exception as error:
             raise self._failed(error, zone) from error
+        with suppress(TypeError, ValueError):
+            self._dated = (parsedate_to_datetime(response.headers["Date"]).timestamp(), self._steady())
         if response.status >= 400:
             body, header = response.data, response.headers.get("Retry-After")
             response.release_conn()

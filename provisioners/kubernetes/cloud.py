@@ -231,13 +231,13 @@ class _Region:
             cluster.region,
             cluster.namespace,
             lambda: client(cluster.context, kubeconfig),
-            now=steady,
+            steady=steady,
             sleep=sleep,
         )
         self._nodes = NodeCache(at)
         self.cache = PodCache(cluster, at, self._nodes)
         self.events = PodEvents(cluster.region, self.api, self.cache, steady)
-        self.dead_man = DeadMan(cluster, self.api, now)
+        self.dead_man = DeadMan(cluster, self.api, at)
         self.pods = RegionPods(cluster, self.api, self.cache, now, sleep)
         self.agent_cache = AgentCache(cluster, at, self._nodes)
         self.agents = RegionAgents(cluster, self.api, self.agent_cache, now)

@@ -259,8 +259,7 @@ def _end(pod: Pod, seen: Sightings, now: float, node: NodeFate) -> Verdict:
     if reason == "Evicted" and _TOO_MUCH_DISK.search(sentence):
         return Verdict(_S.RUN_EXITED, f"run was ended: {sentence}")
     if _is_disrupted(pod) or reason in _TAKEN:
-        said = ": ".join(filter(None, (reason, sentence)))
-        return Verdict(_S.BROKEN, said or _disruption(pod))
+        return Verdict(_S.BROKEN, ": ".join(filter(None, (reason, sentence or _disruption(pod)))))
     failed = main if containers.end_of(main) is not None else containers.failed_init(pod)
     if failed is None:
         said = f"{reason or 'it failed'}: {sentence or 'the node did not accept it'}"
@@ -282,7 +281,7 @@ def _lost_at(pod: Pod, seen: Sightings, node: NodeFate) -> tuple[float, str] | N
         late_s = 0.0 if trouble_at is not None else _REMOVAL_S if node.is_known else _UNKNOWN_S
         said = f"{_disruption(pod) or _DELETED_BY_OTHERS}, and its node {node_of(pod)} has not removed it"
         found.append((deleted[0].since.steady + deleted[1] + late_s, said))
-    return min(found, default=None)
+    return min(found, key=lambda one: one[0], default=None)
 
 
 def _trouble_at(seen: Sightings, node: NodeFate) -> float | None:

@@ -14,6 +14,7 @@ import pytest
 
 from policies.model import FailureKind
 from provisioners.kubernetes.api import KubeApi
+from provisioners.kubernetes.quantities import unix_s
 from provisioners.kubernetes.settings import Cluster
 from provisioners.port.base import Instance, InstanceState
 from provisioners.port.errors import CapacityError
@@ -225,7 +226,7 @@ def test_a_pod_that_a_queue_holds_back_says_so_and_starts_when_it_is_admitted(pa
     paper.world.admit = admit
     began = paper.clock[0]
     launched = paper.cloud.launch(order_of())
-    assert paper.clock[0] == began  # nobody waits for the scheduler
+    assert paper.clock[0] == began  # the launch does not wait for the scheduler
     assert (launched.state, "the queue team-a" in launched.message) == (S.PENDING, True)
     paper.advance(3600.0)
     assert look(paper).state is S.PENDING
@@ -352,3 +353,13 @@ def test_clocks_that_differ_by_a_minute_change_no_decision() -> None:
     }
     for life in lives[1:]:
         assert life == lives[0]
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0, -3600.0])
+def test_the_lease_of_pods_has_the_time_of_the_api_server(ahead_s: float) -> None:
+    cluster = Cluster("prod", prices=PRICES, reaper_account="skyserve-reaper", dead_man_s=3600)
+    with controller(cluster=cluster) as paper:
+        paper.skew_s, paper.world.store.skews["api"] = ahead_s, 120.0
+        paper.cloud.listing(OWNER)
+        renewed = paper.world.store.get("leases", "ml", "skyserve-owner-1")["spec"]["renewTime"]
+        assert unix_s(renewed) == pytest.approx(paper.clock[0] + 120.0, abs=2.0)

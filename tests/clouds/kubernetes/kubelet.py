@@ -55,6 +55,7 @@ class Kubelet:
         self._probed: dict[
             tuple[str, int], tuple[float, bool, int]
         ] = {}  # by uid and start: when, ready, failures in a row
+        self._environments: dict[tuple[str, str], dict[str, str]] = {}  # by uid and container
         self._addresses = 0
         self._shims = root / "bin"
         self._shims.mkdir()
@@ -309,6 +310,13 @@ class Kubelet:
         return made
 
     def _environment(self, pod: Json, container: Json) -> dict[str, str]:
+        """Return the variables as they were when the container was started first."""
+        key = (str(pod["metadata"]["uid"]), str(container["name"]))
+        if key not in self._environments:
+            self._environments[key] = self._variables(pod, container)
+        return self._environments[key]
+
+    def _variables(self, pod: Json, container: Json) -> dict[str, str]:
         found: dict[str, str] = {}
         for one in container.get("env") or ():
             source = one.get("valueFrom") or {}
