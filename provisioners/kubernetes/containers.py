@@ -118,7 +118,11 @@ def main_of(pod: Pod) -> Status:
 
 def end_of(container: Status) -> Mapping[str, Any] | None:
     """Return how the container has ended, if it has."""
-    return (container.get("state") or {}).get("terminated") or None
+    return (container.get("state") or {}).get("terminated")
+
+
+def is_running(container: Status) -> bool:
+    return "running" in (container.get("state") or {})
 
 
 def failed_init(pod: Pod) -> Status | None:
@@ -133,7 +137,7 @@ def failed_init(pod: Pod) -> Status | None:
 def has_started_any(pod: Pod) -> bool:
     """Return whether a container of the Pod, a sidecar too, runs or has run."""
     both = (*_statuses(pod, "initContainerStatuses"), *_statuses(pod, "containerStatuses"))
-    return any((one.get("state") or {}).get(kind) for one in both for kind in ("running", "terminated"))
+    return any(is_running(one) or end_of(one) is not None for one in both)
 
 
 def is_lost_by_node(container: Status) -> bool:
@@ -172,7 +176,7 @@ def holds_of(pod: Pod, before: Sightings, event: tuple[str, str] | None) -> Iter
     `event` is the reason and the sentence of the Pod's last event, as far as it was read.
     """
     main = main_of(pod)
-    if (main.get("state") or {}).get("running") or end_of(main) is not None:
+    if is_running(main) or end_of(main) is not None:
         return
     for container in (*_statuses(pod, "initContainerStatuses"), main):
         waiting = (container.get("state") or {}).get("waiting") or {}

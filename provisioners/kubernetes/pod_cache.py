@@ -37,6 +37,7 @@ from provisioners.port.vm import NODES_TAG, OWNER_TAG, RANK_TAG, TOKEN_TAG
 KEPT_S = 3600.0
 _S = InstanceState
 _DRAFT = (_S.PENDING, _S.SETUP)
+_NOW, _NEVER = float("-inf"), float("inf")
 _KEPT_OF_SPEC = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
 
 
@@ -53,7 +54,7 @@ class _Group:
     gone: dict[int, Instance] = field(default_factory=dict)
     ended_at: float | None = None
     shown: Instance | None = None
-    is_moving: bool = True  # time alone may change it
+    changes_at: float = _NOW  # when (steady seconds) time alone may have changed it
 
 
 class PodCache:
@@ -143,14 +144,15 @@ class PodCache:
 
     def instances(self, owner: str) -> list[Instance]:
         """Return the owner's instances, those that ended within the hour included."""
+        now = self._at().steady
         with self._lock:
-            found = [self._shown(token, group) for token, group in self._groups.items()]
+            found = [self._shown(token, group, now) for token, group in self._groups.items()]
         return [one for one in found if one.owner == owner]
 
     def instance(self, token: str) -> Instance | None:
         with self._lock:
             group = self._groups.get(token)
-            return None if group is None else self._shown(token, group)
+            return None if group is None else self._shown(token, group, self._at().steady)
 
     def pods(self, token: str) -> dict[int, Pod]:
         """Return the Pods of a replica that exist, by rank."""
@@ -178,7 +180,6 @@ class PodCache:
             return [
                 pod
                 for group in self._groups.values()
-                if group.is_moving
                 for rank, pod in group.pods.items()
                 if (since := stuck_since(group.seen.get(rank, {}))) is not None and since <= limit
             ]
@@ -207,7 +208,7 @@ class PodCache:
         self._look(group, rank)
         group.gone.pop(rank, None)
         group.ended_at, group.shown = None, None
-        return before is None or self._shown(token, group) != before
+        return before is None or self._shown(token, group, self._at().steady) != before
 
     def _delete(self, pod: Mapping[str, Any]) -> bool:
         token, rank = _place(pod)
@@ -247,8 +248,8 @@ class PodCache:
                 return {}
             return group.seen.get(rank, {})
 
-    def _shown(self, token: str, group: _Group) -> Instance:
-        if group.shown is not None and not group.is_moving:
+    def _shown(self, token: str, group: _Group, now: float) -> Instance:
+        if group.shown is not None and now < group.changes_at:
             return group.shown
         is_ours_launch = token in self._launching
         made = {rank: self._node_instance(group, rank) for rank in sorted(group.pods)}
@@ -271,16 +272,18 @@ class PodCache:
         if head is not None and shown.state in _DRAFT and not is_ours_launch and _is_draft(head):
             shown = replace(shown, state=_S.UNSUPERVISED)
         group.shown = shown
-        group.is_moving = any(is_moving for _, is_moving in made.values())
+        group.changes_at = min((at for _, at in made.values()), default=_NEVER)
         return shown
 
-    def _node_instance(self, group: _Group, rank: int) -> tuple[Instance, bool]:
-        """Return a Pod as an instance, and whether time alone may change it."""
+    def _node_instance(self, group: _Group, rank: int) -> tuple[Instance, float]:
+        """Return a Pod as an instance, and when (steady seconds) time alone may change it."""
         pod, seen = group.pods[rank], group.seen.get(rank, {})
         fate = self._nodes.fate(node_of(pod))
         verdict = verdict_of(pod, seen, self._at().steady, self.cluster.schedule_wait_s, fate)
         made = instance_of(pod, self.cluster.region, verdict, seen, fate)
-        return made, verdict.deadline is not None or stuck_since(seen) is not None
+        if fate.trouble_at is not None:
+            return made, _NOW
+        return made, _NEVER if verdict.deadline is None else verdict.deadline
 
     def _drop_old(self) -> None:
         limit = self._at().steady - KEPT_S

@@ -228,7 +228,7 @@ def _waits_or_runs(pod: Pod, seen: Sightings, now: float, wait_s: float) -> Verd
             return Verdict(_S.BROKEN, waiting.text, _NO_ROOM)
         return Verdict(_S.PENDING, waiting.text, deadline=deadline)
     main = containers.main_of(pod)
-    if (main.get("state") or {}).get("running"):
+    if containers.is_running(main):
         return Verdict(_S.RUNNING if main.get("started") else _S.SETUP)
     for name, sighting in seen.items():
         hold = containers.hold_named(name)
