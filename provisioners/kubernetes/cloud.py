@@ -104,8 +104,9 @@ class KubernetesProvisioner:
             if region.cluster.agent_image is None:
                 raise RefusedError(NO_AGENT_IMAGE, cloud=CLOUD, code="NoImage", zone=order.offer.zone)
             return region.agents.launch(order)
-        labels = node_rules.accelerator_labels(region.shapes(), order.offer.accelerator)
-        return region.pods.launch(order, labels)
+        shapes = region.shapes()
+        labels = node_rules.accelerator_labels(shapes, order.offer.accelerator)
+        return region.pods.launch(order, labels, has_node=node_rules.has_node(order.offer, shapes))
 
     def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
         for region in self._regions.values():

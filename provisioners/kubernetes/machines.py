@@ -48,10 +48,20 @@ class RegionPods:
         self._now = now
         self._sleep = sleep
 
-    def launch(self, order: LaunchOrder, accelerator_labels: Iterable[tuple[str, str]]) -> Instance:
+    def launch(
+        self, order: LaunchOrder, accelerator_labels: Iterable[tuple[str, str]], *, has_node: bool = True
+    ) -> Instance:
+        """`has_node`: a node that is ready could hold the Pod, as far as is known. Offers may be minutes old."""
         ended = self._ended(order)
         if ended is not None:
             return ended
+        if not has_node and self.cluster.schedule_wait_s <= _MOST_WAIT_S and not self._listed(order.token):
+            raise CapacityError(
+                f"{order.offer.zone} has no node that is ready and takes such a Pod",
+                cloud=CLOUD,
+                code="NoNode",
+                zone=order.offer.zone,
+            )
         files = packed(order)
         labels = list(accelerator_labels)
         self.cache.launching(order.token, 1)

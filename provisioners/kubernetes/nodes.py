@@ -114,6 +114,20 @@ def accelerator_labels(shapes: Iterable[NodeShape], accelerator: str | None) -> 
     return sorted({label for one in shapes if one.accelerator == wanted for label in one.accelerator_labels})
 
 
+def has_node(offer: Offer, shapes: Iterable[NodeShape]) -> bool:
+    """Return whether a node that takes Pods now could hold one of the offer when it is empty."""
+    size, is_spot = size_of(offer.instance_type), offer.capacity_type is CapacityType.SPOT
+    name = canonical(offer.accelerator) if offer.accelerator else ""
+    return any(
+        shape.zone == offer.zone.name
+        and shape.is_spot == is_spot
+        and (not name or (shape.accelerator == name and shape.count >= offer.accelerator_count))
+        and shape.cpus >= size.cpus
+        and shape.memory_gb >= size.memory_gb
+        for shape in shapes
+    )
+
+
 def offers_of(need: Requirements, clusters: Sequence[tuple[Cluster, Sequence[NodeShape]]]) -> list[Offer]:
     """Return an offer for each zone that fits a candidate, cheapest first; with `need.ordered`, in the order of the candidates.
 

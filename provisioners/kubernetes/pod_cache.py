@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from provisioners.kubernetes.containers import Pod
 from provisioners.kubernetes.node_cache import NodeCache
@@ -41,16 +41,19 @@ _NOW, _NEVER = float("-inf"), float("inf")
 _KEPT_OF_SPEC = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
 
 
+class _Known(NamedTuple):
+    """A Pod, since when something holds of it, and the reason and sentence of its last event if that was looked up."""
+
+    pod: Pod
+    seen: Sightings
+    event: tuple[str, str] | None = None
+
+
 @dataclass(slots=True)
 class _Group:
-    """The Pods of one replica by rank, those that are gone as what they were, and the instance that they make.
+    """The Pods of one replica by rank, those that are gone as what they were, and the instance that they make."""
 
-    `seen` is since when something holds of a Pod, `events` the last event of one that was looked up.
-    """
-
-    pods: dict[int, Pod] = field(default_factory=dict)
-    seen: dict[int, Sightings] = field(default_factory=dict)
-    events: dict[int, tuple[str, str]] = field(default_factory=dict)
+    pods: dict[int, _Known] = field(default_factory=dict)
     gone: dict[int, Instance] = field(default_factory=dict)
     ended_at: float | None = None
     shown: Instance | None = None
@@ -87,7 +90,7 @@ class PodCache:
             for pod in listed:
                 is_news |= self._put(pod)
             for group in list(self._groups.values()):
-                for pod in list(group.pods.values()):
+                for pod, *_ in list(group.pods.values()):
                     meta = pod["metadata"]
                     is_theirs = owner is not None and (meta.get("labels") or {}).get(OWNER_TAG) != owner
                     if meta["uid"] not in names and not is_theirs and not _is_later(pod, version):
@@ -109,7 +112,7 @@ class PodCache:
             groups = [
                 group
                 for group in self._groups.values()
-                if any(node_of(pod) in names for pod in group.pods.values())
+                if any(node_of(known.pod) in names for known in group.pods.values())
             ]
             for group in groups:
                 group.shown = None
@@ -120,13 +123,13 @@ class PodCache:
         """Take the last event of a Pod."""
         token, rank = _place(pod)
         with self._lock:
-            group = self._groups.get(token)
-            known = None if group is None else group.pods.get(rank)
-            if group is None or known is None or known["metadata"]["uid"] != pod["metadata"]["uid"]:
+            known = self._find(pod)
+            if known is None:
                 return
-            group.events[rank] = (reason, message)
-            self._look(group, rank)
-            group.shown = None
+            event = (reason, message)
+            seen = seen_of(known.pod, known.seen, self._at(), event)
+            self._groups[token].pods[rank] = _Known(known.pod, seen, event)
+            self._groups[token].shown = None
         self.changed()
 
     def launching(self, token: str, by: int) -> None:
@@ -158,7 +161,7 @@ class PodCache:
         """Return the Pods of a replica that exist, by rank."""
         with self._lock:
             group = self._groups.get(token)
-            return {} if group is None else dict(group.pods)
+            return {} if group is None else {rank: known.pod for rank, known in group.pods.items()}
 
     def waits_s(self, pod: Pod) -> tuple[float, str] | None:
         """Return for how long the Pod has found no node, with the scheduler's sentence; None if it has one, or will be looked at."""
@@ -178,10 +181,10 @@ class PodCache:
         limit = self._at().steady - for_s
         with self._lock:
             return [
-                pod
+                known.pod
                 for group in self._groups.values()
-                for rank, pod in group.pods.items()
-                if (since := stuck_since(group.seen.get(rank, {}))) is not None and since <= limit
+                for known in group.pods.values()
+                if (since := stuck_since(known.seen)) is not None and since <= limit
             ]
 
     def count(self) -> int:
@@ -196,32 +199,29 @@ class PodCache:
             return False
         group = self._groups.setdefault(token, _Group())
         known = group.pods.get(rank)
-        if known is not None and _is_known(known, pod["metadata"]):
+        if known is not None and _is_known(known.pod, pod["metadata"]):
             return False
         if known is None and rank in group.gone and group.gone[rank].id == pod["metadata"]["uid"]:
             return False  # an event of before its end
-        before = group.shown
-        if known is not None and known["metadata"]["uid"] != pod["metadata"]["uid"]:
-            group.seen.pop(rank, None)
-            group.events.pop(rank, None)
-        group.pods[rank] = _trimmed(pod)
-        self._look(group, rank)
+        before, trimmed = group.shown, _trimmed(pod)
+        if known is None or known.pod["metadata"]["uid"] != pod["metadata"]["uid"]:
+            group.pods[rank] = _Known(trimmed, seen_of(trimmed, {}, self._at()))
+        else:
+            seen = seen_of(trimmed, known.seen, self._at(), known.event)
+            group.pods[rank] = known._replace(pod=trimmed, seen=seen)
         group.gone.pop(rank, None)
         group.ended_at, group.shown = None, None
         return before is None or self._shown(token, group, self._at().steady) != before
 
     def _delete(self, pod: Mapping[str, Any]) -> bool:
         token, rank = _place(pod)
-        group = self._groups.get(token)
-        known = None if group is None else group.pods.get(rank)
-        if group is None or known is None or known["metadata"]["uid"] != pod["metadata"]["uid"]:
+        known = self._find(pod)
+        if known is None:
             return False
-        last, _ = self._node_instance(group, rank)
+        group, (last, _) = self._groups[token], self._node_instance(known)
         del group.pods[rank]
-        group.seen.pop(rank, None)
-        group.events.pop(rank, None)
-        final = pod if _is_later(pod, known["metadata"].get("resourceVersion", "")) else known
-        if was_placed(known) or is_ours(final):
+        final = pod if _is_later(pod, known.pod["metadata"].get("resourceVersion", "")) else known.pod
+        if was_placed(known.pod) or is_ours(final):
             state, message = gone_state(final, last)
             group.gone[rank] = replace(
                 last, state=state, message=message, endpoint=None, preempt_at=None, refusal=None
@@ -234,31 +234,30 @@ class PodCache:
             self._drop_old()
         return True
 
-    def _look(self, group: _Group, rank: int) -> None:
-        before = group.seen.get(rank, {})
-        group.seen[rank] = seen_of(group.pods[rank], before, self._at(), group.events.get(rank))
+    def _find(self, pod: Pod) -> _Known | None:
+        """Return what is known of the Pod, and not of another one of that name."""
+        token, rank = _place(pod)
+        group = self._groups.get(token)
+        known = None if group is None else group.pods.get(rank)
+        is_it = known is not None and known.pod["metadata"]["uid"] == pod["metadata"]["uid"]
+        return known if is_it else None
 
     def _seen(self, pod: Pod) -> Sightings:
-        """Return what was seen of the Pod, if it is known."""
-        token, rank = _place(pod)
         with self._lock:
-            group = self._groups.get(token)
-            known = None if group is None else group.pods.get(rank)
-            if group is None or known is None or known["metadata"]["uid"] != pod["metadata"]["uid"]:
-                return {}
-            return group.seen.get(rank, {})
+            known = self._find(pod)
+            return {} if known is None else known.seen
 
     def _shown(self, token: str, group: _Group, now: float) -> Instance:
         if group.shown is not None and now < group.changes_at:
             return group.shown
         is_ours_launch = token in self._launching
-        made = {rank: self._node_instance(group, rank) for rank in sorted(group.pods)}
-        some = next(iter(group.pods.values()), None)
+        made = {rank: self._node_instance(known) for rank, known in group.pods.items()}
+        some = next(iter(group.pods), None)
         if some is None:
             count, template = 1, next(iter(group.gone.values()))
         else:
-            count = int((some["metadata"].get("labels") or {}).get(NODES_TAG, "1"))
-            template = next(iter(made.values()))[0]
+            count = int((group.pods[some].pod["metadata"].get("labels") or {}).get(NODES_TAG, "1"))
+            template = made[some][0]
         missing = _S.PENDING if is_ours_launch else _S.TERMINATED
         none = replace(
             template, id="", state=missing, message="", endpoint=None, preempt_at=None, refusal=None
@@ -269,18 +268,18 @@ class PodCache:
         ]
         shown = instance_of_nodes(nodes)
         head = group.pods.get(0)
-        if head is not None and shown.state in _DRAFT and not is_ours_launch and _is_draft(head):
+        if head is not None and shown.state in _DRAFT and not is_ours_launch and _is_draft(head.pod):
             shown = replace(shown, state=_S.UNSUPERVISED)
         group.shown = shown
         group.changes_at = min((at for _, at in made.values()), default=_NEVER)
         return shown
 
-    def _node_instance(self, group: _Group, rank: int) -> tuple[Instance, float]:
+    def _node_instance(self, known: _Known) -> tuple[Instance, float]:
         """Return a Pod as an instance, and when (steady seconds) time alone may change it."""
-        pod, seen = group.pods[rank], group.seen.get(rank, {})
-        fate = self._nodes.fate(node_of(pod))
-        verdict = verdict_of(pod, seen, self._at().steady, self.cluster.schedule_wait_s, fate)
-        made = instance_of(pod, self.cluster.region, verdict, seen, fate)
+        fate = self._nodes.fate(node_of(known.pod))
+        now, wait_s = self._at().steady, self.cluster.schedule_wait_s
+        verdict = verdict_of(known.pod, known.seen, now, wait_s, fate)
+        made = instance_of(known.pod, self.cluster.region, verdict, known.seen, fate)
         if fate.trouble_at is not None:
             return made, _NOW
         return made, _NEVER if verdict.deadline is None else verdict.deadline

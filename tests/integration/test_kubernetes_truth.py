@@ -174,6 +174,22 @@ def test_gpus_of_a_silent_node_are_not_offered(paper: Controller) -> None:
     assert "g6.8xlarge" not in {shape.node_type for shape in region.shapes()}
 
 
+def test_a_zone_whose_nodes_are_silent_is_refused_at_once(paper: Controller) -> None:
+    """Offers are minutes old, and the scheduler would be waited for."""
+    for name in ("fixed", "fixed-gpu"):
+        paper.world.nodes.silence(name)
+    paper.advance(40.0)
+    began = paper.clock[0]
+    with pytest.raises(CapacityError, match="no node that is ready"):
+        paper.cloud.launch(order_of())
+    assert paper.clock[0] == began
+    assert paper.world.pod_names() == []
+    paper.world.nodes.revive("fixed")
+    region = paper.cloud._regions["prod"]
+    region.take_nodes(region.api.list_nodes().items)
+    assert paper.cloud.launch(order_of()).state is S.RUNNING
+
+
 # --- sidecars, queues, registries, events -----------------------------------------------------------------------
 
 
