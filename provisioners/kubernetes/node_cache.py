@@ -6,7 +6,15 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from provisioners.kubernetes.node_state import UNKNOWN, Node, NodeFate, facts_of, fate_of
+from provisioners.kubernetes.node_state import (
+    UNKNOWN,
+    Node,
+    NodeFate,
+    are_too_many,
+    facts_of,
+    fate_of,
+    is_silent,
+)
 from provisioners.kubernetes.sightings import Instant, Sightings, followed
 
 Json = dict[str, Any]
@@ -21,6 +29,7 @@ class NodeCache:
         self._at = at
         self._nodes: dict[str, Json] = {}
         self._seen: dict[str, Sightings] = {}  # of nodes of which there is something to say
+        self._too_many = False  # are silent
         self._lock = threading.Lock()
 
     def replace(self, nodes: Iterable[Mapping[str, Any]]) -> frozenset[str]:
@@ -30,7 +39,7 @@ class NodeCache:
             missing = self._nodes.keys() - listed.keys()
             self._nodes = listed
             changed = {name for name in (*listed, *missing) if self._look(name)}
-            return frozenset(changed | self._drop_old())
+            return frozenset(changed | self._drop_old() | self._count())
 
     def apply(self, kind: str, node: Mapping[str, Any]) -> frozenset[str]:
         """Take an event of the watch. Returns the names of the nodes whose fate is another one."""
@@ -40,7 +49,8 @@ class NodeCache:
                 self._nodes.pop(name, None)
             else:
                 self._nodes[name] = _slim(node)
-            return frozenset([name] if self._look(name) else [])
+            changed = {name} if self._look(name) else set()
+            return frozenset(changed | self._count() if changed else ())
 
     def nodes(self) -> list[Node]:
         with self._lock:
@@ -49,7 +59,7 @@ class NodeCache:
     def fate(self, name: str) -> NodeFate:
         with self._lock:
             if name in self._seen:
-                return fate_of(self._seen[name], self._at().steady)
+                return fate_of(self._seen[name], self._at().steady, too_many=self._too_many)
             return NodeFate(is_known=True) if name in self._nodes else UNKNOWN
 
     # --- inside, with the lock held
@@ -63,6 +73,12 @@ class NodeCache:
         else:
             self._seen.pop(name, None)
         return now != before
+
+    def _count(self) -> set[str]:
+        """Count the silent nodes. Returns their names if that changes what is believed of them."""
+        silent = {name for name, seen in self._seen.items() if is_silent(seen)}
+        before, self._too_many = self._too_many, are_too_many(len(silent), len(self._nodes))
+        return silent if before != self._too_many else set()
 
     def _drop_old(self) -> set[str]:
         """Forget nodes that were deleted long ago."""

@@ -10,6 +10,9 @@ The cluster has waited 40 s (since 1.32: 50 s) for a kubelet before it says Unkn
 moment when a kubelet or its runtime is started again, and an object that was deleted may be registered again. The 30 s are also the
 toleration of our Pods, after which the cluster deletes them, and the usual warning of a spot node. All of them count from when we first
 saw it: taints that forbid new Pods have no time of their own.
+
+Where all nodes are silent, or 55 % of them and more than two, the cluster more likely does not hear them than that they are dead; it then
+evicts few Pods or none. We believe it no more than it does itself: the Pods have no notice and are not lost until they are deleted.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ LOST_S = 30.0
 _DOUBT_S = 10.0
 _TAINT = "taint "
 _SILENT, _NOT_READY, _GONE = "silent", "not ready", "gone"
+_MOST, _FEW = 0.55, 2
 _DOUBTS = {_SILENT: 0.0, _NOT_READY: _DOUBT_S, _GONE: _DOUBT_S}
 
 
@@ -34,13 +38,14 @@ class NodeFate(NamedTuple):
     """What becomes of a node. `is_known` is false where nodes cannot be listed, or this one never was.
 
     `notice_at`: when (UNIX seconds) its Pods will be gone, if that is to be believed yet. `trouble_at`: since when (steady
-    seconds) it has not been ready. `why` is a sentence.
+    seconds) it has not been ready, and `is_believed` whether that says anything about its Pods. `why` is a sentence.
     """
 
     is_known: bool = False
     notice_at: float | None = None
     trouble_at: float | None = None
     why: str = ""
+    is_believed: bool = True
 
 
 UNKNOWN = NodeFate()
@@ -67,19 +72,29 @@ def facts_of(node: Node | None, name: str) -> dict[str, str]:
     return facts if trouble is None else facts | {trouble[0]: f"its node {name} {trouble[1]}"}
 
 
-def fate_of(seen: Sightings, now: float) -> NodeFate:
-    """Return what becomes of a node of which that was seen. `now` in steady seconds."""
+def is_silent(seen: Sightings) -> bool:
+    return _SILENT in seen
+
+
+def are_too_many(silent: int, nodes: int) -> bool:
+    """Return whether so many nodes are silent that the cluster more likely does not hear them."""
+    return 0 < silent == nodes or (silent > _FEW and silent / max(1, nodes) >= _MOST)
+
+
+def fate_of(seen: Sightings, now: float, *, too_many: bool = False) -> NodeFate:
+    """Return what becomes of a node of which that was seen. `now` in steady seconds; `too_many` are silent."""
     notices, troubles = [], []
+    is_believed = not (too_many and is_silent(seen))
     for fact, sighting in seen.items():
         if fact.startswith(_TAINT):
             notices.append((sighting.since.unix + GRACE_S, sighting.text))
             continue
         troubles.append((sighting.since.steady, sighting.text))
-        if now - sighting.since.steady >= _DOUBTS[fact]:
+        if is_believed and now - sighting.since.steady >= _DOUBTS[fact]:
             notices.append((sighting.since.unix + LOST_S, sighting.text))
     notice = min(notices, default=(None, ""))
     trouble = min(troubles, default=(None, ""))
-    return NodeFate(True, notice[0], trouble[0], trouble[1] or notice[1])
+    return NodeFate(True, notice[0], trouble[0], trouble[1] or notice[1], is_believed)
 
 
 def _trouble(node: Node) -> tuple[str, str] | None:

@@ -161,7 +161,7 @@ def is_beyond_reach(seen: Sightings, now: float, node: NodeFate) -> bool:
     `now` in steady seconds.
     """
     trouble_at = _trouble_at(seen, node)
-    if trouble_at is not None and now - trouble_at >= LOST_S:
+    if trouble_at is not None and node.is_believed and now - trouble_at >= LOST_S:
         return True
     deleted = _deletion(seen)
     if deleted is None:
@@ -274,7 +274,7 @@ def _lost_at(pod: Pod, seen: Sightings, node: NodeFate) -> tuple[float, str] | N
     """Return from when (steady seconds) on the Pod counts as lost unless that changes, and why."""
     found = []
     trouble_at = _trouble_at(seen, node)
-    if trouble_at is not None:
+    if trouble_at is not None and node.is_believed:
         found.append((trouble_at + LOST_S, node.why or seen[_SILENT].text))
     deleted = _deletion(seen)
     if deleted is not None:

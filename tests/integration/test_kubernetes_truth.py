@@ -135,6 +135,22 @@ def test_what_is_terminated_while_its_node_falls_silent_is_removed_in_the_end(pa
     assert left(paper) == []
 
 
+def test_a_cluster_that_hears_none_of_its_nodes_costs_no_replica_and_down_still_ends(
+    paper: Controller,
+) -> None:
+    launched = paper.cloud.launch(order_of())
+    for name in ("fixed", "spot", "fixed-gpu", "spot-gpu"):
+        paper.world.nodes.silence(name)
+    for _ in range(60):
+        paper.advance(10.0)
+        assert (look(paper).state, look(paper).preempt_at) == (S.RUNNING, None)
+    for _ in range(5):
+        look(paper)
+        paper.cloud.terminate(launched)
+        paper.advance(10.0)
+    assert left(paper) == []
+
+
 def test_a_pod_of_a_node_that_responds_is_never_removed_by_force(paper: Controller) -> None:
     launched = paper.cloud.launch(order_of())
     forced: list[Any] = []

@@ -61,10 +61,10 @@ def node(ready: str | None = "True", *taints: str) -> dict[str, Any]:
     ],
 )
 def test_what_becomes_of_a_node(shown: dict[str, Any], after_s: float, fate: NodeFate) -> None:
-    time = Time()
-    time.nodes.replace([shown])
+    time, other = Time(), node() | {"metadata": {"name": "b"}}
+    time.nodes.replace([shown, other])
     time.s = after_s
-    time.nodes.replace([shown])
+    time.nodes.replace([shown, other])
     assert time.nodes.fate("a") == fate
     assert is_ready(shown) == (fate.trouble_at is None)
     assert is_announced(shown) == (DRAINED in fate.why)
@@ -105,3 +105,32 @@ def test_nodes_that_were_deleted_long_ago_are_forgotten() -> None:
     time.s = 3601.0
     time.nodes.replace([])
     assert time.nodes.fate("a") == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("silent", "nodes", "too_many"),
+    [
+        (0, 0, False),
+        (0, 9, False),
+        (1, 1, True),
+        (1, 2, False),
+        (2, 3, False),
+        (3, 3, True),
+        (3, 5, True),
+        (3, 6, False),
+    ],
+)
+def test_where_most_nodes_are_silent_it_is_not_believed(silent: int, nodes: int, too_many: bool) -> None:
+    time = Time()
+    names = [f"n{number}" for number in range(nodes)]
+    listed = [node("Unknown" if number < silent else "True") for number in range(nodes)]
+    for name, one in zip(names, listed, strict=True):
+        one["metadata"] = {"name": name}
+    assert time.nodes.replace(listed) == set(names[:silent])
+    for name in names[:silent]:
+        fate = time.nodes.fate(name)
+        assert (fate.trouble_at, fate.notice_at is None, fate.is_believed) == (0.0, too_many, not too_many)
+    if too_many:
+        back = time.nodes.apply("MODIFIED", {**listed[0], "status": node("True")["status"]})
+        still = [name for name in names[1:silent] if time.nodes.fate(name).is_believed]
+        assert back == {names[0], *still}

@@ -458,6 +458,17 @@ UP, GOING = (
         pytest.param([(0, UP)], 29, NodeFate(True, NOW, 0.0, "silent"), S.RUNNING, False, id="silent"),
         pytest.param([(0, UP)], 30, NodeFate(True, NOW, 0.0, "silent"), S.BROKEN, True, id="silent for 30 s"),
         pytest.param([(0, UP)], 9999, NodeFate(True, NOW + 30), S.RUNNING, False, id="a taint alone"),
+        pytest.param(
+            [(0, UP)], 9999, NodeFate(True, None, 0.0, "silent", False), S.RUNNING, False, id="all are silent"
+        ),
+        pytest.param(
+            [(0, UP), (5, GOING)],
+            30,
+            NodeFate(True, None, 0.0, "silent", False),
+            S.BROKEN,
+            True,
+            id="and it is deleted",
+        ),
         pytest.param([(0, UP), (5, GOING)], 29, READY, S.RUNNING, False, id="deleted"),
         pytest.param(
             [(0, UP), (5, GOING)], 44, READY, S.RUNNING, False, id="the grace is over, its kubelet works"

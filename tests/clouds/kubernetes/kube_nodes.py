@@ -74,8 +74,12 @@ class Nodes:
         for name, since in self._silent.items():
             if now - since >= self.monitor_grace_s and ("nodes", "", name) in store.objects:
                 self._set_ready(name, "Unknown", "NodeStatusUnknown")
-        for node in list(store.of("nodes")):
-            self._evict(node)
+        nodes = list(store.of("nodes"))
+        if any(
+            node["status"]["conditions"][0]["status"] != "Unknown" for node in nodes
+        ):  # else it hears none
+            for node in nodes:
+                self._evict(node)
         names = {one["metadata"]["name"] for one in store.of("nodes")}
         for pod in list(store.of("pods")):
             if pod["spec"].get("nodeName", "") not in ("", *names):
