@@ -10,10 +10,10 @@ from provisioners.kubernetes.node_state import (
     UNKNOWN,
     Node,
     NodeFate,
-    are_too_many,
     facts_of,
     fate_of,
-    is_silent,
+    together,
+    unready_since,
 )
 from provisioners.kubernetes.sightings import Instant, Sightings, followed
 
@@ -29,7 +29,9 @@ class NodeCache:
         self._at = at
         self._nodes: dict[str, Json] = {}
         self._seen: dict[str, Sightings] = {}  # of nodes of which there is something to say
-        self._too_many = False  # are silent
+        self._together: frozenset[str] | None = (
+            None  # nodes that are not ready like many others; None: to be counted
+        )
         self._lock = threading.Lock()
 
     def replace(self, nodes: Iterable[Mapping[str, Any]]) -> frozenset[str]:
@@ -39,7 +41,7 @@ class NodeCache:
             missing = self._nodes.keys() - listed.keys()
             self._nodes = listed
             changed = {name for name in (*listed, *missing) if self._look(name)}
-            return frozenset(changed | self._drop_old() | self._count())
+            return frozenset(changed | self._drop_old())
 
     def apply(self, kind: str, node: Mapping[str, Any]) -> frozenset[str]:
         """Take an event of the watch. Returns the names of the nodes whose fate is another one."""
@@ -49,8 +51,7 @@ class NodeCache:
                 self._nodes.pop(name, None)
             else:
                 self._nodes[name] = _slim(node)
-            changed = {name} if self._look(name) else set()
-            return frozenset(changed | self._count() if changed else ())
+            return frozenset([name] if self._look(name) else [])
 
     def nodes(self) -> list[Node]:
         with self._lock:
@@ -59,14 +60,15 @@ class NodeCache:
     def fate(self, name: str) -> NodeFate:
         with self._lock:
             if name in self._seen:
-                return fate_of(self._seen[name], self._at().steady, too_many=self._too_many)
+                is_believed = name not in self._unready_together()
+                return fate_of(self._seen[name], self._at().steady, is_believed=is_believed)
             return NodeFate(is_known=True) if name in self._nodes else UNKNOWN
 
     # --- inside, with the lock held
 
     def _look(self, name: str) -> bool:
         """Note what holds of the node now. Returns whether that is something else than before."""
-        before = self._seen.get(name, {})
+        before, self._together = self._seen.get(name, {}), None
         now = followed(before, facts_of(self._nodes.get(name), name), self._at())
         if now:
             self._seen[name] = now
@@ -74,11 +76,12 @@ class NodeCache:
             self._seen.pop(name, None)
         return now != before
 
-    def _count(self) -> set[str]:
-        """Count the silent nodes. Returns their names if that changes what is believed of them."""
-        silent = {name for name, seen in self._seen.items() if is_silent(seen)}
-        before, self._too_many = self._too_many, are_too_many(len(silent), len(self._nodes))
-        return silent if before != self._too_many else set()
+    def _unready_together(self) -> frozenset[str]:
+        if self._together is None:
+            times = {name: unready_since(seen) for name, seen in self._seen.items()}
+            unready = {name: at for name, at in times.items() if at is not None}
+            self._together = together(unready, len(self._nodes))
+        return self._together
 
     def _drop_old(self) -> set[str]:
         """Forget nodes that were deleted long ago."""

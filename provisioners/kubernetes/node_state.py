@@ -2,21 +2,24 @@
 
     what the node shows                     notice                      its Pods are lost
     a taint that announces its end          at once, for 30 s           never: it still works
-    Ready is Unknown: its kubelet is silent at once, for 30 s           after 30 s
+    Ready is Unknown: its kubelet is silent after 6 s, for 24 s         after 30 s
     Ready is False                          after 10 s, for 20 s        after 30 s
     its Node object is gone                 after 10 s, for 20 s        after 30 s
+    not ready, together with many others    none                        when the cluster deletes them
 
-The cluster has waited 40 s (since 1.32: 50 s) for a kubelet before it says Unknown, so we do not wait longer. Ready is False for a
-moment when a kubelet or its runtime is started again, and an object that was deleted may be registered again. The 30 s are also the
-toleration of our Pods, after which the cluster deletes them, and the usual warning of a spot node. All of them count from when we first
-saw it: taints that forbid new Pods have no time of their own.
+The cluster has waited 40 s (since 1.32: 50 s) for a kubelet before it says Unknown. Ready is False for a moment when a kubelet or its
+runtime is started again, and an object that was deleted may be registered again. The 30 s are also the toleration of our Pods, after
+which the cluster deletes them, and the usual warning of a spot node. All of them count from when we first saw it: taints that forbid
+new Pods have no time of their own.
 
-Where all nodes are silent, or 55 % of them and more than two, the cluster more likely does not hear them than that they are dead; it then
-evicts few Pods or none. We believe it no more than it does itself: the Pods have no notice and are not lost until they are deleted.
+Where many nodes fall silent together, the cluster more likely does not hear them, or their network's agent fails, than that they are
+dead; it then evicts few Pods or none, and all replicas would be drained although they serve. Many are a quarter of all nodes and more than
+two within 20 s, or all there are. Kubelets report every 10 s and the cluster looks every 5 s, so 6 s show most of them.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -30,8 +33,9 @@ LOST_S = 30.0
 _DOUBT_S = 10.0
 _TAINT = "taint "
 _SILENT, _NOT_READY, _GONE = "silent", "not ready", "gone"
-_MOST, _FEW = 0.55, 2
-_DOUBTS = {_SILENT: 0.0, _NOT_READY: _DOUBT_S, _GONE: _DOUBT_S}
+_SHORT_DOUBT_S = 6.0
+_MANY, _FEW, _TOGETHER_S = 0.25, 2, 20.0
+_DOUBTS = {_SILENT: _SHORT_DOUBT_S, _NOT_READY: _DOUBT_S, _GONE: _DOUBT_S}
 
 
 class NodeFate(NamedTuple):
@@ -72,19 +76,30 @@ def facts_of(node: Node | None, name: str) -> dict[str, str]:
     return facts if trouble is None else facts | {trouble[0]: f"its node {name} {trouble[1]}"}
 
 
-def is_silent(seen: Sightings) -> bool:
-    return _SILENT in seen
+def unready_since(seen: Sightings) -> float | None:
+    """Return since when (steady seconds) the node has been there and not ready; None if it is ready, or was deleted."""
+    return min((seen[fact].since.steady for fact in (_SILENT, _NOT_READY) if fact in seen), default=None)
 
 
-def are_too_many(silent: int, nodes: int) -> bool:
-    """Return whether so many nodes are silent that the cluster more likely does not hear them."""
-    return 0 < silent == nodes or (silent > _FEW and silent / max(1, nodes) >= _MOST)
+def together(unready: Mapping[str, float], count: int) -> frozenset[str]:
+    """Return those that became unready together with many others.
+
+    `unready` is since when (steady seconds), by node, `count` how many nodes there are.
+    """
+    if len(unready) == count:
+        return frozenset(unready)
+    times = sorted(unready.values())
+    return frozenset(
+        name
+        for name, at in unready.items()
+        if (many := bisect_right(times, at + _TOGETHER_S) - bisect_left(times, at - _TOGETHER_S)) > _FEW
+        and many >= _MANY * count
+    )
 
 
-def fate_of(seen: Sightings, now: float, *, too_many: bool = False) -> NodeFate:
-    """Return what becomes of a node of which that was seen. `now` in steady seconds; `too_many` are silent."""
+def fate_of(seen: Sightings, now: float, *, is_believed: bool = True) -> NodeFate:
+    """Return what becomes of a node of which that was seen. `now` in steady seconds; `is_believed`: it is not one of many."""
     notices, troubles = [], []
-    is_believed = not (too_many and is_silent(seen))
     for fact, sighting in seen.items():
         if fact.startswith(_TAINT):
             notices.append((sighting.since.unix + GRACE_S, sighting.text))

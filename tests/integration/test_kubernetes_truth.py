@@ -82,10 +82,10 @@ def test_a_silent_node_gives_its_notice_at_once_and_its_pods_are_removed_by_forc
     launched = paper.cloud.launch(order_of(secrets={"A": "b"}))
     paper.world.nodes.silence("fixed")
     noticed_s = after(paper, lambda one: one.preempt_at is not None)
-    assert noticed_s == paper.world.nodes.monitor_grace_s  # of the cluster; a successor starts now
+    assert noticed_s == paper.world.nodes.monitor_grace_s + 6  # a successor starts now, within 50 s
     warned = look(paper)
-    assert (warned.state, warned.preempt_at) == (S.RUNNING, paper.clock[0] + 30)
-    assert after(paper, lambda one: one.state is S.BROKEN) == 30
+    assert (warned.state, warned.preempt_at) == (S.RUNNING, paper.clock[0] + 24)
+    assert after(paper, lambda one: one.state is S.BROKEN) == 24
     assert "its node fixed has stopped responding" in look(paper).message
     assert look(paper).endpoint is None
     paper.advance(3600.0)
@@ -96,7 +96,7 @@ def test_a_silent_node_gives_its_notice_at_once_and_its_pods_are_removed_by_forc
     assert look(paper).state is S.TERMINATED
 
 
-def test_a_node_that_is_back_in_time_keeps_its_pods(paper: Controller) -> None:
+def test_a_node_that_is_back_in_time_has_no_notice_any_more(paper: Controller) -> None:
     paper.cloud.launch(order_of())
     paper.world.nodes.silence("fixed")
     after(paper, lambda one: one.preempt_at is not None)
@@ -127,7 +127,7 @@ def test_what_is_terminated_while_its_node_falls_silent_is_removed_in_the_end(pa
     launched = paper.cloud.launch(order_of(secrets={"A": "b"}))
     paper.world.nodes.silence("fixed")
     after(paper, lambda one: one.preempt_at is not None)
-    for passed_s in range(0, 60, 10):
+    for passed_s in range(6, 60, 10):
         look(paper)
         paper.cloud.terminate(launched)
         assert look(paper).state.is_gone == (passed_s >= 30)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from provisioners.kubernetes.node_cache import NodeCache
-from provisioners.kubernetes.node_state import UNKNOWN, NodeFate, is_announced, is_ready
+from provisioners.kubernetes.node_state import UNKNOWN, NodeFate, is_announced, is_ready, together
 from provisioners.kubernetes.sightings import Instant
 
 NOW = 1_800_000_000.0
@@ -45,7 +45,13 @@ def node(ready: str | None = "True", *taints: str) -> dict[str, Any]:
         ),
         pytest.param(
             node("Unknown"),
-            0,
+            5,
+            NodeFate(True, None, 0.0, "its node a has stopped responding"),
+            id="silent for a moment",
+        ),
+        pytest.param(
+            node("Unknown"),
+            6,
             NodeFate(True, NOW + 30, 0.0, "its node a has stopped responding"),
             id="silent",
         ),
@@ -108,29 +114,37 @@ def test_nodes_that_were_deleted_long_ago_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("silent", "nodes", "too_many"),
+    ("ages_s", "nodes", "many"),
     [
-        (0, 0, False),
-        (0, 9, False),
-        (1, 1, True),
-        (1, 2, False),
-        (2, 3, False),
-        (3, 3, True),
-        (3, 5, True),
-        (3, 6, False),
+        pytest.param([0], 9, 0, id="one"),
+        pytest.param([0, 5], 8, 0, id="two of eight"),
+        pytest.param([0, 5, 10], 8, 3, id="three of eight"),
+        pytest.param([0, 5, 10], 13, 0, id="three of thirteen"),
+        pytest.param([0, 5, 1000], 8, 0, id="one of three has been for long"),
+        pytest.param([0, 1000, 2000, 3000], 9, 0, id="one after the other"),
+        pytest.param([0, 3, 9, 5000], 8, 3, id="three, and one for long"),
+        pytest.param([0], 1, 1, id="the only one"),
+        pytest.param([0, 5000], 2, 2, id="all"),
+        pytest.param([0], 2, 0, id="one of two"),
     ],
 )
-def test_where_most_nodes_are_silent_it_is_not_believed(silent: int, nodes: int, too_many: bool) -> None:
+def test_nodes_that_are_unready_together_with_many_are_not_believed_to_be_dead(
+    ages_s: list[float], nodes: int, many: int
+) -> None:
+    unready = {f"n{number}": 10_000.0 - age_s for number, age_s in enumerate(ages_s)}
+    assert len(together(unready, nodes)) == many
+
+
+@pytest.mark.parametrize("ready", ["Unknown", "False"])
+def test_what_is_believed_of_a_node_changes_with_the_others(ready: str) -> None:
     time = Time()
-    names = [f"n{number}" for number in range(nodes)]
-    listed = [node("Unknown" if number < silent else "True") for number in range(nodes)]
-    for name, one in zip(names, listed, strict=True):
-        one["metadata"] = {"name": name}
-    assert time.nodes.replace(listed) == set(names[:silent])
-    for name in names[:silent]:
-        fate = time.nodes.fate(name)
-        assert (fate.trouble_at, fate.notice_at is None, fate.is_believed) == (0.0, too_many, not too_many)
-    if too_many:
-        back = time.nodes.apply("MODIFIED", {**listed[0], "status": node("True")["status"]})
-        still = [name for name in names[1:silent] if time.nodes.fate(name).is_believed]
-        assert back == {names[0], *still}
+    names = [f"n{number}" for number in range(4)]
+    time.nodes.replace([node("True") | {"metadata": {"name": name}} for name in names])
+    for name in names[:3]:
+        time.nodes.apply("MODIFIED", node(ready) | {"metadata": {"name": name}})
+        time.s += 2.0
+    time.s += 20.0
+    assert [time.nodes.fate(name).notice_at for name in names] == [None] * 4
+    assert [time.nodes.fate(name).trouble_at for name in names] == [0.0, 2.0, 4.0, None]
+    time.nodes.apply("MODIFIED", node() | {"metadata": {"name": "n1"}})
+    assert [time.nodes.fate(name).notice_at for name in names] == [NOW + 30, None, NOW + 34, None]
