@@ -8,3 +8,8 @@ import time
 def unix_now() -> float:
     """Return seconds since the epoch."""
     return time.time()
+
+
+def steady_now() -> float:
+    """Return seconds since some instant, for durations: it is never set."""
+    return time.monotonic()

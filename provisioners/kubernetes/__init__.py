@@ -4,8 +4,9 @@ There are no machines, no SSH and no user data here: the kubelet runs the script
 state of all Pods. Only `api` sends requests, by the official client. Beside the
 modules that clouds share: `settings` is what config.yaml says, `quantities` reads amounts like `500m`, `placement` (a pure
 part of `translate`) says on which nodes a Pod may be, `scripts` is what the containers run, `files` carries the work
-directory, `pod_state` reads a Pod (pure), `pod_cache` keeps what was last known of all Pods, `watch` feeds it, `nodes` makes
-offers of a cluster's nodes, and `logs` reads what Pods printed.
+directory, and `logs` reads what Pods printed. `pod_state` reads a Pod, `containers` what its containers report, `node_state` its node,
+and `sightings` since when something holds, all of them pure. `pod_cache` and `node_cache` keep what was last known of all Pods and
+nodes, `watch` feeds them, `pod_events` says why Pods are stuck, and `nodes` makes offers of a cluster's nodes.
 
 A load balancer is a Deployment with a Service: `agent_objects` makes them (pure), `agents` launches and rolls them out, `agent_cache`
 keeps what was last known of them.

@@ -14,11 +14,18 @@ from policies.model import CapacityType, Zone
 from provisioners.kubernetes import agent_objects as objects
 from provisioners.kubernetes.errors import CLOUD
 from provisioners.kubernetes.network import endpoint_of
+from provisioners.kubernetes.node_cache import NodeCache
 from provisioners.kubernetes.placement import NO_ZONE
-from provisioners.kubernetes.pod_state import instance_of as pod_instance
-from provisioners.kubernetes.pod_state import unschedulable
-from provisioners.kubernetes.quantities import unix_s
+from provisioners.kubernetes.pod_state import (
+    Verdict,
+    is_beyond_reach,
+    node_of,
+    seen_of,
+    unschedulable,
+    verdict_of,
+)
 from provisioners.kubernetes.settings import Cluster
+from provisioners.kubernetes.sightings import Instant, Sightings
 from provisioners.kubernetes.translate import END_NOTE, PORT_NOTE, ZONE_NOTE
 from provisioners.port.agents import AgentProcess
 from provisioners.port.base import Instance, InstanceState
@@ -35,7 +42,8 @@ class _Agent:
     """What is known of one agent.
 
     `address` is that of its Service, None while there is none or it has none. `has_service` None: it was not looked up yet.
-    `has_run`: a Pod of it was ready, so that what fails now is not how it was set up.
+    `has_run`: a Pod of it was ready, so that what fails now is not how it was set up. `closed_at`: when (UNIX seconds) its deletion
+    was seen.
     """
 
     deployment: Json
@@ -43,17 +51,20 @@ class _Agent:
     has_service: bool | None = None
     has_run: bool = False
     ended_at: float | None = None
+    closed_at: float | None = None
 
 
 class AgentCache:
     """Thread-safe. `changed` is called without the lock after something changed that an instance shows."""
 
-    def __init__(self, cluster: Cluster, now: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, at: Callable[[], Instant], nodes: NodeCache) -> None:
         self.cluster = cluster
         self.changed: Callable[[], None] = _ignore
-        self._now = now
+        self._at = at
+        self._nodes = nodes
         self._agents: dict[str, _Agent] = {}
         self._pods: dict[str, dict[str, Json]] = {}  # by token and uid
+        self._seen: dict[str, Sightings] = {}  # by uid of a Pod
         self._closing: frozenset[str] = frozenset()  # nodes that are cordoned
         self._announced: list[Instance] = []
         self._lock = threading.RLock()
@@ -92,12 +103,15 @@ class AgentCache:
             self._pods.clear()
             for pod in pods:
                 self._put_pod(pod)
+            there = {uid for own in self._pods.values() for uid in own}
+            self._seen = {uid: seen for uid, seen in self._seen.items() if uid in there}
         self._announce()
 
     def apply_pod(self, kind: str, pod: Mapping[str, Any]) -> None:
         with self._lock:
             if kind == "DELETED":
                 self._pods.get(_token(pod), {}).pop(pod["metadata"]["uid"], None)
+                self._seen.pop(pod["metadata"]["uid"], None)
             else:
                 self._put_pod(pod)
         self._announce()
@@ -123,18 +137,18 @@ class AgentCache:
     # --- what goes out
 
     def instances(self, owner: str) -> list[Instance]:
-        now = self._now()
+        limit = self._at().steady - KEPT_S
         with self._lock:
             for token, agent in list(self._agents.items()):
-                if agent.ended_at is not None and agent.ended_at + KEPT_S < now:
+                if agent.ended_at is not None and agent.ended_at < limit:
                     del self._agents[token]
-            found = [self._shown(agent, now) for agent in self._agents.values()]
+            found = [self._shown(agent) for agent in self._agents.values()]
         return [one for one in found if one.owner == owner]
 
     def instance(self, token: str) -> Instance | None:
         with self._lock:
             agent = self._agents.get(token)
-            return None if agent is None else self._shown(agent, self._now())
+            return None if agent is None else self._shown(agent)
 
     def deployment(self, token: str) -> Json | None:
         """Return the Deployment, if it exists as far as is known."""
@@ -174,6 +188,16 @@ class AgentCache:
         with self._lock:
             return f"{node}/{newest['metadata']['uid']}" if node in self._closing else now
 
+    def beyond_reach(self, token: str) -> list[Json]:
+        """Return the Pods of an agent that are on lost nodes, so that nothing there will remove them."""
+        now = self._at().steady
+        with self._lock:
+            return [
+                pod
+                for uid, pod in self._pods.get(token, {}).items()
+                if is_beyond_reach(self._seen.get(uid, {}), now, self._nodes.fate(node_of(pod)))
+            ]
+
     def processes(self, token: str) -> list[AgentProcess]:
         return [self._process(pod) for pod in self.pods_of(token)]
 
@@ -197,8 +221,7 @@ class AgentCache:
     def _announce(self) -> None:
         """Call `changed` if an instance is another one than before."""
         with self._lock:
-            now = self._now()
-            shown = [self._shown(agent, now) for agent in self._agents.values()]
+            shown = [self._shown(agent) for agent in self._agents.values()]
             is_news, self._announced = shown != self._announced, shown
         if is_news:
             self.changed()
@@ -211,9 +234,9 @@ class AgentCache:
         is_running = any((one.get("state") or {}).get("running") for one in containers)
         address = endpoint_of(status.get("podIP"), objects.ADMIN_PORT) if is_running else None
         release = _notes(pod)[0]
-        waiting = unschedulable(pod)
+        waiting = unschedulable(self._seen.get(meta["uid"], {}))
         held = [(one.get("state") or {}).get("waiting") or {} for one in containers]
-        why = "" if waiting is None else waiting[1]
+        why = "" if waiting is None else waiting.text
         why = why or next((f"{one.get('reason')}: {one.get('message') or ''}" for one in held if one), "")
         is_leaving = bool(meta.get("deletionTimestamp"))
         return AgentProcess(
@@ -231,21 +254,26 @@ class AgentCache:
                 self._agents[token] = _Agent(deployment)
         elif known.ended_at is None and _is_later(deployment, _version(known.deployment)):
             known.deployment = deployment
+        agent = self._agents[token]
+        if agent.closed_at is None and agent.deployment["metadata"].get("deletionTimestamp"):
+            agent.closed_at = self._at().unix
 
     def _put_pod(self, pod: Mapping[str, Any]) -> None:
         own = self._pods.setdefault(_token(pod), {})
         known = own.get(pod["metadata"]["uid"])
         if known is None or _is_later(pod, _version(known)):
-            own[pod["metadata"]["uid"]] = dict(pod)
+            uid = pod["metadata"]["uid"]
+            own[uid] = dict(pod)
+            self._seen[uid] = seen_of(pod, self._seen.get(uid, {}), self._at())
         agent = self._agents.get(_token(pod))
         if agent is not None and _is_ready(pod.get("status") or {}):
             agent.has_run = True
 
     def _end(self, agent: _Agent) -> None:
         if agent.ended_at is None:
-            agent.ended_at = self._now()
+            agent.ended_at = self._at().steady
 
-    def _shown(self, agent: _Agent, now: float) -> Instance:
+    def _shown(self, agent: _Agent) -> Instance:
         meta = agent.deployment["metadata"]
         labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
         made = Instance(
@@ -264,7 +292,7 @@ class AgentCache:
             return replace(made, state=_S.STOPPING)
         if agent.has_service is not True:
             return made if agent.has_service is None else replace(made, state=_S.UNSUPERVISED)
-        failed = None if agent.has_run else self._failure(made.token, now)
+        failed = None if agent.has_run else self._failure(made.token)
         if failed is not None:
             return replace(made, state=failed.state, message=failed.message, refusal=failed.refusal)
         endpoint = endpoint_of(agent.address, int(notes.get(PORT_NOTE) or objects.DEFAULT_PORT))
@@ -272,15 +300,17 @@ class AgentCache:
             made,
             state=_S.SETUP if endpoint is None else _S.RUNNING,
             endpoint=endpoint,
-            preempt_at=unix_s(meta.get("deletionTimestamp")),
+            preempt_at=agent.closed_at,
         )
 
-    def _failure(self, token: str, now: float) -> Instance | None:
-        """Return its only Pod as an instance, if it finds no node, or its image cannot be had."""
+    def _failure(self, token: str) -> Verdict | None:
+        """Return the state of its only Pod, if that finds no node, or its image cannot be had."""
         pods = self.pods_of(token)
         if len(pods) != 1:
             return None
-        shown = pod_instance(pods[0], self.cluster.region, now, self.cluster.schedule_wait_s)
+        (pod,) = pods
+        seen, fate = self._seen.get(pod["metadata"]["uid"], {}), self._nodes.fate(node_of(pod))
+        shown = verdict_of(pod, seen, self._at().steady, self.cluster.schedule_wait_s, fate)
         return shown if shown.state in (_S.BROKEN, _S.SETUP_FAILED) else None
 
 

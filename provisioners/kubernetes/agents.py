@@ -88,6 +88,8 @@ class RegionAgents:
             deployment = self._replace(deployment, wanted)
         if deployment is not None:
             self.api.delete("deployment", instance.token, deployment["metadata"]["uid"], after_parts=True)
+        for pod in self.cache.beyond_reach(instance.token):
+            self.api.delete("pod", pod["metadata"]["name"], pod["metadata"]["uid"], at_once=True)
         return True
 
     # --- inside

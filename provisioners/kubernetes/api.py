@@ -10,7 +10,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +21,7 @@ from kubernetes import config as kube_config
 from kubernetes.client import rest
 
 from policies.model import Zone
-from provisioners.clock import unix_now
+from provisioners.clock import steady_now
 from provisioners.kubernetes.errors import CLOUD, error_of, unreachable
 from provisioners.kubernetes.translate import MANAGED, MANAGER
 from provisioners.port.errors import AuthError, ProvisionError
@@ -35,6 +37,7 @@ _RATE = Rate(burst=100, per_s=50)  # as client-go's controllers; the server has 
 
 _GROUPS = {
     "pod": "CoreV1Api",
+    "event": "CoreV1Api",
     "secret": "CoreV1Api",
     "service": "CoreV1Api",
     "resource_quota": "CoreV1Api",
@@ -84,7 +87,7 @@ class KubeApi:
         namespace: str | None,
         client: Callable[[], tuple[Any, str]],
         *,
-        now: Callable[[], float] = unix_now,
+        steady: Callable[[], float] = steady_now,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.region = region
@@ -93,13 +96,20 @@ class KubeApi:
         self._client: Any = None
         self._apis: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._pacer = RateLimiter(now, sleep)
+        self._pacer = RateLimiter(steady, sleep)
+        self._steady = steady
+        self._dated: tuple[float, float] | None = None  # the date of the last response, and when it came
 
     @property
     def namespace(self) -> str:
         """Raise AuthError if there are no credentials."""
         self._connected()
         return cast(str, self._namespace)
+
+    def server_s(self) -> float | None:
+        """Return the UNIX seconds of the API server's clock, to about a second; None if no response had a date."""
+        dated = self._dated
+        return None if dated is None else dated[0] + self._steady() - dated[1]
 
     def create(self, kind: str, body: Json, zone: Zone | None = None) -> Json:
         """Raise ConflictError if there is one of that name."""
@@ -149,13 +159,18 @@ class KubeApi:
                 raise ConflictError(error.message) from error
             raise
 
-    def delete(self, kind: str, name: str, uid: str = "", *, after_parts: bool = False) -> Json | None:
+    def delete(
+        self, kind: str, name: str, uid: str = "", *, after_parts: bool = False, at_once: bool = False
+    ) -> Json | None:
         """Return the object as it is now, or what the server says; None if there is none, or one of another uid.
 
-        With `after_parts` it exists until all that it owns is gone.
+        With `after_parts` a Deployment exists until its Pods are gone; what else it owns goes before. With `at_once` a Pod is
+        gone before its kubelet has ended it.
         """
         policy = "Foreground" if after_parts else "Background"
         options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
+        if at_once:
+            options["gracePeriodSeconds"] = 0
         if uid:
             options["preconditions"] = {"uid": uid}
         try:
@@ -170,6 +185,11 @@ class KubeApi:
         return self._pages(
             kind, f"list_namespaced_{kind}", self.namespace, label_selector=_selector(labels, managed)
         )
+
+    def list_events(self, uid: str) -> Listed:
+        """Return the events about an object."""
+        fields = f"involvedObject.uid={uid}"
+        return self._pages("event", "list_namespaced_event", self.namespace, field_selector=fields)
 
     def list_nodes(self) -> Listed:
         return self._pages("pod", "list_node")
@@ -265,6 +285,8 @@ class KubeApi:
             response = method(*given, _preload_content=False, **more)
         except Exception as error:
             raise self._failed(error, zone) from error
+        with suppress(TypeError, ValueError):
+            self._dated = (parsedate_to_datetime(response.headers["Date"]).timestamp(), self._steady())
         if response.status >= 400:
             body, header = response.data, response.headers.get("Retry-After")
             response.release_conn()
@@ -329,7 +351,12 @@ class KubeApi:
 
 
 def _is_gone(error: ProvisionError) -> bool:
-    """Return whether there is no such object, or one of another uid."""
+    """Return whether there is no such object, or one of another uid.
+
+    To a deletion with another uid the API responds 409 Conflict, to a change 422 Invalid.
+    """
+    if error.code == "Invalid":
+        return "metadata.uid" in error.message
     return error.code == "NotFound" or (error.code == "Conflict" and "uid" in error.message.lower())
 
 

@@ -14,6 +14,7 @@ import yaml
 from provisioners import permissions
 from provisioners.kubernetes import placement
 from provisioners.kubernetes.api import KubeApi
+from provisioners.kubernetes.node_state import is_ready
 from provisioners.kubernetes.nodes import NodeShape, shapes_of
 from provisioners.kubernetes.quantities import amount
 from provisioners.kubernetes.settings import Cluster
@@ -56,7 +57,8 @@ def needed(*, has_agents: bool = True) -> Iterator[tuple[dict[str, str], bool]]:
                     for verb in rule["verbs"]:
                         name, _, sub = resource.partition("/")
                         attributes = {"verb": verb, "group": group, "resource": name}
-                        yield attributes | ({"subresource": sub} if sub else {}), document["kind"] == "Role"
+                        is_required = document["kind"] == "Role" and name != "events"
+                        yield attributes | ({"subresource": sub} if sub else {}), is_required
 
 
 def _permissions(region: str, api: KubeApi, *, has_agents: bool) -> Iterator[Finding]:
@@ -121,7 +123,7 @@ def _room(
     for shape in shapes:
         counts[shape.accelerator] += shape.count if shape.accelerator else 1
     free: dict[str, int] = defaultdict(int)
-    for node in nodes:
+    for node in filter(is_ready, nodes):
         name, _ = placement.accelerator_of(node["metadata"].get("labels") or {})
         has = (node.get("status") or {}).get("allocatable") or {}
         used = (taken or {}).get(node["metadata"]["name"], {})

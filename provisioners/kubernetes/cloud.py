@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from policies.model import Offer, Role
-from provisioners.clock import unix_now
+from provisioners.clock import steady_now, unix_now
 from provisioners.kubernetes import nodes as node_rules
 from provisioners.kubernetes.agent_cache import AgentCache
 from provisioners.kubernetes.agent_objects import MAIN as AGENT_MAIN
@@ -24,9 +24,12 @@ from provisioners.kubernetes.dead_man import DeadMan
 from provisioners.kubernetes.errors import CLOUD
 from provisioners.kubernetes.logs import PodLogs
 from provisioners.kubernetes.machines import RegionPods
+from provisioners.kubernetes.node_cache import NodeCache
 from provisioners.kubernetes.nodes import NodeShape
 from provisioners.kubernetes.pod_cache import PodCache
+from provisioners.kubernetes.pod_events import PodEvents
 from provisioners.kubernetes.settings import Cluster
+from provisioners.kubernetes.sightings import Instant
 from provisioners.kubernetes.translate import MAIN, check_order
 from provisioners.kubernetes.watch import Watcher
 from provisioners.offers.explain_no_offer import NoOffer
@@ -58,6 +61,7 @@ class KubernetesProvisioner:
         *,
         client: ClientOf = client_of,
         now: Callable[[], float] = unix_now,
+        steady: Callable[[], float] = steady_now,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._now = now
@@ -65,7 +69,7 @@ class KubernetesProvisioner:
         for cluster in clusters:
             if cluster.region in self._regions:
                 raise ValueError(f"clouds.kubernetes.contexts: {cluster.region} is named twice")
-            self._regions[cluster.region] = _Region(cluster, kubeconfig, client, now, sleep)
+            self._regions[cluster.region] = _Region(cluster, kubeconfig, client, now, steady, sleep)
         self._logs = PodLogs(now)
 
     def close(self) -> None:
@@ -100,8 +104,9 @@ class KubernetesProvisioner:
             if region.cluster.agent_image is None:
                 raise RefusedError(NO_AGENT_IMAGE, cloud=CLOUD, code="NoImage", zone=order.offer.zone)
             return region.agents.launch(order)
-        labels = node_rules.accelerator_labels(region.shapes(), order.offer.accelerator)
-        return region.pods.launch(order, labels)
+        shapes = region.shapes()
+        labels = node_rules.accelerator_labels(shapes, order.offer.accelerator)
+        return region.pods.launch(order, labels, has_node=node_rules.has_node(order.offer, shapes))
 
     def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
         for region in self._regions.values():
@@ -125,6 +130,7 @@ class KubernetesProvisioner:
             error = region.watcher.wait(_FIRST_LIST_S) or region.trouble_of_agents(owner)
             if error is None:
                 region.dead_man.visit(owner)
+                region.events.visit()
             else:
                 silent[name] = error
         if silent and len(silent) == len(self._regions):
@@ -215,19 +221,26 @@ class _Region:
         kubeconfig: str | None,
         client: ClientOf,
         now: Callable[[], float],
+        steady: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
+        def at() -> Instant:
+            return Instant(steady(), now())
+
         self.cluster = cluster
         self.api = KubeApi(
             cluster.region,
             cluster.namespace,
             lambda: client(cluster.context, kubeconfig),
+            steady=steady,
             sleep=sleep,
         )
-        self.cache = PodCache(cluster, now)
-        self.dead_man = DeadMan(cluster, self.api, now)
+        self._nodes = NodeCache(at)
+        self.cache = PodCache(cluster, at, self._nodes)
+        self.events = PodEvents(cluster.region, self.api, self.cache, steady)
+        self.dead_man = DeadMan(cluster, self.api, at)
         self.pods = RegionPods(cluster, self.api, self.cache, now, sleep)
-        self.agent_cache = AgentCache(cluster, now)
+        self.agent_cache = AgentCache(cluster, at, self._nodes)
         self.agents = RegionAgents(cluster, self.api, self.agent_cache, now)
         self.watcher = Watcher(
             cluster.region, lambda: self.api.list("pod"), self.api.watch_pods, _PodSink(self)
@@ -241,8 +254,7 @@ class _Region:
         self._node_watcher = Watcher(
             f"{cluster.region}-nodes", self.api.list_nodes, self.api.watch_nodes, _NodeSink(self)
         )
-        self._now = now
-        self._nodes: dict[str, Json] = {}
+        self._steady = steady
         self._listed_at = float("-inf")
         self._is_watched = False
         self._lock = threading.Lock()
@@ -298,7 +310,7 @@ class _Region:
         if self._is_watched and self._node_watcher.wait(_FIRST_LIST_S) is None:
             return self._shapes()
         with self._lock:
-            is_old = self._now() - self._listed_at >= _NODES_FRESH_S
+            is_old = self._steady() - self._listed_at >= _NODES_FRESH_S
         if is_old:
             try:
                 self.take_nodes(self.api.list_nodes().items)
@@ -308,33 +320,21 @@ class _Region:
                 if not self._shapes():
                     raise
             with self._lock:
-                self._listed_at = self._now()
+                self._listed_at = self._steady()
         return self._shapes()
 
     def take_nodes(self, nodes: Sequence[Json]) -> None:
-        with self._lock:
-            self._nodes = {one["metadata"]["name"]: _slim(one) for one in nodes}
-        self._announce()
+        self._announce(self._nodes.replace(nodes))
 
     def take_node(self, kind: str, node: Mapping[str, Any]) -> None:
-        name = node["metadata"]["name"]
-        with self._lock:
-            if kind == "DELETED":
-                self._nodes.pop(name, None)
-            else:
-                self._nodes[name] = _slim(node)
-        self._announce()
+        self._announce(self._nodes.apply(kind, node))
 
-    def _announce(self) -> None:
-        with self._lock:
-            known = list(self._nodes.values())
-        self.cache.announce(node_rules.notices_of(known))
-        self.agent_cache.take_nodes(node_rules.cordoned(known))
+    def _announce(self, changed: frozenset[str]) -> None:
+        self.cache.nodes_changed(changed)
+        self.agent_cache.take_nodes(node_rules.cordoned(self._nodes.nodes()))
 
     def _shapes(self) -> list[NodeShape]:
-        with self._lock:
-            known = list(self._nodes.values())
-        return node_rules.shapes_of(known, self.cluster)
+        return node_rules.shapes_of(self._nodes.nodes(), self.cluster)
 
 
 class _PodSink:
@@ -363,13 +363,3 @@ class _NodeSink:
 
     def apply(self, kind: str, item: Mapping[str, Any]) -> None:
         self._region.take_node(kind, item)
-
-
-def _slim(node: Mapping[str, Any]) -> Json:
-    """Return what is needed of a node: the images that it has are most of its size."""
-    status = node.get("status") or {}
-    return {
-        "metadata": {"name": node["metadata"]["name"], "labels": node["metadata"].get("labels") or {}},
-        "spec": node.get("spec") or {},
-        "status": {key: status[key] for key in ("allocatable", "conditions") if key in status},
-    }

@@ -1,6 +1,7 @@
 """The lease of Pods: what the controller renews, and the CronJob that deletes them when it no longer does.
 
-Both are made only if config.yaml names the service account under which the CronJob runs.
+Both are made only if config.yaml names the service account under which the CronJob runs. What is written into the Lease is the time of
+the API server's clock: the CronJob runs on another machine than the controller.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from provisioners.kubernetes import reaper
 from provisioners.kubernetes.api import ConflictError, Json, KubeApi
 from provisioners.kubernetes.quantities import rfc3339
 from provisioners.kubernetes.settings import Cluster
+from provisioners.kubernetes.sightings import Instant
 from provisioners.kubernetes.translate import MANAGED, MANAGER
 from provisioners.port.errors import ProvisionError
 from provisioners.port.vm import OWNER_TAG
@@ -27,10 +29,10 @@ _SCHEDULE = "*/10 * * * *"
 class DeadMan:
     """Of one namespace. Not thread-safe: one thread lists."""
 
-    def __init__(self, cluster: Cluster, api: KubeApi, now: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, api: KubeApi, at: Callable[[], Instant]) -> None:
         self._cluster = cluster
         self._api = api
-        self._now = now
+        self._at = at
         self._renewed_at: dict[str, float] = {}
         self._has_job: set[str] = set()
 
@@ -38,7 +40,7 @@ class DeadMan:
         """Renew the owner's lease, unless that was just done. What fails is tried again at the next visit."""
         if (
             not self._cluster.reaper_account
-            or self._now() - self._renewed_at.get(owner, float("-inf")) < RENEW_S
+            or self._at().steady - self._renewed_at.get(owner, float("-inf")) < RENEW_S
         ):
             return
         try:
@@ -49,10 +51,11 @@ class DeadMan:
         except ProvisionError as error:
             _log.warning("the lease of Pods in %s is not renewed: %s", self._cluster.region, error.message)
             return
-        self._renewed_at[owner] = self._now()
+        self._renewed_at[owner] = self._at().steady
 
     def _renew(self, owner: str) -> None:
-        wanted = lease_of(owner, self._cluster.dead_man_s, self._now())
+        server_s = self._api.server_s()
+        wanted = lease_of(owner, self._cluster.dead_man_s, self._at().unix if server_s is None else server_s)
         if self._api.patch("lease", lease_name(owner), {"spec": wanted["spec"]}) is None:
             try:
                 self._api.create("lease", wanted)

@@ -18,7 +18,7 @@ from provisioners.kubernetes.api import ConflictError, Json, KubeApi
 from provisioners.kubernetes.errors import CLOUD
 from provisioners.kubernetes.files import PackedFiles, packed
 from provisioners.kubernetes.pod_cache import PodCache
-from provisioners.kubernetes.pod_state import is_ours, is_over, unschedulable, was_placed
+from provisioners.kubernetes.pod_state import is_ours, is_over, was_placed
 from provisioners.kubernetes.quantities import rfc3339
 from provisioners.kubernetes.settings import Cluster
 from provisioners.multi_node import for_each
@@ -48,10 +48,20 @@ class RegionPods:
         self._now = now
         self._sleep = sleep
 
-    def launch(self, order: LaunchOrder, accelerator_labels: Iterable[tuple[str, str]]) -> Instance:
+    def launch(
+        self, order: LaunchOrder, accelerator_labels: Iterable[tuple[str, str]], *, has_node: bool = True
+    ) -> Instance:
+        """`has_node`: a node that is ready could hold the Pod, as far as is known. Offers may be minutes old."""
         ended = self._ended(order)
         if ended is not None:
             return ended
+        if not has_node and self.cluster.schedule_wait_s <= _MOST_WAIT_S and not self._listed(order.token):
+            raise CapacityError(
+                f"{order.offer.zone} has no node that is ready and takes such a Pod",
+                cloud=CLOUD,
+                code="NoNode",
+                zone=order.offer.zone,
+            )
         files = packed(order)
         labels = list(accelerator_labels)
         self.cache.launching(order.token, 1)
@@ -176,8 +186,8 @@ class RegionPods:
         if pod is None:
             return True  # deleted meanwhile, which the watch shows
         self.cache.apply("MODIFIED", pod)
-        found = unschedulable(pod)
-        if found is not None and self._now() - found[0] >= self.cluster.schedule_wait_s:
+        found = self.cache.waits_s(pod)
+        if found is not None and found[0] >= self.cluster.schedule_wait_s:
             raise CapacityError(
                 f"{order.offer.zone} has no room for the Pod: {found[1]}",
                 cloud=CLOUD,
@@ -186,7 +196,7 @@ class RegionPods:
             )
         if found is not None and self.cluster.schedule_wait_s > _MOST_WAIT_S:
             return True  # an autoscaler needs minutes; the watch shows what comes of it
-        return was_placed(pod) or is_over(pod)
+        return was_placed(pod) or is_over(pod) or self.cache.is_gated(pod)
 
     def _give_back(self, order: LaunchOrder, error: ProvisionError) -> None:
         """Delete what there is of a replica that cannot be launched."""
@@ -224,8 +234,10 @@ class RegionPods:
         return found
 
     def _delete(self, pod: Mapping[str, Any]) -> None:
+        """Request its deletion; a Pod on a lost node is gone then, with all that it owns."""
         meta = pod["metadata"]
-        found = self.api.delete("pod", meta["name"], meta["uid"])
+        is_forced = self.cache.is_beyond_reach(pod)
+        found = self.api.delete("pod", meta["name"], meta["uid"], at_once=is_forced)
         if found is not None and found.get("kind") == "Pod":
             self.cache.apply("MODIFIED", found)
 

@@ -9,21 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from policies.model import CapacityType, Offer, Role, Zone
 from provisioners.kubernetes import placement
 from provisioners.kubernetes.errors import CLOUD
+from provisioners.kubernetes.node_state import Node, is_announced, is_ready
 from provisioners.kubernetes.prices import usd_hour
-from provisioners.kubernetes.quantities import amount, unix_s
-from provisioners.kubernetes.settings import GRACE_S, Cluster
+from provisioners.kubernetes.quantities import amount
+from provisioners.kubernetes.settings import Cluster
 from provisioners.kubernetes.translate import Size, size_of
 from provisioners.offers.explain_no_offer import NoOffer
 from provisioners.offers.matching import each_once, ranked_by
 from provisioners.port.accelerator_names import canonical
 from provisioners.port.base import Candidate, Requirements
-
-Node = Mapping[str, Any]
 
 _CPUS, _GB_PER_CPU = 2.0, 2.0  # of a Pod without accelerators, where the service file does not say
 _CPUS_PER_GPU, _GB_PER_GPU = 4.0, 16.0
@@ -71,9 +69,9 @@ def shapes_of(nodes: Iterable[Node], cluster: Cluster) -> list[NodeShape]:
 def _shape(node: Node, cluster: Cluster) -> NodeShape | None:
     meta, spec = node["metadata"], node.get("spec") or {}
     labels: Mapping[str, str] = meta.get("labels") or {}
-    if spec.get("unschedulable") or any(
-        labels.get(key) != value for key, value in cluster.node_selector.items()
-    ):
+    if spec.get("unschedulable") or not is_ready(node):
+        return None
+    if any(labels.get(key) != value for key, value in cluster.node_selector.items()):
         return None
     has = (node.get("status") or {}).get("allocatable") or {}
     names = [cluster.gpu_resource] if cluster.gpu_resource else placement.RESOURCES
@@ -99,32 +97,13 @@ def _shape(node: Node, cluster: Cluster) -> NodeShape | None:
     )
 
 
-def notices_of(nodes: Iterable[Node]) -> dict[str, float]:
-    """Return the nodes that announce that they go, by taints, and when their Pods will be gone."""
-    found = {}
-    for node in nodes:
-        for taint in (node.get("spec") or {}).get("taints") or ():
-            if taint.get("key") in placement.NOTICE_TAINTS:
-                since = unix_s(taint.get("timeAdded")) or _transition(node)
-                found[node["metadata"]["name"]] = since + GRACE_S
-    return found
-
-
 def cordoned(nodes: Iterable[Node]) -> list[str]:
     """Return the nodes that take no new Pods, or announce that they go."""
     return [
         node["metadata"]["name"]
         for node in nodes
-        if (node.get("spec") or {}).get("unschedulable") or notices_of([node])
+        if (node.get("spec") or {}).get("unschedulable") or is_announced(node)
     ]
-
-
-def _transition(node: Node) -> float:
-    """Return about when a taint without a time was added: not before the last time that the node has reported."""
-    times = [
-        unix_s(one.get("lastHeartbeatTime")) for one in (node.get("status") or {}).get("conditions") or ()
-    ]
-    return max((at for at in times if at is not None), default=0.0)
 
 
 def accelerator_labels(shapes: Iterable[NodeShape], accelerator: str | None) -> list[tuple[str, str]]:
@@ -133,6 +112,20 @@ def accelerator_labels(shapes: Iterable[NodeShape], accelerator: str | None) -> 
     if not wanted:
         return []
     return sorted({label for one in shapes if one.accelerator == wanted for label in one.accelerator_labels})
+
+
+def has_node(offer: Offer, shapes: Iterable[NodeShape]) -> bool:
+    """Return whether a node that takes Pods now could hold one of the offer when it is empty."""
+    size, is_spot = size_of(offer.instance_type), offer.capacity_type is CapacityType.SPOT
+    name = canonical(offer.accelerator) if offer.accelerator else ""
+    return any(
+        shape.zone == offer.zone.name
+        and shape.is_spot == is_spot
+        and (not name or (shape.accelerator == name and shape.count >= offer.accelerator_count))
+        and shape.cpus >= size.cpus
+        and shape.memory_gb >= size.memory_gb
+        for shape in shapes
+    )
 
 
 def offers_of(need: Requirements, clusters: Sequence[tuple[Cluster, Sequence[NodeShape]]]) -> list[Offer]:

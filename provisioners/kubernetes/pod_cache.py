@@ -2,18 +2,33 @@
 
 The three overtake each other, so an object is replaced only by one of a higher resource version. Pods that are deleted are
 remembered for an hour as what they were, because the API has forgotten them at once. An instance is made when its Pods change
-and kept until they change again: with thousands of Pods, what costs is making them.
+and kept until they change again, or time alone may change it: with thousands of Pods, what costs is making them.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from provisioners.kubernetes.pod_state import Pod, gone_state, instance_of, is_ours, was_placed
+from provisioners.kubernetes.containers import Pod
+from provisioners.kubernetes.node_cache import NodeCache
+from provisioners.kubernetes.pod_state import (
+    gone_state,
+    instance_of,
+    is_beyond_reach,
+    is_gated,
+    is_ours,
+    node_of,
+    seen_of,
+    stuck_since,
+    unschedulable,
+    verdict_of,
+    was_placed,
+)
 from provisioners.kubernetes.settings import Cluster
+from provisioners.kubernetes.sightings import Instant, Sightings
 from provisioners.kubernetes.translate import COMPLETE_NOTE, PARTS_NOTE
 from provisioners.multi_node import instance_of_nodes
 from provisioners.port.base import Instance, InstanceState
@@ -22,28 +37,37 @@ from provisioners.port.vm import NODES_TAG, OWNER_TAG, RANK_TAG, TOKEN_TAG
 KEPT_S = 3600.0
 _S = InstanceState
 _DRAFT = (_S.PENDING, _S.SETUP)
-_KEPT_OF_SPEC = ("nodeName", "terminationGracePeriodSeconds")
+_NOW, _NEVER = float("-inf"), float("inf")
+_KEPT_OF_SPEC = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
+
+
+class _Known(NamedTuple):
+    """A Pod, since when something holds of it, and the reason and sentence of its last event if that was looked up."""
+
+    pod: Pod
+    seen: Sightings
+    event: tuple[str, str] | None = None
 
 
 @dataclass(slots=True)
 class _Group:
     """The Pods of one replica by rank, those that are gone as what they were, and the instance that they make."""
 
-    pods: dict[int, Pod] = field(default_factory=dict)
+    pods: dict[int, _Known] = field(default_factory=dict)
     gone: dict[int, Instance] = field(default_factory=dict)
     ended_at: float | None = None
     shown: Instance | None = None
-    is_moving: bool = True  # time alone may change it
+    changes_at: float = _NOW  # when (steady seconds) time alone may have changed it
 
 
 class PodCache:
     """Thread-safe. `changed` is called without the lock after something changed that an instance shows."""
 
-    def __init__(self, cluster: Cluster, now: Callable[[], float]) -> None:
+    def __init__(self, cluster: Cluster, at: Callable[[], Instant], nodes: NodeCache) -> None:
         self.cluster = cluster
-        self._now = now
+        self._at = at
+        self._nodes = nodes
         self._groups: dict[str, _Group] = {}
-        self._notices: dict[str, float] = {}  # by node
         self._launching: dict[str, int] = {}
         self._lock = threading.RLock()
         self.changed: Callable[[], None] = _ignore
@@ -66,7 +90,7 @@ class PodCache:
             for pod in listed:
                 is_news |= self._put(pod)
             for group in list(self._groups.values()):
-                for pod in list(group.pods.values()):
+                for pod, *_ in list(group.pods.values()):
                     meta = pod["metadata"]
                     is_theirs = owner is not None and (meta.get("labels") or {}).get(OWNER_TAG) != owner
                     if meta["uid"] not in names and not is_theirs and not _is_later(pod, version):
@@ -80,24 +104,33 @@ class PodCache:
         with self._lock:
             self._groups.pop(token, None)
 
-    def announce(self, notices: Mapping[str, float]) -> None:
-        """Take the nodes that will go, and when."""
+    def nodes_changed(self, names: Collection[str]) -> None:
+        """Take it that the fate of these nodes is another one."""
+        if not names:
+            return
         with self._lock:
-            touched = {
-                node
-                for node in notices.keys() | self._notices.keys()
-                if notices.get(node) != self._notices.get(node)
-            }
-            self._notices = dict(notices)
             groups = [
                 group
                 for group in self._groups.values()
-                if any(_node(pod) in touched for pod in group.pods.values())
+                if any(node_of(known.pod) in names for known in group.pods.values())
             ]
             for group in groups:
                 group.shown = None
         if groups:
             self.changed()
+
+    def take_event(self, pod: Pod, reason: str, message: str) -> None:
+        """Take the last event of a Pod."""
+        token, rank = _place(pod)
+        with self._lock:
+            known = self._find(pod)
+            if known is None:
+                return
+            event = (reason, message)
+            seen = seen_of(known.pod, known.seen, self._at(), event)
+            self._groups[token].pods[rank] = _Known(known.pod, seen, event)
+            self._groups[token].shown = None
+        self.changed()
 
     def launching(self, token: str, by: int) -> None:
         """Count the launches of a replica that are under way in this process."""
@@ -114,7 +147,7 @@ class PodCache:
 
     def instances(self, owner: str) -> list[Instance]:
         """Return the owner's instances, those that ended within the hour included."""
-        now = self._now()
+        now = self._at().steady
         with self._lock:
             found = [self._shown(token, group, now) for token, group in self._groups.items()]
         return [one for one in found if one.owner == owner]
@@ -122,13 +155,37 @@ class PodCache:
     def instance(self, token: str) -> Instance | None:
         with self._lock:
             group = self._groups.get(token)
-            return None if group is None else self._shown(token, group, self._now())
+            return None if group is None else self._shown(token, group, self._at().steady)
 
     def pods(self, token: str) -> dict[int, Pod]:
         """Return the Pods of a replica that exist, by rank."""
         with self._lock:
             group = self._groups.get(token)
-            return {} if group is None else dict(group.pods)
+            return {} if group is None else {rank: known.pod for rank, known in group.pods.items()}
+
+    def waits_s(self, pod: Pod) -> tuple[float, str] | None:
+        """Return for how long the Pod has found no node, with the scheduler's sentence; None if it has one, or will be looked at."""
+        found = unschedulable(self._seen(pod))
+        return None if found is None else (self._at().steady - found.since.steady, found.text)
+
+    def is_gated(self, pod: Pod) -> bool:
+        """Return whether something holds the Pod back from the scheduler."""
+        return is_gated(self._seen(pod))
+
+    def is_beyond_reach(self, pod: Pod) -> bool:
+        """Return whether the Pod is on a lost node, so that nothing there will remove it."""
+        return is_beyond_reach(self._seen(pod), self._at().steady, self._nodes.fate(node_of(pod)))
+
+    def stuck(self, for_s: float) -> list[Pod]:
+        """Return the Pods that have been on their nodes for so long without a container that has run."""
+        limit = self._at().steady - for_s
+        with self._lock:
+            return [
+                known.pod
+                for group in self._groups.values()
+                for known in group.pods.values()
+                if (since := stuck_since(known.seen)) is not None and since <= limit
+            ]
 
     def count(self) -> int:
         with self._lock:
@@ -142,81 +199,93 @@ class PodCache:
             return False
         group = self._groups.setdefault(token, _Group())
         known = group.pods.get(rank)
-        if known is not None and _is_known(known, pod["metadata"]):
+        if known is not None and _is_known(known.pod, pod["metadata"]):
             return False
         if known is None and rank in group.gone and group.gone[rank].id == pod["metadata"]["uid"]:
             return False  # an event of before its end
-        before = group.shown
-        group.pods[rank] = _trimmed(pod)
+        before, trimmed = group.shown, _trimmed(pod)
+        if known is None or known.pod["metadata"]["uid"] != pod["metadata"]["uid"]:
+            group.pods[rank] = _Known(trimmed, seen_of(trimmed, {}, self._at()))
+        else:
+            seen = seen_of(trimmed, known.seen, self._at(), known.event)
+            group.pods[rank] = known._replace(pod=trimmed, seen=seen)
         group.gone.pop(rank, None)
         group.ended_at, group.shown = None, None
-        return before is None or self._shown(token, group, self._now()) != before
+        return before is None or self._shown(token, group, self._at().steady) != before
 
     def _delete(self, pod: Mapping[str, Any]) -> bool:
         token, rank = _place(pod)
-        group = self._groups.get(token)
-        known = None if group is None else group.pods.get(rank)
-        if group is None or known is None or known["metadata"]["uid"] != pod["metadata"]["uid"]:
+        known = self._find(pod)
+        if known is None:
             return False
+        group, (last, _) = self._groups[token], self._node_instance(known)
         del group.pods[rank]
-        last = self._node_instance(known)
-        final = pod if _is_later(pod, known["metadata"].get("resourceVersion", "")) else known
-        if was_placed(known) or is_ours(final):
+        final = pod if _is_later(pod, known.pod["metadata"].get("resourceVersion", "")) else known.pod
+        if was_placed(known.pod) or is_ours(final):
             state, message = gone_state(final, last)
             group.gone[rank] = replace(
                 last, state=state, message=message, endpoint=None, preempt_at=None, refusal=None
             )
         group.shown = None
         if not group.pods:
-            group.ended_at = self._now()
+            group.ended_at = self._at().steady
             if not group.gone:
                 del self._groups[token]
             self._drop_old()
         return True
 
+    def _find(self, pod: Pod) -> _Known | None:
+        """Return what is known of the Pod, and not of another one of that name."""
+        token, rank = _place(pod)
+        group = self._groups.get(token)
+        known = None if group is None else group.pods.get(rank)
+        is_it = known is not None and known.pod["metadata"]["uid"] == pod["metadata"]["uid"]
+        return known if is_it else None
+
+    def _seen(self, pod: Pod) -> Sightings:
+        with self._lock:
+            known = self._find(pod)
+            return {} if known is None else known.seen
+
     def _shown(self, token: str, group: _Group, now: float) -> Instance:
-        if group.shown is not None and not group.is_moving:
+        if group.shown is not None and now < group.changes_at:
             return group.shown
         is_ours_launch = token in self._launching
-        nodes = []
-        some = next(iter(group.pods.values()), None)
+        made = {rank: self._node_instance(known) for rank, known in group.pods.items()}
+        some = next(iter(group.pods), None)
         if some is None:
             count, template = 1, next(iter(group.gone.values()))
         else:
-            count = int((some["metadata"].get("labels") or {}).get(NODES_TAG, "1"))
-            template = self._node_instance(some)
-        for rank in range(max(count, max(group.gone, default=0) + 1)):
-            pod = group.pods.get(rank)
-            if pod is not None:
-                nodes.append(self._node_instance(pod))
-            elif rank in group.gone:
-                nodes.append(group.gone[rank])
-            else:
-                state = _S.PENDING if is_ours_launch else _S.TERMINATED
-                nodes.append(
-                    replace(
-                        template, id="", state=state, message="", endpoint=None, preempt_at=None, refusal=None
-                    )
-                )
-        made = instance_of_nodes(nodes)
-        head = group.pods.get(0)
-        if head is not None and made.state in _DRAFT and not is_ours_launch and _is_draft(head):
-            made = replace(made, state=_S.UNSUPERVISED)
-        group.shown = made
-        group.is_moving = made.state is _S.PENDING
-        return made
-
-    def _node_instance(self, pod: Pod) -> Instance:
-        return instance_of(
-            pod,
-            self.cluster.region,
-            self._now(),
-            self.cluster.schedule_wait_s,
-            self._notices.get(_node(pod)),
+            count = int((group.pods[some].pod["metadata"].get("labels") or {}).get(NODES_TAG, "1"))
+            template = made[some][0]
+        missing = _S.PENDING if is_ours_launch else _S.TERMINATED
+        none = replace(
+            template, id="", state=missing, message="", endpoint=None, preempt_at=None, refusal=None
         )
+        nodes = [
+            made[rank][0] if rank in made else group.gone.get(rank, none)
+            for rank in range(max(count, max(group.gone, default=0) + 1))
+        ]
+        shown = instance_of_nodes(nodes)
+        head = group.pods.get(0)
+        if head is not None and shown.state in _DRAFT and not is_ours_launch and _is_draft(head.pod):
+            shown = replace(shown, state=_S.UNSUPERVISED)
+        group.shown = shown
+        group.changes_at = min((at for _, at in made.values()), default=_NEVER)
+        return shown
+
+    def _node_instance(self, known: _Known) -> tuple[Instance, float]:
+        """Return a Pod as an instance, and when (steady seconds) time alone may change it."""
+        fate = self._nodes.fate(node_of(known.pod))
+        now, wait_s = self._at().steady, self.cluster.schedule_wait_s
+        verdict = verdict_of(known.pod, known.seen, now, wait_s, fate)
+        made = instance_of(known.pod, self.cluster.region, verdict, known.seen, fate)
+        if fate.trouble_at is not None:
+            return made, _NOW
+        return made, _NEVER if verdict.deadline is None else verdict.deadline
 
     def _drop_old(self) -> None:
-        limit = self._now() - KEPT_S
+        limit = self._at().steady - KEPT_S
         for token, group in list(self._groups.items()):
             if group.ended_at is not None and group.ended_at < limit:
                 del self._groups[token]
@@ -250,12 +319,13 @@ def _is_later(pod: Mapping[str, Any], version: str) -> bool:
 def _trimmed(pod: Mapping[str, Any]) -> Pod:
     """Return what is needed of it: the specification and the fields' managers are most of its size."""
     meta = {key: value for key, value in pod["metadata"].items() if key != "managedFields"}
-    spec = {key: value for key, value in (pod.get("spec") or {}).items() if key in _KEPT_OF_SPEC}
+    whole = pod.get("spec") or {}
+    spec = {key: value for key, value in whole.items() if key in _KEPT_OF_SPEC}
+    sidecars = [one for one in whole.get("initContainers") or () if "restartPolicy" in one]
+    if sidecars:
+        kept = ("name", "restartPolicy")
+        spec["initContainers"] = [{key: one[key] for key in kept} for one in sidecars]
     return {"metadata": meta, "spec": spec, "status": pod.get("status") or {}}
-
-
-def _node(pod: Pod) -> str:
-    return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
 def _ignore() -> None:

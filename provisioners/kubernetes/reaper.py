@@ -2,7 +2,7 @@
 
 The controller renews a Lease per owner while it watches. When the Lease has not been renewed for as long as it says, the program
 deletes the owner's Pods and the Deployments of its load balancers, and with them all that they own, then the Lease, then the CronJob that
-runs it. Without a Lease it deletes nothing. Where its role does not know Deployments, there are no load balancers. The file is sent as it is, so it must not import anything of this package.
+runs it. The controller writes the time of the API server's clock into the Lease, and that is the clock it is compared with. Without a Lease it deletes nothing. Where its role does not know Deployments, there are no load balancers. The file is sent as it is, so it must not import anything of this package.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import ssl
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from http.client import HTTPConnection, HTTPSConnection
+from email.utils import parsedate_to_datetime
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -63,6 +64,23 @@ def main(call: Call, namespace: str, name: str, owner: str, now: float) -> str:
 
 def in_cluster(method: str, path: str) -> Json | None:
     """Make a call as the Pod's own service account. Raises OSError, PermissionError among them."""
+    response = _response(method, path)
+    body = response.read()
+    if response.status == 404:
+        return None
+    if response.status >= 400:
+        kind = PermissionError if response.status == 403 else OSError
+        raise kind(f"{method} {path}: {response.status} {body[:300].decode(errors='replace')}")
+    found: Json = json.loads(body)
+    return found
+
+
+def api_now() -> float:
+    """Return the UNIX seconds of the API server's clock. Raises OSError, and TypeError or ValueError for a response without a date."""
+    return parsedate_to_datetime(_response("GET", "/version").headers["Date"]).timestamp()
+
+
+def _response(method: str, path: str) -> HTTPResponse:
     host = os.environ.get("SKYSERVE_API") or (
         f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
     )
@@ -76,18 +94,9 @@ def in_cluster(method: str, path: str) -> Json | None:
     connection.request(
         method, path, headers={"Authorization": f"Bearer {(folder / 'token').read_text().strip()}"}
     )
-    response = connection.getresponse()
-    body = response.read()
-    if response.status == 404:
-        return None
-    if response.status >= 400:
-        kind = PermissionError if response.status == 403 else OSError
-        raise kind(f"{method} {path}: {response.status} {body[:300].decode(errors='replace')}")
-    found: Json = json.loads(body)
-    return found
+    return connection.getresponse()
 
 
 if __name__ == "__main__":
     namespace, name, owner = sys.argv[1:4]
-    now = datetime.now(UTC).timestamp()  # noqa: TID251 (this is the program)
-    print(main(in_cluster, namespace, name, owner, now))
+    print(main(in_cluster, namespace, name, owner, api_now()))

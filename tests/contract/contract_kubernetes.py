@@ -48,7 +48,13 @@ class KubernetesSubject(Subject):
 
     def restarted(self) -> KubernetesProvisioner:
         clusters = [Cluster(region, region, prices=PRICES) for region in REGIONS]
-        made = KubernetesProvisioner(clusters, str(self.kubeconfig), now=lambda: self.time, sleep=self._pass)
+        made = KubernetesProvisioner(
+            clusters,
+            str(self.kubeconfig),
+            now=lambda: self.time,
+            steady=lambda: self.time,
+            sleep=self._pass,
+        )
         self.made.append(made)
         return made
 

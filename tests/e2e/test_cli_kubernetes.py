@@ -118,8 +118,30 @@ def test_nodes_that_go_with_and_without_a_notice_cost_no_request_and_nothing_is_
     assert "PreemptionNotice" in kinds
     serve.ok("down", "chat", "-y")
     assert world.pod_names() == []
-    assert world.store.list("secrets", "ml") == []
+    serve.eventually(
+        lambda: world.store.list("secrets", "ml") == []
+    )  # the cluster's garbage collector comes later
     serve.ok("gc", "--dry-run")
+
+
+def test_nodes_that_fall_silent_are_replaced_and_leave_nothing_behind(
+    serve: Serve, world: KubeWorld, tmp_path: Path
+) -> None:
+    world.nodes.monitor_grace_s = 2.0
+    file = tmp_path / "service.yaml"
+    file.write_text(SERVICE)
+    serve.ok("up", file, "-y")
+    serve.eventually(lambda: serve.view("chat")["ready"] == 2)
+    first, second = sorted(world.pod_names())
+    world.nodes.silence(world.store.get("pods", "ml", first)["spec"]["nodeName"], dies=True)
+    serve.eventually(
+        lambda: {one["id"] for one in serve.view("chat")["replicas"] if one["state"] == "READY"} == {2, 3}
+    )
+    world.nodes.silence(world.store.get("pods", "ml", second)["spec"]["nodeName"])
+    down = serve.ok("down", "chat", "-y")
+    assert world.pod_names() == [], down  # by force: no kubelet removes them
+    serve.eventually(lambda: world.store.list("secrets", "ml") == [])
+    assert "nothing is left over" in serve.ok("gc", "--dry-run").err
 
 
 def test_a_controller_that_is_killed_follows_the_pods_that_there_are(

@@ -281,3 +281,18 @@ def test_without_an_image_there_are_no_agents() -> None:
     with controller(cluster=CLUSTER) as kube:
         (offer,) = kube.cloud.offers(need)
         assert (offer.instance_type, offer.price_usd_hour) == ("1cpu-1gb", 0.1)
+
+
+def test_on_a_silent_node_it_is_terminated_with_all_that_is_its(kube: Controller) -> None:
+    agent = launched(kube)
+    (pod,) = pods(kube)
+    kube.world.nodes.silence(pod["spec"]["nodeName"])
+    region = kube.cloud._regions["prod"]
+    for _ in range(9):  # the controller terminates what it still sees every few seconds
+        kube.advance(10.0)
+        region.take_nodes(region.api.list_nodes().items)
+        see(kube)
+        if kube.clock[0] > 1_800_000_050.0:
+            kube.cloud.terminate(agent)
+    kube.advance(1.0)
+    assert set(objects(kube).values()) == {0}

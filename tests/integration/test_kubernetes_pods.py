@@ -345,6 +345,9 @@ def test_a_check_says_what_room_there_is_and_which_quota_is_used_up(paper: Contr
     )
     found = {one.what: one.message for one in paper.cloud.check()}
     assert found["prod: quota team/pods"] == "2 of 2 are used: ask for a larger ResourceQuota"
+    paper.world.nodes.report("spot-gpu", "False", "KubeletNotReady")
+    found = {one.what: one.message for one in paper.cloud.check()}
+    assert found["prod: nodes"] == "2 without accelerators, 8 L4 (8 free)"
 
 
 def test_a_quota_a_name_that_is_taken_and_a_namespace_that_is_not_there(paper: Controller) -> None:

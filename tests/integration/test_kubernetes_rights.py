@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from provisioners.kubernetes.api import KubeApi
+from provisioners.kubernetes.pod_events import STUCK_S
 from provisioners.kubernetes.settings import Cluster
 from provisioners.port.errors import ProvisionError
 from provisioners.port.vm import Level
@@ -86,11 +87,23 @@ def live(kube: Controller) -> list[str]:
         )
     kube.advance(1.0)
     attempt(lambda: kube.cloud.instances(OWNER))
+    live_of_a_stuck_pod(kube, attempt)
     for instance in kube.cloud.reported(OWNER):
         attempt(lambda instance=instance: kube.cloud.read_log(instance, 0, 1000))
         attempt(lambda instance=instance: kube.cloud.terminate(instance))
     live_of_an_agent(kube, attempt)
     return [one for one in errors if not one.startswith("the cluster prod does not respond")]  # the crash
+
+
+def live_of_a_stuck_pod(kube: Controller, attempt: Callable[[Callable[[], object]], None]) -> None:
+    """A Pod on a node that cannot start it, of which the events alone say why."""
+    assert kube.world.kubelet is not None
+    kube.world.kubelet.without_network |= {"fixed", "spot"}
+    attempt(lambda: kube.cloud.launch(order_of("stuck-1")))
+    kube.advance(STUCK_S)
+    attempt(lambda: kube.cloud.instances(OWNER))
+    attempt(lambda: kube.cloud.listing(OWNER))
+    kube.world.kubelet.without_network.clear()
 
 
 def live_of_an_agent(kube: Controller, attempt: Callable[[Callable[[], object]], None]) -> None:

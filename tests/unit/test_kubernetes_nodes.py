@@ -115,10 +115,11 @@ def test_names_of_accelerators(value: str, name: str) -> None:
     assert placement.named(value) == name
 
 
-def test_a_node_that_will_go_says_so_by_a_taint() -> None:
-    going = node("a", taints=[{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}])
-    going["spec"]["taints"][0]["timeAdded"] = CREATED
-    assert nodes.notices_of([going, node("b")]) == {"a": NOW + 30}
+@pytest.mark.parametrize(("ready", "count"), [("True", 1), ("False", 0), ("Unknown", 0)])
+def test_a_node_that_is_not_ready_is_not_offered_and_its_gpus_are_gone(ready: str, count: int) -> None:
+    one = node("a", gpus=4)
+    one["status"]["conditions"] = [{"type": "Ready", "status": ready}]
+    assert len(nodes.shapes_of([one], CLUSTER)) == count
 
 
 def test_why_there_is_no_offer() -> None:

@@ -1,4 +1,4 @@
-"""The state of a replica from its Pod, what an order becomes, and what the cluster's refusals mean: all of it pure."""
+"""What an order becomes, and what the cluster's refusals mean: all of it pure."""
 
 from __future__ import annotations
 
@@ -14,189 +14,18 @@ from provisioners.kubernetes import placement, translate
 from provisioners.kubernetes.errors import error_of
 from provisioners.kubernetes.files import MOST, packed
 from provisioners.kubernetes.logs import PodLogs
-from provisioners.kubernetes.pod_state import gone_state, instance_of
 from provisioners.kubernetes.quantities import amount, unix_s
 from provisioners.kubernetes.settings import Cluster
-from provisioners.port.base import InstanceState, LaunchOrder
+from provisioners.port.base import LaunchOrder
 from provisioners.port.errors import InvalidRequestError, QuotaError, TransientError
 from tests.clouds.kubernetes.kube_schemas import check
 
-S = InstanceState
 NOW = 1_800_000_000.0
 CREATED = "2027-01-15T08:00:00Z"  # NOW
-LATER, BEFORE = "2027-01-15T08:00:02Z", "2027-01-15T07:59:00Z"
 ZONE = Zone("kubernetes", "prod", "zone-a")
 CLUSTER = Cluster("prod")
 L4 = Offer(ZONE, "4cpu-16gb", "L4", 2.0, CapacityType.SPOT, 0.4)
 ORDER = LaunchOrder("chat-1", "me", "chat", 1, 1, L4, setup="pip install x", run="serve $HOME $(date) $$")
-
-
-def pod(
-    phase: str = "Pending", *, ours: bool = False, deleted: bool = False, node: str = "n1", **status: Any
-) -> dict[str, Any]:
-    notes = {translate.ZONE_NOTE: "zone-a", translate.PORT_NOTE: "8000"} | (
-        {translate.END_NOTE: "x"} if ours else {}
-    )
-    meta = {"name": "chat-1", "uid": "u1", "creationTimestamp": CREATED, "annotations": notes}
-    meta |= {"deletionTimestamp": "2027-01-15T08:00:30Z", "deletionGracePeriodSeconds": 30} if deleted else {}
-    meta["labels"] = {"skyserve-token": "chat-1", "skyserve-owner": "me", "skyserve-capacity": "spot"}
-    return {
-        "metadata": meta,
-        "spec": {"terminationGracePeriodSeconds": 30} | ({"nodeName": node} if node else {}),
-        "status": {"phase": phase, **status},
-    }
-
-
-def condition(kind: str, status: str, reason: str = "", message: str = "") -> dict[str, str]:
-    return {
-        "type": kind,
-        "status": status,
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": CREATED,
-    }
-
-
-def container(**state: Any) -> list[dict[str, Any]]:
-    started = state.pop("started", False)
-    return [{"name": "main", "started": started, "state": state}]
-
-
-UNSCHEDULABLE = [condition("PodScheduled", "False", "Unschedulable", "0/3 nodes are available")]
-TAKEN = [condition("DisruptionTarget", "True", "DeletionByTaintManager", "node is gone")]
-
-
-@pytest.mark.parametrize(
-    ("seen", "after_s", "state", "message"),
-    [
-        pytest.param(pod(node=""), 0, S.PENDING, "", id="just created"),
-        pytest.param(
-            pod(node="", conditions=UNSCHEDULABLE), 9, S.PENDING, "", id="unschedulable for a moment"
-        ),
-        pytest.param(
-            pod(node="", conditions=UNSCHEDULABLE), 10, S.BROKEN, "0/3 nodes", id="unschedulable for long"
-        ),
-        pytest.param(pod(), 0, S.SETUP, "", id="on a node"),
-        pytest.param(
-            pod(
-                containerStatuses=container(
-                    waiting={"reason": "ImagePullBackOff", "message": "no such image"}
-                )
-            ),
-            0,
-            S.SETUP_FAILED,
-            "ImagePullBackOff: no such image",
-            id="no image",
-        ),
-        pytest.param(
-            pod(containerStatuses=container(waiting={"reason": "ErrImagePull"})),
-            0,
-            S.SETUP,
-            "",
-            id="one failed pull",
-        ),
-        pytest.param(
-            pod("Running", containerStatuses=container(running={})), 0, S.SETUP, "", id="setup runs"
-        ),
-        pytest.param(
-            pod("Running", containerStatuses=container(running={"startedAt": CREATED}, started=True)),
-            0,
-            S.RUNNING,
-            "",
-            id="run runs",
-        ),
-        pytest.param(
-            pod(
-                "Failed",
-                containerStatuses=container(terminated={"exitCode": 7, "message": "setup failed: it exited"}),
-            ),
-            0,
-            S.SETUP_FAILED,
-            "setup failed: it exited (exit code 7)",
-            id="setup failed",
-        ),
-        pytest.param(
-            pod("Failed", containerStatuses=container(terminated={"exitCode": 137, "reason": "OOMKilled"})),
-            0,
-            S.RUN_EXITED,
-            "run exited with code 137: it used more memory than it may (OOMKilled)",
-            id="out of memory",
-        ),
-        pytest.param(
-            pod("Succeeded", containerStatuses=container(terminated={"exitCode": 0})),
-            0,
-            S.RUN_EXITED,
-            "run exited with code 0: it must run for as long as the replica is to serve",
-            id="run exited",
-        ),
-        pytest.param(
-            pod("Failed", reason="OutOfcpu", message="no"), 0, S.BROKEN, "OutOfcpu: no", id="not accepted"
-        ),
-        pytest.param(pod("Failed", conditions=TAKEN), 0, S.PREEMPTED, "DeletionByTaintManager", id="taken"),
-        pytest.param(
-            pod("Failed", reason="Evicted", message="disk"), 0, S.PREEMPTED, "Evicted: disk", id="evicted"
-        ),
-        pytest.param(pod("Running", ours=True), 0, S.STOPPING, "", id="ours to end"),
-        pytest.param(
-            pod(
-                "Failed",
-                deleted=True,
-                containerStatuses=container(terminated={"exitCode": 143, "finishedAt": LATER}),
-            ),
-            40,
-            S.PREEMPTED,
-            "not by this controller",
-            id="ended because it was deleted",
-        ),
-        pytest.param(
-            pod(
-                "Failed",
-                deleted=True,
-                containerStatuses=container(terminated={"exitCode": 1, "finishedAt": BEFORE}),
-            ),
-            40,
-            S.RUN_EXITED,
-            "run exited with code 1",
-            id="deleted after it had ended",
-        ),
-    ],
-)
-def test_the_state_of_a_pod(seen: dict[str, Any], after_s: float, state: InstanceState, message: str) -> None:
-    found = instance_of(seen, "prod", NOW + after_s, 10.0)
-    assert found.state is state
-    assert message in found.message
-    assert (found.refusal is not None) == (state is S.BROKEN)
-
-
-@pytest.mark.parametrize(
-    ("seen", "node_notice", "at"),
-    [
-        (pod("Running"), None, None),
-        (pod("Running", deleted=True), None, NOW + 30),
-        (pod("Running", deleted=True, ours=True), None, None),
-        (pod("Running", conditions=TAKEN), None, NOW + 30),
-        (pod("Running"), NOW + 5, NOW + 5),
-        (pod("Running", deleted=True), NOW + 90, NOW + 30),
-        (pod("Failed", deleted=True), None, None),
-    ],
-)
-def test_a_notice_stands_until_its_deadline(
-    seen: dict[str, Any], node_notice: float | None, at: float | None
-) -> None:
-    assert instance_of(seen, "prod", NOW, 10.0, node_notice).preempt_at == at
-
-
-@pytest.mark.parametrize(
-    ("last", "state"),
-    [
-        (pod("Running"), S.PREEMPTED),
-        (pod("Running", conditions=TAKEN), S.PREEMPTED),
-        (pod("Running", ours=True), S.TERMINATED),
-        (pod("Succeeded", containerStatuses=container(terminated={"exitCode": 0})), S.TERMINATED),
-    ],
-)
-def test_what_a_deleted_pod_was(last: dict[str, Any], state: InstanceState) -> None:
-    assert gone_state(last, instance_of(last, "prod", NOW, 10.0))[0] is state
 
 
 # --- orders ---------------------------------------------------------------------------------------------------

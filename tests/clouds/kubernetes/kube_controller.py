@@ -35,6 +35,7 @@ class Controller:
         self.clock = clock
         self.cluster = cluster
         self.made: list[KubernetesProvisioner] = []
+        self.skew_s = 0.0  # how far the controller's clock is ahead
         self.restart()
 
     def restart(self) -> None:
@@ -42,7 +43,11 @@ class Controller:
         for one in self.made:
             one.close()
         self.cloud = KubernetesProvisioner(
-            [self.cluster], client=self._client, now=lambda: self.clock[0], sleep=self.advance
+            [self.cluster],
+            client=self._client,
+            now=lambda: self.clock[0] + self.skew_s,
+            steady=lambda: self.clock[0],
+            sleep=self.advance,
         )
         self.made.append(self.cloud)
 

@@ -70,6 +70,7 @@ class Deployments:
         going = [one for one in pods if one["metadata"].get("deletionTimestamp")]
         there = [one for one in pods if one not in going]
         if meta.get("deletionTimestamp"):
+            self._remove_parts(meta["uid"])
             for one in there:
                 self.world.delete("pods", space, one["metadata"]["name"], {})
             if not pods:
@@ -92,6 +93,14 @@ class Deployments:
         }
         if deployment.get("status") != status:
             store.update("deployments", {**copy.deepcopy(deployment), "status": status})
+
+    def _remove_parts(self, uid: str) -> None:
+        """A foreground deletion waits for Pods alone: what else the Deployment owns goes first."""
+        store = self.world.store
+        for kind in ("secrets", "services", "poddisruptionbudgets"):
+            for one in list(store.of(kind)):
+                if any(owner["uid"] == uid for owner in one["metadata"].get("ownerReferences") or ()):
+                    store.remove(kind, one)
 
     def _roll(
         self, deployment: Json, digest: str, new: list[Json], old: list[Json], *, is_busy: bool

@@ -82,6 +82,11 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Silent."""
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(
+            self.server.world.store.clock("api") if timestamp is None else timestamp
+        )
+
     def setup(self) -> None:
         super().setup()
         self.connection.settimeout(60.0)

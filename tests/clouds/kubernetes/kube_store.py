@@ -86,10 +86,14 @@ class Change:
 
 @dataclass
 class Store:
-    """`now` is the cluster's clock. `strict`: every object that comes in or goes out is held against the schemas."""
+    """`now` is the time. `strict`: every object that comes in or goes out is held against the schemas.
+
+    `skews` are how far the clocks are ahead by which the API server, the controllers of the cluster and the nodes stamp what they write.
+    """
 
     now: Callable[[], float]
     strict: bool = True
+    skews: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("api", "control", "node"), 0.0))
     version: int = 1000
     objects: dict[tuple[str, str, str], Json] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
@@ -101,6 +105,14 @@ class Store:
 
     def __post_init__(self) -> None:
         self.moved = threading.Condition(self.lock)
+        self._orphans: list[tuple[str, Json]] = []
+
+    def clock(self, whose: str) -> float:
+        """Return what the clock of that machine shows."""
+        return self.now() + self.skews[whose]
+
+    def stamp(self, whose: str) -> str:
+        return stamp(self.clock(whose))
 
     def get(self, resource: str, namespace: str, name: str) -> Json:
         with self.lock:
@@ -128,7 +140,7 @@ class Store:
             if (resource, namespace, name) in self.objects:
                 raise Refused(409, "AlreadyExists", f'{resource} "{name}" already exists')
             item = copy.deepcopy(body)
-            item["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": stamp(self.now())}
+            item["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": self.stamp("api")}
             if resource not in CLUSTER_WIDE:
                 item["metadata"]["namespace"] = namespace
             if resource == "deployments":
@@ -157,10 +169,9 @@ class Store:
             uid = (body.get("metadata") or {}).get("uid")
             if uid is not None and uid != item["metadata"]["uid"]:
                 raise Refused(
-                    409,
-                    "Conflict",
-                    f'Operation cannot be fulfilled on {resource} "{name}": Precondition failed: UID in precondition: {uid}, '
-                    f"UID in object meta: {item['metadata']['uid']}",
+                    422,
+                    "Invalid",
+                    f'{KINDS[resource][1]} "{name}" is invalid: metadata.uid: Invalid value: "{uid}": field is immutable',
                 )
             if resource == "pods" and body.get("spec"):
                 raise Refused(
@@ -204,7 +215,7 @@ class Store:
             return self.update(resource, item)
 
     def remove(self, resource: str, item: Json) -> None:
-        """The object is gone. What it owns goes too."""
+        """The object is gone. What it owns goes when the garbage collector comes by (`collect`)."""
         with self.lock:
             meta = item["metadata"]
             found = self.objects.pop((resource, meta.get("namespace", ""), meta["name"]), None)
@@ -218,10 +229,21 @@ class Store:
             for (kind, _, _), one in list(self.objects.items()):
                 owners = one["metadata"].get("ownerReferences") or []
                 if owners and all(owner["uid"] == uid for owner in owners):
-                    if kind == "pods" and self.orphaned is not None:
-                        self.orphaned(one)
-                    else:
-                        self.remove(kind, one)
+                    self._orphans.append((kind, one))
+
+    def collect(self) -> None:
+        """Remove what has no owner any more."""
+        with self.lock:
+            orphans, self._orphans = self._orphans, []
+            for kind, one in orphans:
+                meta = one["metadata"]
+                there = self.objects.get((kind, meta.get("namespace", ""), meta["name"]))
+                if there is None or there["metadata"]["uid"] != meta["uid"]:
+                    continue
+                if kind == "pods" and self.orphaned is not None:
+                    self.orphaned(one)
+                else:
+                    self.remove(kind, one)
 
     def expire(self) -> None:
         """Forget all changes, as the compaction of etcd does every few minutes."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
-from provisioners.kubernetes.quantities import amount
+from provisioners.kubernetes.quantities import amount, unix_s
 from tests.clouds.kubernetes.kube_apply import applied
 from tests.clouds.kubernetes.kube_deployments import Deployments
+from tests.clouds.kubernetes.kube_nodes import Nodes, ready
 from tests.clouds.kubernetes.kube_scheduler import place, requests
 from tests.clouds.kubernetes.kube_services import Services
 from tests.clouds.kubernetes.kube_store import Json, Refused, Store, stamp
-from tests.clouds.kubernetes.kubelet import Kubelet, set_condition
+from tests.clouds.kubernetes.kubelet import Kubelet, natives, set_condition
 
 NAMESPACE = "ml"
 GRACE_S = 30
@@ -47,6 +47,11 @@ class KubeWorld:
         self.kubelet = None if root is None else Kubelet(self.store, root)
         self.troubles = Troubles()
         self.deployments = Deployments(self)
+        self.nodes = Nodes(self)
+        self.has_disruptions = True  # DisruptionTarget, which clusters have since 1.26
+        self.admit: Callable[[Json], object] = lambda pod: (
+            None
+        )  # a webhook that may change a Pod, as meshes and queues have
         self.services = None if root is None else Services(self.store)
         self.store.orphaned = lambda pod: self.delete(
             "pods", pod["metadata"]["namespace"], pod["metadata"]["name"], {}
@@ -98,7 +103,11 @@ class KubeWorld:
                 "kind": "Node",
                 "metadata": {"name": name, "labels": marks},
                 "spec": {"taints": taints} if taints else {},
-                "status": {"allocatable": allocatable, "capacity": allocatable},
+                "status": {
+                    "allocatable": allocatable,
+                    "capacity": allocatable,
+                    "conditions": [ready("True", self.store.stamp("control"), "KubeletReady")],
+                },
             },
         )
         self.schedule()
@@ -111,10 +120,12 @@ class KubeWorld:
         self.schedule()
 
     def taint(self, node: str, key: str, effect: str = "NoSchedule") -> None:
+        """The API sets a time for NoExecute alone."""
         found = self.store.get("nodes", "", node)
-        found["spec"].setdefault("taints", []).append(
-            {"key": key, "effect": effect, "timeAdded": stamp(self.now)}
-        )
+        taint = {"key": key, "effect": effect}
+        if effect == "NoExecute":
+            taint["timeAdded"] = self.store.stamp("api")
+        found["spec"].setdefault("taints", []).append(taint)
         self.store.update("nodes", found)
 
     def pod_names(self, owner: str | None = None) -> list[str]:
@@ -141,6 +152,7 @@ class KubeWorld:
                 body["spec"].setdefault("terminationGracePeriodSeconds", GRACE_S)
                 body["spec"].setdefault("restartPolicy", "Always")
                 body["status"] = {"phase": "Pending", "conditions": []}
+                self.admit(body)
                 if ("pods", namespace, body["metadata"]["name"]) not in self.store.objects:
                     self._check_quota(namespace, body)
             if resource == "services":
@@ -182,7 +194,7 @@ class KubeWorld:
                 )
             grace_s = options.get("gracePeriodSeconds")
             if resource == "deployments" and options.get("propagationPolicy") == "Foreground":
-                meta |= {"deletionTimestamp": stamp(self.now), "finalizers": ["foregroundDeletion"]}
+                meta |= {"deletionTimestamp": self.store.stamp("api"), "finalizers": ["foregroundDeletion"]}
                 return self.store.update(resource, item)
             if resource != "pods":
                 self.store.remove(resource, item)
@@ -192,13 +204,13 @@ class KubeWorld:
             if not item["spec"].get("nodeName") or item["status"]["phase"] in ("Succeeded", "Failed"):
                 grace_s = 0  # as the strategy for Pods has it
             if grace_s == 0:
-                if self.kubelet is not None:
+                if self.kubelet is not None and not self.nodes.is_silent(item):
                     self.kubelet.kill(item)
                 self.store.remove(resource, item)
                 self.schedule()
                 return item
             if not meta.get("deletionTimestamp") or grace_s < meta["deletionGracePeriodSeconds"]:
-                meta["deletionTimestamp"] = stamp(self.now + grace_s)
+                meta["deletionTimestamp"] = stamp(self.store.clock("api") + grace_s)
                 meta["deletionGracePeriodSeconds"] = grace_s
                 item = self.store.update(resource, item)
             return item
@@ -211,17 +223,31 @@ class KubeWorld:
                 for one in self.store.of("pods")
                 if not one["spec"].get("nodeName") and one["status"]["phase"] == "Pending"
             ]
+            at = self.store.clock("control")
             for known in sorted(waiting, key=lambda one: int(one["metadata"]["resourceVersion"])):
                 pod = copy.deepcopy(known)
+                if pod["spec"].get("schedulingGates"):
+                    why = "Scheduling is blocked due to non-empty scheduling gates"
+                    set_condition(pod, "PodScheduled", False, at, "SchedulingGated", why)
+                    self.store.update("pods", pod)
+                    continue
                 node, why = place(pod, self.store.of("nodes"), self.store.of("pods"))
                 if node is None:
-                    set_condition(pod, "PodScheduled", False, self.now, "Unschedulable", why)
+                    set_condition(pod, "PodScheduled", False, at, "Unschedulable", why)
                 else:
                     pod["spec"]["nodeName"] = node
-                    set_condition(pod, "PodScheduled", True, self.now)
+                    set_condition(pod, "PodScheduled", True, at)
                     if self.kubelet is None:
-                        _start_on_paper(pod, self.now)
+                        _start_on_paper(pod, self.store.clock("node"))
                 self.store.update("pods", pod)
+
+    def open_gates(self, name: str) -> None:
+        """Nothing holds the Pod back from the scheduler any more."""
+        with self.store.lock:
+            pod = self.store.get("pods", NAMESPACE, name)
+            pod["spec"].pop("schedulingGates", None)
+            self.store.update("pods", pod)
+            self.schedule()
 
     def look(self) -> None:
         """One round of the controllers."""
@@ -230,6 +256,8 @@ class KubeWorld:
                 self.kubelet.look()
             else:
                 self._end_on_paper()
+            self.store.collect()
+            self.nodes.look()
             self.deployments.look()
             self.schedule()
             if self.services is not None:
@@ -238,10 +266,12 @@ class KubeWorld:
     # --- what happens to it
 
     def disrupt(self, name: str, reason: str, message: str) -> None:
-        """A Pod will be evicted: the condition comes first."""
+        """A Pod will be evicted: the condition comes first, where the cluster has it."""
+        if not self.has_disruptions:
+            return
         with self.store.lock:
             pod = self.store.get("pods", NAMESPACE, name)
-            set_condition(pod, "DisruptionTarget", True, self.now, reason, message)
+            set_condition(pod, "DisruptionTarget", True, self.store.clock("api"), reason, message)
             self.store.update("pods", pod)
 
     def evict(self, name: str) -> None:
@@ -252,14 +282,15 @@ class KubeWorld:
         self.delete("pods", NAMESPACE, name, {})
 
     def lose(self, name: str) -> None:
-        """The node of a Pod is gone without a word: the garbage collector of Pods deletes it."""
+        """The node of a Pod is gone, its object too: the garbage collector of Pods has deleted it."""
         with self.store.lock:
             pod = self.store.get("pods", NAMESPACE, name)
             if self.kubelet is not None:
                 self.kubelet.kill(pod)
-            set_condition(
-                pod, "DisruptionTarget", True, self.now, "DeletionByPodGC", "PodGC: node no longer exists"
-            )
+            if self.has_disruptions:
+                at = self.store.clock("control")
+                why = "PodGC: node no longer exists"
+                set_condition(pod, "DisruptionTarget", True, at, "DeletionByPodGC", why)
             pod["status"]["phase"] = "Failed"
             self.store.remove("pods", self.store.update("pods", pod))
             self.schedule()
@@ -318,32 +349,32 @@ class KubeWorld:
 
     def _end_on_paper(self) -> None:
         for known in list(self.store.of("pods")):
-            deleted_at = known["metadata"].get("deletionTimestamp")
+            deleted_at = unix_s(known["metadata"].get("deletionTimestamp"))
             if (
-                deleted_at
-                and datetime.fromisoformat(deleted_at.replace("Z", "+00:00")).timestamp() <= self.now
+                deleted_at is not None
+                and deleted_at <= self.store.clock("api")
+                and not self.nodes.is_silent(known)
             ):
                 self.store.remove("pods", known)
 
 
 def _start_on_paper(pod: Json, now: float) -> None:
     """Without a kubelet every Pod runs at once."""
-    (main,) = pod["spec"]["containers"]
-    pod["status"] |= {
-        "phase": "Running",
-        "podIP": "10.0.0.1",
-        "containerStatuses": [
+    pod["status"] |= {"phase": "Running", "podIP": "10.0.0.1"}
+    both = {"containerStatuses": pod["spec"]["containers"], "initContainerStatuses": natives(pod)}
+    for statuses, containers in both.items():
+        pod["status"][statuses] = [
             {
-                "name": main["name"],
-                "image": main["image"],
+                "name": one["name"],
+                "image": one["image"],
                 "imageID": "",
                 "ready": True,
                 "started": True,
                 "restartCount": 0,
                 "state": {"running": {"startedAt": stamp(now)}},
             }
-        ],
-    }
+            for one in containers
+        ]
 
 
 def free(world: KubeWorld, node: str, resource: str) -> float:

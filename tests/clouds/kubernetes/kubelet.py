@@ -45,6 +45,9 @@ class Kubelet:
         self.dns = root / "dns"
         self.dns.mkdir(parents=True, exist_ok=True)
         self.bad_images: set[str] = set()
+        self.busy_registries: dict[str, str] = {}  # by image: what the registry responds
+        self.without_network: set[str] = set()  # nodes on which no sandbox can be made
+        self.silent: set[str] = set()  # nodes whose kubelet does nothing
         self.running: dict[tuple[str, str], Running] = {}  # by uid and container
         self.logs: dict[tuple[str, str], list[tuple[str, bytes]]] = {}
         self.kubeconfig: Path | None = None  # of the Pods that have a service account's token
@@ -52,6 +55,7 @@ class Kubelet:
         self._probed: dict[
             tuple[str, int], tuple[float, bool, int]
         ] = {}  # by uid and start: when, ready, failures in a row
+        self._environments: dict[tuple[str, str], dict[str, str]] = {}  # by uid and container
         self._addresses = 0
         self._shims = root / "bin"
         self._shims.mkdir()
@@ -62,7 +66,11 @@ class Kubelet:
 
     def look(self) -> None:
         with self.store.lock:
-            pods = [one for one in self.store.of("pods") if one["spec"].get("nodeName")]
+            pods = [
+                one
+                for one in self.store.of("pods")
+                if one["spec"].get("nodeName", "") not in ("", *self.silent)
+            ]
             for pod in pods:
                 self._tend(pod)
             self._write_names()
@@ -121,21 +129,69 @@ class Kubelet:
             status["podIP"] = f"127.21.{self._addresses // 250}.{self._addresses % 250 + 1}"
             status["podIPs"] = [{"ip": status["podIP"]}]
             status["hostIP"] = "127.0.0.1"
-            status["startTime"] = stamp(self.store.now())
+            status["startTime"] = self.store.stamp("node")
+        if pod["spec"]["nodeName"] in self.without_network:
+            self._hold_without_sandbox(pod)
+            return
+        sidecars = natives(pod)
         for container in pod["spec"].get("initContainers") or ():
             state = self._run(pod, container, "initContainerStatuses")
-            if state != "Completed":
+            if container in sidecars:
+                if state == "Waiting":
+                    return
+            elif state != "Completed":
                 if state == "Error":
                     status["phase"] = "Failed"
                 return
-        (main,) = pod["spec"]["containers"]
-        state = self._run(pod, main, "containerStatuses")
-        status["phase"] = {"Completed": "Succeeded", "Error": "Failed", "Running": "Running"}.get(
-            state, "Pending"
+        states = [self._run(pod, one, "containerStatuses") for one in pod["spec"]["containers"]]
+        if set(states) <= {"Completed", "Error"}:
+            status["phase"] = self._phase_at_end(pod, states, sidecars)
+        else:
+            status["phase"] = "Pending" if "Waiting" in states else "Running"
+        ready = set(states) == {"Running"} and all(
+            one["started"] and self._is_ready(pod, container)
+            for one, container in zip(status["containerStatuses"], pod["spec"]["containers"], strict=True)
         )
-        ready = state == "Running" and status["containerStatuses"][0]["started"] and self._is_ready(pod, main)
-        _condition(pod, "Ready", ready, self.store.now())
-        _condition(pod, "ContainersReady", ready, self.store.now())
+        _condition(pod, "Ready", ready, self.store.clock("node"))
+        _condition(pod, "ContainersReady", ready, self.store.clock("node"))
+
+    def _phase_at_end(self, pod: Json, states: list[str], sidecars: list[Json]) -> str:
+        """The restarted init containers are ended when all others have."""
+        uid = pod["metadata"]["uid"]
+        left = [one for each in sidecars if (one := self.running[uid, each["name"]]).process.poll() is None]
+        for one in left:
+            _signal(one, signal.SIGTERM)
+        if left:
+            return "Running"
+        return "Failed" if "Error" in states else "Succeeded"
+
+    def _hold_without_sandbox(self, pod: Json) -> None:
+        for container in pod["spec"]["containers"]:
+            _report(
+                pod,
+                container,
+                "containerStatuses",
+                {"waiting": {"reason": "ContainerCreating"}},
+                started=False,
+            )
+        self.record(pod, "FailedCreatePodSandBox", "Failed to create pod sandbox: plugin type=cni failed")
+
+    def record(self, pod: Json, reason: str, message: str) -> None:
+        """Write an event about a Pod, once."""
+        meta = pod["metadata"]
+        name = f"{meta['name']}.{reason.lower()}"
+        about = {"kind": "Pod", "namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name},
+            "involvedObject": about,
+            "reason": reason,
+            "message": message,
+            "type": "Warning",
+        }
+        if ("events", meta["namespace"], name) not in self.store.objects:
+            self.store.create("events", meta["namespace"], body)
 
     def _run(self, pod: Json, container: Json, statuses: str) -> str:
         """Return the state of the container, which is started if need be."""
@@ -149,7 +205,9 @@ class Kubelet:
             running = self._start(pod, container)
         self._read(uid, name)
         code = running.process.poll()
-        restarts = is_sandboxed(pod) and statuses == "containerStatuses"
+        restarts = (
+            is_sandboxed(pod) and statuses == "containerStatuses" and container.get("restartPolicy") is None
+        )
         if code is not None and restarts and not pod["metadata"].get("deletionTimestamp"):
             running = self._start(pod, container, restarts=running.restarts + 1)
             code = None
@@ -165,7 +223,7 @@ class Kubelet:
             "exitCode": code if code >= 0 else 128 - code,
             "reason": "Completed" if code == 0 else "Error",
             "startedAt": stamp(running.started_at),
-            "finishedAt": stamp(self.store.now()),
+            "finishedAt": self.store.stamp("node"),
         }
         _report(
             pod,
@@ -193,6 +251,8 @@ class Kubelet:
         held = missing(pod, self.store) if is_sandboxed(pod) else None
         if held is not None:
             return {"reason": "ContainerCreating", "message": held}
+        if container["image"] in self.busy_registries:
+            return {"reason": "ErrImagePull", "message": self.busy_registries[container["image"]]}
         if container["image"] in self.bad_images:
             message = f'Back-off pulling image "{container["image"]}": not found'
             return {"reason": "ImagePullBackOff", "message": message}
@@ -243,13 +303,20 @@ class Kubelet:
                 stderr=stream,
                 start_new_session=True,
             )
-        made = Running(process, output, self.store.now(), restarts)
+        made = Running(process, output, self.store.clock("node"), restarts)
         if restarts:
             made.read = self.running[pod["metadata"]["uid"], container["name"]].read
         self.running[pod["metadata"]["uid"], container["name"]] = made
         return made
 
     def _environment(self, pod: Json, container: Json) -> dict[str, str]:
+        """Return the variables as they were when the container was started first."""
+        key = (str(pod["metadata"]["uid"]), str(container["name"]))
+        if key not in self._environments:
+            self._environments[key] = self._variables(pod, container)
+        return self._environments[key]
+
+    def _variables(self, pod: Json, container: Json) -> dict[str, str]:
         found: dict[str, str] = {}
         for one in container.get("env") or ():
             source = one.get("valueFrom") or {}
@@ -291,10 +358,11 @@ class Kubelet:
         deadline = datetime.fromisoformat(
             pod["metadata"]["deletionTimestamp"].replace("Z", "+00:00")
         ).timestamp()
-        if own and self.store.now() < deadline and not self._has_said_farewell(pod):
+        now = self.store.clock("api")  # a kubelet counts the grace period by itself
+        if own and now < deadline and not self._has_said_farewell(pod):
             return False
         for one in own:
-            _signal(one, signal.SIGKILL if self.store.now() >= deadline or grace_s == 0 else signal.SIGTERM)
+            _signal(one, signal.SIGKILL if now >= deadline or grace_s == 0 else signal.SIGTERM)
         return all(one.process.poll() is not None for one in own)
 
     def _has_said_farewell(self, pod: Json) -> bool:
@@ -327,7 +395,7 @@ class Kubelet:
         running.read += len(whole)
         log = self.logs.setdefault((uid, name), [])
         for line in whole.splitlines(keepends=True):
-            at = datetime.fromtimestamp(self.store.now(), UTC).strftime("%Y-%m-%dT%H:%M:%S")
+            at = datetime.fromtimestamp(self.store.clock("node"), UTC).strftime("%Y-%m-%dT%H:%M:%S")
             log.append((f"{at}.{len(log):09d}Z", line))
 
     def _write_names(self) -> None:
@@ -369,6 +437,11 @@ class Kubelet:
         shutil.rmtree(self.root / "pods" / uid, ignore_errors=True)
 
 
+def natives(pod: Json) -> list[Json]:
+    """Return the init containers that run for as long as the Pod does."""
+    return [one for one in pod["spec"].get("initContainers") or () if one.get("restartPolicy") == "Always"]
+
+
 def _expanded(text: str, variables: dict[str, str]) -> str:
     """$(NAME) is a variable, if there is one; $$ is $."""
     return re.sub(
@@ -389,7 +462,7 @@ def _secrets_of_volumes(pod: Json) -> list[str]:
 def _report(
     pod: Json, container: Json, statuses: str, state: Json, *, started: bool, restarts: int = 0
 ) -> None:
-    others = [one for one in pod["status"].get(statuses) or () if one["name"] != container["name"]]
+    known = {one["name"]: one for one in pod["status"].get(statuses) or ()}
     own = {
         "name": container["name"],
         "image": container["image"],
@@ -399,7 +472,7 @@ def _report(
         "restartCount": restarts,
         "state": state,
     }
-    pod["status"][statuses] = [*others, own]
+    pod["status"][statuses] = list({**known, own["name"]: own}.values())
 
 
 def _condition(pod: Json, kind: str, holds: bool, now: float, reason: str = "", message: str = "") -> None:

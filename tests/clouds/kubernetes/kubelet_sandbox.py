@@ -98,6 +98,8 @@ def _filled(pod: Json, volume: Json, store: Store, folder: Path, address: str) -
         path = folder.parents[1] / "claims" / volume["persistentVolumeClaim"]["claimName"]
     path.mkdir(parents=True, exist_ok=True)
     space = pod["metadata"]["namespace"]
+    if any(path.iterdir()):
+        return path  # for a hook: it has what the container had, though its Secret may be gone
     if "secret" in volume:
         for key, value in _secret(volume["secret"], space, store).items():
             (path / key).write_bytes(base64.b64decode(value))
