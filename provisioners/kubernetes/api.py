@@ -52,6 +52,8 @@ _GROUPS = {
     "cluster_role": "RbacAuthorizationV1Api",
     "cluster_role_binding": "RbacAuthorizationV1Api",
     "review": "AuthorizationV1Api",
+    "version": "VersionApi",
+    "groups": "ApisApi",
 }
 _CLUSTER_WIDE = ("namespace", "cluster_role", "cluster_role_binding")
 
@@ -101,10 +103,11 @@ class KubeApi:
         self._connected()
         return cast(str, self._namespace)
 
-    def create(self, kind: str, body: Json, zone: Zone | None = None) -> Json:
-        """Raise ConflictError if there is one of that name."""
+    def create(self, kind: str, body: Json, zone: Zone | None = None, *, is_dry: bool = False) -> Json:
+        """Raise ConflictError if there is one of that name. With `is_dry` admission decides, and nothing is created."""
+        how = {"dry_run": "All", "field_validation": "Strict"} if is_dry else {}
         try:
-            return self._call(kind, *self._place("create", kind), body, zone=zone)
+            return self._call(kind, *self._place("create", kind), body, zone=zone, **how)
         except ProvisionError as error:
             if error.code == "AlreadyExists":
                 raise ConflictError(error.message) from error
@@ -119,13 +122,17 @@ class KubeApi:
                 return None
             raise
 
-    def apply(self, kind: str, body: Json) -> Json:
-        """Create the object, or give it the fields of `body` (server-side apply); return it as it is now."""
+    def apply(self, kind: str, body: Json, *, is_dry: bool = False) -> Json:
+        """Create the object, or give it the fields of `body` (server-side apply); return it as it is now.
+
+        With `is_dry` admission decides, and nothing is changed.
+        """
         place = self._place("patch", kind, body["metadata"]["name"])
         how: dict[str, Any] = {
             "field_manager": MANAGER,
             "force": True,
             "_content_type": "application/apply-patch+yaml",
+            **({"dry_run": "All"} if is_dry else {}),
         }
         return self._call(kind, *place, body, **how)
 
@@ -221,6 +228,17 @@ class KubeApi:
         found = self._call("review", "create_self_subject_access_review", body)
         status = found.get("status") or {}
         return bool(status.get("allowed")), str(status.get("reason") or "")
+
+    def version(self) -> tuple[int, int, str]:
+        """Return the major and minor version of the server, and its whole name."""
+        found = self._call("version", "get_code")
+        numbers = [int("".join(filter(str.isdigit, str(found.get(key)))) or 0) for key in ("major", "minor")]
+        return numbers[0], numbers[1], str(found.get("gitVersion") or "")
+
+    def groups(self) -> frozenset[str]:
+        """Return the groups and versions of the API beside the core: ``apps/v1``."""
+        found = self._call("groups", "get_api_versions").get("groups") or ()
+        return frozenset(str(each["groupVersion"]) for one in found for each in one.get("versions") or ())
 
     # --- inside
 
