@@ -26,6 +26,7 @@ from provisioners.kubernetes.logs import PodLogs
 from provisioners.kubernetes.machines import RegionPods
 from provisioners.kubernetes.nodes import NodeShape
 from provisioners.kubernetes.pod_cache import PodCache
+from provisioners.kubernetes.rehearsal import of_replica
 from provisioners.kubernetes.settings import Cluster
 from provisioners.kubernetes.translate import MAIN, check_order
 from provisioners.kubernetes.watch import Watcher
@@ -102,6 +103,13 @@ class KubernetesProvisioner:
             return region.agents.launch(order)
         labels = node_rules.accelerator_labels(region.shapes(), order.offer.accelerator)
         return region.pods.launch(order, labels)
+
+    def rehearse(self, order: LaunchOrder) -> list[tuple[str, ProvisionError | None]]:
+        """Return the kinds of the objects of a launch, each with why the API server would refuse it. Nothing is created."""
+        check_order(order, self._regions)
+        region = self._regions[order.offer.zone.region]
+        labels = node_rules.accelerator_labels(region.shapes(), order.offer.accelerator)
+        return [(one.kind, one.error) for one in of_replica(region.cluster, region.api, order, labels)]
 
     def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
         for region in self._regions.values():

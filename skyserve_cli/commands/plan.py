@@ -26,7 +26,7 @@ from skyserve_cli.commands.prices import candidates_table, insist_on_offers, pla
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.reconcile.mappers import requirements_of
 from skyserve_cli.controller.reconcile.planning import first_plan, offer_view
-from skyserve_cli.output import WrongUsage, inform, put, put_json
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, put, put_json
 from skyserve_cli.spec import ServiceSpec
 from skyserve_cli.text_tables import put_table
 
@@ -73,6 +73,13 @@ def plan(
             help="With --requests or --history: requests per second one replica carries. Default: the file's, or what was learned.",
         ),
     ] = None,
+    ask: Annotated[
+        bool,
+        typer.Option(
+            "--ask",
+            help="Also send the Pods to the API servers of Kubernetes, as a dry run: what would they refuse?",
+        ),
+    ] = False,
     env: Env = None,
     env_file: EnvFile = None,
     secret: Secret = None,
@@ -97,6 +104,9 @@ def plan(
 
     With --requests or --history, the demand of the next 24 hours is forecast: the busiest minute of each hour, at its median and its
     90 % quantile, the replicas for it and what they cost at the prices of the plan.
+
+    With --ask, each cluster of Kubernetes decides on the Pods without creating them: quotas, policies, webhooks, names that do not
+    exist. Exit code 1 if none admits them.
 
     \b
     serve plan service.yaml --requests requests.csv
@@ -130,6 +140,8 @@ def plan(
     decided["candidates"] = candidates if limit is None else candidates[:limit]
     if output is OutputFormat.TABLE:
         _put_plan(decided, candidates, limit)
+    if ask:
+        decided["admission"] = _admission(loaded.spec, clouds, output)
     if run is not None:
         expected = expectation.expected(*run, decided)
         decided["expected"] = expected._asdict()
@@ -143,6 +155,20 @@ def plan(
             put(found.sentence())
     if output is OutputFormat.JSON:
         put_json(decided)
+    if decided.get("admission") and not any(one["admitted"] for one in decided["admission"]):
+        raise CommandFailed("no cluster admits the Pods of this service")
+
+
+def _admission(spec: ServiceSpec, clouds: Clouds, output: OutputFormat) -> list[View]:
+    from skyserve_cli.commands.admission import admission_of
+
+    found = list(admission_of(spec, clouds))
+    if output is OutputFormat.TABLE:
+        for one in found:
+            put(f"{one['place']}: {'admitted' if one['admitted'] else '; '.join(one['reasons'])}")
+        if not found:
+            inform("--ask: no cluster of Kubernetes is enabled that has a place for this service")
+    return found
 
 
 def _clouds_of(spec: ServiceSpec) -> Clouds:
