@@ -98,6 +98,7 @@ class ContextConfig(Strict):
         default=None,
         description="of a CronJob that deletes Pods whose controller is gone; `serve check --policy kubernetes-reaper` prints it",
     )
+    reaper_image: str = Field(default=DEFAULT_IMAGE, description="image of that CronJob, with python3")
     dead_man_minutes: int = Field(
         default=4320,
         ge=10,
@@ -191,6 +192,7 @@ class KubernetesConfig(CloudConfig):
                 priority_class=section.priority_class,
                 runtime_class=section.runtime_class,
                 reaper_account=section.reaper_service_account,
+                reaper_image=section.reaper_image,
                 agent_image=self.agent_image,
                 service_type=section.service_type,
                 service_annotations=section.service_annotations,

@@ -112,10 +112,7 @@ def plan(
     serve plan service.yaml --requests requests.csv
     serve plan service.yaml --history
     """
-    if trace is None and (cold_start is not None or price_ratio is not None):
-        raise WrongUsage(
-            "--cold-start and --ondemand-price-ratio say how --trace is played, and none is named"
-        )
+    _insist_on_trace(trace, cold_start or price_ratio)
     loaded = files.load(
         file, env=env, env_file=env_file, secret=secret, secret_file=secret_file, changes=changes
     )
@@ -137,7 +134,7 @@ def plan(
     decided = first_plan(loaded.spec, offers, clouds, unix_now())
     insist_on_offers(decided, loaded)
     candidates = [{**offer_view(offer), "num_nodes": loaded.spec.num_nodes} for offer in offers]
-    decided["candidates"] = candidates if limit is None else candidates[:limit]
+    decided["candidates"] = candidates[:limit]
     if output is OutputFormat.TABLE:
         _put_plan(decided, candidates, limit)
     if ask:
@@ -155,8 +152,14 @@ def plan(
             put(found.sentence())
     if output is OutputFormat.JSON:
         put_json(decided)
-    if decided.get("admission") and not any(one["admitted"] for one in decided["admission"]):
-        raise CommandFailed("no cluster admits the Pods of this service")
+    _insist_on_admission(decided)
+
+
+def _insist_on_trace(trace: str | None, how: str | None) -> None:
+    if trace is None and how is not None:
+        raise WrongUsage(
+            "--cold-start and --ondemand-price-ratio say how --trace is played, and none is named"
+        )
 
 
 def _admission(spec: ServiceSpec, clouds: Clouds, output: OutputFormat) -> list[View]:
@@ -169,6 +172,12 @@ def _admission(spec: ServiceSpec, clouds: Clouds, output: OutputFormat) -> list[
         if not found:
             inform("--ask: no cluster of Kubernetes is enabled that has a place for this service")
     return found
+
+
+def _insist_on_admission(decided: View) -> None:
+    found = decided.get("admission")
+    if found and not any(one["admitted"] for one in found):
+        raise CommandFailed("no cluster admits the Pods of this service")
 
 
 def _clouds_of(spec: ServiceSpec) -> Clouds:
