@@ -47,9 +47,9 @@ def check_cluster(cluster: Cluster, api: KubeApi) -> list[Finding]:
 
 
 def too_old(version: tuple[int, int, str]) -> str:
-    """Return what is wrong with the server's version; "" if nothing is."""
+    """Return what is wrong with the server's version; "" if nothing is, or if it has no number, as builds from sources have none."""
     major, minor, name = version
-    if (major, minor) >= OLDEST:
+    if (major, minor) >= OLDEST or not major:
         return ""
     return f"it is {name or f'{major}.{minor}'}; the oldest that works is {OLDEST[0]}.{OLDEST[1]}"
 
@@ -241,7 +241,10 @@ def _said(cluster: Cluster, what: str, found: Iterable[rehearsal.Rehearsed]) -> 
         if isinstance(one.error, AuthError):
             continue  # the line of that permission says it
         level = Level.MISSING if isinstance(one.error, RefusedError) else Level.NOTE
-        yield Finding(name, level, f"{one.kind}: {one.error.message}")
+        message = one.error.message
+        if what != "replicas":
+            message = message.replace("kubernetes.pod", "agent_pod").replace("name: main", "name: agent")
+        yield Finding(name, level, f"{one.kind}: {message}")
     if accepted:
         more = f"; the quota wants limits of {', '.join(sorted(limited))}, which are set to the requests"
         yield Finding(name, message="accepted" + (more if limited else ""))

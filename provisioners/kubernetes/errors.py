@@ -184,6 +184,12 @@ def error_of(
     )
 
 
+def said_by_server(message: str) -> str:
+    """Return the message of one of our errors without the advice, which is about Pods of replicas."""
+    advice = next((row.advice for row in TABLE.rows if message.endswith(f"; {row.advice}")), None)
+    return message if advice is None else message.removesuffix(f"; {advice}")
+
+
 def wanted_limits(message: str) -> frozenset[str]:
     """Return the resources of which a ResourceQuota wants limits, by its refusal: ``must specify limits.cpu for: main``."""
     _, found, wanted = message.partition("must specify ")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from provisioners.kubernetes.api import KubeApi
 
 POLL_S = 0.5
+ACCOUNT_S = 10.0  # in which a new namespace gets its service account
 _PODS: Mapping[str, Any] = {"clouds": {"kubernetes": {}}}  # of the namespace of the controller
 
 
@@ -111,6 +112,9 @@ class ClusterDeployment:
         self._insist_on_admission(wanted, has_namespace=has_namespace)
         if not has_namespace:
             self._make_namespace()
+            self._insist_on_admission(
+                wanted, has_namespace=True, changed="nothing was changed but that it was made"
+            )
         self._make_secrets(values)
         changes = self._apply(wanted)
         self._await_pods()
@@ -154,12 +158,14 @@ class ClusterDeployment:
         if wrong:
             raise CommandFailed(f"{self.target.context}: the server's version: {wrong}; nothing was changed")
 
-    def _insist_on_admission(self, wanted: Sequence[Json], *, has_namespace: bool) -> None:
+    def _insist_on_admission(
+        self, wanted: Sequence[Json], *, has_namespace: bool, changed: str = "nothing was changed"
+    ) -> None:
         """Raise CommandFailed with what the cluster would refuse, before anything is changed."""
         found = list(refusals(self.api, wanted, has_namespace=has_namespace))
         if found:
             raise CommandFailed(
-                f"{self.target.context} would refuse (namespace {self.target.namespace}): {'; '.join(found)}; nothing was changed"
+                f"{self.target.context} would refuse (namespace {self.target.namespace}): {'; '.join(found)}; {changed}"
             )
 
     def _values(self) -> ClusterValues:
@@ -211,6 +217,10 @@ class ClusterDeployment:
         self.report(f"creating the namespace {self.target.namespace}")
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.target.namespace}}
         self._create("namespace", body)
+        clock = SteadyClock()
+        ends_at = clock.now() + ACCOUNT_S
+        while self.api.find("service_account", "default") is None and clock.now() < ends_at:
+            time.sleep(POLL_S)  # no Pod is admitted before
 
     def _make_secrets(self, values: ClusterValues) -> None:
         """Have the Secrets that the manifests name; those that are there are never changed. Raises WrongUsage."""

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from provisioners.port.errors import ProvisionError
+from provisioners.port.errors import AuthError, ProvisionError
 from skyserve_cli.deployment import cluster_objects as manifests
 from skyserve_cli.deployment.cluster_objects import Json, Right
 
@@ -34,7 +34,7 @@ def refusals(api: KubeApi, wanted: Sequence[Json], *, has_namespace: bool) -> It
         except ProvisionError as error:
             # A binding may name a Role that is made in the same deployment; the dry run of that Role has decided.
             if not (kind.endswith("role_binding") and error.code == "NotFound"):
-                yield f"{body['kind']} {name}: {error.message}"
+                yield f"{body['kind']} {name}: {_said(error)}"
     if has_namespace:
         yield from _of_pods(api, wanted)
     else:
@@ -79,7 +79,15 @@ def _of_pods(api: KubeApi, wanted: Sequence[Json]) -> Iterator[str]:
         try:
             api.create("pod", pod, is_dry=True)
         except ProvisionError as error:
-            yield f"the Pods of Deployment {body['metadata']['name']}: {error.message}"
+            yield f"the Pods of Deployment {body['metadata']['name']}: {_said(error)}"
+
+
+def _said(error: ProvisionError) -> str:
+    """Return the server's sentence in one line; advice about a missing right is kept."""
+    from provisioners.kubernetes.errors import said_by_server  # an extra
+
+    message = error.message if isinstance(error, AuthError) else said_by_server(error.message)
+    return " ".join(message.split())
 
 
 def _pod_of(deployment: Mapping[str, Any]) -> Json:

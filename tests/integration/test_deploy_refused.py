@@ -113,6 +113,21 @@ def test_in_a_namespace_that_is_made_the_rights_are_reviewed_one_by_one(deployer
     assert deployer.objects() == before
 
 
+def test_in_a_namespace_that_is_made_the_rest_is_asked_before_anything_else_is_made(
+    deployer: Deployer,
+) -> None:
+    with_a_quota(deployer)
+    before = deployer.objects()
+    with pytest.raises(
+        CommandFailed, match=r"must specify limits.cpu for: home,controller; nothing was changed but"
+    ):
+        deployer.run("models")
+    assert deployer.objects() - before == {
+        ("namespaces", "", "models"),
+        ("serviceaccounts", "models", "default"),
+    }
+
+
 @pytest.mark.parametrize("namespace", [NAMESPACE, "models"])
 def test_who_holds_everything_deploys_twice_in_a_restricted_namespace(
     deployer: Deployer, namespace: str

@@ -58,7 +58,7 @@ NAMESPACES: Mapping[str, tuple[Mapping[str, Any], K, str, Json | None]] = {
     "a largest limit": (
         {"limits": {"max": {"memory": "2Gi"}}},
         K.REFUSED,
-        "maximum memory usage per Container is 2Gi",
+        "must be less than or equal to memory limit",
         LIMITS,
     ),
     "pod security": (
@@ -128,12 +128,10 @@ def test_limits_are_set_where_the_quota_of_the_namespace_wants_them() -> None:
             assert (
                 main["resources"]["limits"] == main["resources"]["requests"] == {"cpu": "2", "memory": "4G"}
             )
-        # What a Pod does not request has no limit either: that is for the configuration to say.
-        kube.world.admission.quota = ("team", {"limits.ephemeral-storage": 1e12})
-        with pytest.raises(
-            ProvisionError, match=r"must specify limits.ephemeral-storage for: main; .*kubernetes.pod"
-        ):
-            kube.cloud.launch(order_of("chat-3"))
+        # A container of a patch requests what the patch says, and no more.
+        patch = {"spec": {"containers": [{"name": "exporter", "image": "exporter:1"}]}}
+        with pytest.raises(ProvisionError, match=r"must specify limits.cpu for: exporter; .*kubernetes.pod"):
+            kube.cloud.launch(order_of("chat-3", pod=json.dumps(patch)))
 
 
 @pytest.mark.parametrize(

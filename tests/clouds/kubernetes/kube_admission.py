@@ -70,14 +70,18 @@ class Admission:
     def _limits(self, pod: Json) -> Iterator[str]:
         for one in containers_of(pod):
             resources = one.setdefault("resources", {})
-            for section, default in (("limits", "default"), ("requests", "defaultRequest")):
-                for key, value in (self.limits.get(default) or self.limits.get("default") or {}).items():
+            limits = {**(self.limits.get("max") or {}), **(self.limits.get("default") or {})}
+            requests = {
+                **(self.limits.get("min") or {}),
+                **limits,
+                **(self.limits.get("defaultRequest") or {}),
+            }
+            for section, defaults in (("limits", limits), ("requests", requests)):
+                for key, value in defaults.items():
                     resources.setdefault(section, {}).setdefault(key, value)
             for key, most in (self.limits.get("max") or {}).items():
-                has = (resources.get("limits") or {}).get(key)
-                if has is None:
-                    yield f"maximum {key} usage per Container is {most}.  No limit is specified"
-                elif amount(has) > amount(most):
+                has = resources["limits"][key]
+                if amount(has) > amount(most):
                     yield f"maximum {key} usage per Container is {most}, but limit is {has}"
             for key, least in (self.limits.get("min") or {}).items():
                 has = (resources.get("requests") or {}).get(key)
@@ -128,8 +132,7 @@ def _place(key: str) -> tuple[str, str]:
 
 def _lacks(container: Json, key: str) -> bool:
     section, name = _place(key)
-    is_counted = name in ("cpu", "memory") or key.startswith(("limits.", "requests."))
-    return is_counted and name not in ((container.get("resources") or {}).get(section) or {})
+    return name in ("cpu", "memory") and name not in ((container.get("resources") or {}).get(section) or {})
 
 
 def _use(key: str) -> Callable[[Json], float]:

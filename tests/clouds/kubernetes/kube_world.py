@@ -57,7 +57,7 @@ class KubeWorld:
         self.applied: dict[tuple[str, str, str, str], Json] = {}  # by kind, namespace, name and manager
         self.launches: dict[str, int] = {}
         self.counts: dict[str, int] = {}  # requests by verb and resource
-        self.store.create(
+        self.create(
             "namespaces", "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         )
 
@@ -157,6 +157,8 @@ class KubeWorld:
                     body["spec"]["clusterIP"] = self.services.address()
                 body["spec"].setdefault("clusterIP", "10.0.0.10")
             made = self.store.create(resource, namespace, body)
+            if resource == "namespaces":
+                self._make_account(made["metadata"]["name"])
             if resource == "pods":
                 name = made["metadata"]["name"]
                 self.launches[name] = self.launches.get(name, 0) + 1
@@ -311,6 +313,10 @@ class KubeWorld:
             self.kubelet.close()
 
     # --- inside
+
+    def _make_account(self, namespace: str) -> None:
+        body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+        self.store.create("serviceaccounts", namespace, body)
 
     def _live(self) -> list[Json]:
         return [one for one in self.store.of("pods") if one["status"]["phase"] not in ("Succeeded", "Failed")]
