@@ -52,10 +52,11 @@ _GROUPS = {
     "cluster_role": "RbacAuthorizationV1Api",
     "cluster_role_binding": "RbacAuthorizationV1Api",
     "review": "AuthorizationV1Api",
+    "storage_class": "StorageV1Api",
     "version": "VersionApi",
     "groups": "ApisApi",
 }
-_CLUSTER_WIDE = ("namespace", "cluster_role", "cluster_role_binding")
+_CLUSTER_WIDE = ("namespace", "cluster_role", "cluster_role_binding", "storage_class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,9 @@ class KubeApi:
 
     def list_nodes(self) -> Listed:
         return self._pages("pod", "list_node")
+
+    def list_storage_classes(self) -> Listed:
+        return self._pages("storage_class", "list_storage_class")
 
     def list_all_pods(self) -> Listed:
         """Return the Pods of all namespaces that take room on nodes."""

@@ -237,6 +237,9 @@ def _said(cluster: Cluster, what: str, found: Iterable[rehearsal.Rehearsed]) -> 
         limited |= one.limited
         if one.error is None:
             continue
+        if one.kind == rehearsal.CLAIM and isinstance(one.error, AuthError):
+            yield Finding(f"{cluster.region}: claims", Level.NOTE, f"cannot be seen: {_short(one.error)}")
+            continue
         accepted = False
         if isinstance(one.error, AuthError):
             continue  # the line of that permission says it

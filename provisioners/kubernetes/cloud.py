@@ -26,7 +26,7 @@ from provisioners.kubernetes.logs import PodLogs
 from provisioners.kubernetes.machines import RegionPods
 from provisioners.kubernetes.nodes import NodeShape
 from provisioners.kubernetes.pod_cache import PodCache
-from provisioners.kubernetes.rehearsal import of_replica
+from provisioners.kubernetes.rehearsal import CLAIM, of_replica
 from provisioners.kubernetes.settings import Cluster
 from provisioners.kubernetes.translate import MAIN, check_order
 from provisioners.kubernetes.watch import Watcher
@@ -109,7 +109,12 @@ class KubernetesProvisioner:
         check_order(order, self._regions)
         region = self._regions[order.offer.zone.region]
         labels = node_rules.accelerator_labels(region.shapes(), order.offer.accelerator)
-        return [(one.kind, one.error) for one in of_replica(region.cluster, region.api, order, labels)]
+        found = of_replica(region.cluster, region.api, order, labels)
+        # Whether a claim is there may be unknown: the printed role has no right to it.
+        return [
+            (one.kind, None if one.kind == CLAIM and isinstance(one.error, AuthError) else one.error)
+            for one in found
+        ]
 
     def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
         for region in self._regions.values():

@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 
 from provisioners.kubernetes import agent_objects, translate
 from provisioners.kubernetes.api import ConflictError, KubeApi
-from provisioners.kubernetes.errors import wanted_limits
+from provisioners.kubernetes.errors import CLOUD, wanted_limits
 from provisioners.kubernetes.files import PackedFiles
 from provisioners.kubernetes.settings import Cluster
 from provisioners.port.agents import AgentRelease
 from provisioners.port.base import LaunchOrder
-from provisioners.port.errors import ProvisionError
+from provisioners.port.errors import ProvisionError, RefusedError
 
 Json = dict[str, Any]
+CLAIM = "persistent_volume_claim"
 _UID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -35,7 +36,7 @@ class Rehearsed(NamedTuple):
 def of_replica(
     cluster: Cluster, api: KubeApi, order: LaunchOrder, labels: Iterable[tuple[str, str]]
 ) -> Iterator[Rehearsed]:
-    """Yield what the server says of each object of a replica: its Pod, its Secrets, its Services."""
+    """Yield what the server says of each object of a replica: its Pod, its Secrets, its Services, and the claims that it names."""
     order = replace(order, token=f"check-{secrets.token_hex(4)}", workdir=None, file_mounts={})
     head, accelerator_labels, files = (
         {"metadata": {"name": order.token, "uid": _UID}},
@@ -54,6 +55,11 @@ def of_replica(
     ]
     for kind, body in parts:
         yield _of(api, kind, body)
+    pod = translate.pod_of(order, 0, cluster, api.namespace, accelerator_labels, files)
+    for volume in pod["spec"]["volumes"]:
+        name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+        if name:
+            yield _of_claim(api, str(name))
 
 
 def of_agent(cluster: Cluster, api: KubeApi, order: LaunchOrder) -> Iterator[Rehearsed]:
@@ -73,6 +79,18 @@ def of_agent(cluster: Cluster, api: KubeApi, order: LaunchOrder) -> Iterator[Reh
     yield _of(api, "pod", pod)
     for kind, body in agent_objects.parts_of(order, known, cluster):
         yield _of(api, kind, body)
+
+
+def _of_claim(api: KubeApi, name: str) -> Rehearsed:
+    """A server admits a Pod whose claim is not there, and no node ever takes it."""
+    try:
+        found = api.find("persistent_volume_claim", name)
+    except ProvisionError as error:
+        return Rehearsed(CLAIM, error)
+    if found is not None:
+        return Rehearsed(CLAIM)
+    message = f"there is no PersistentVolumeClaim {name} in the namespace {api.namespace}: make it first"
+    return Rehearsed(CLAIM, RefusedError(message, cloud=CLOUD, code="NotFound"))
 
 
 def _of_pod(api: KubeApi, body_of: Any) -> Rehearsed:

@@ -29,6 +29,8 @@ def refusals(api: KubeApi, wanted: Sequence[Json], *, has_namespace: bool) -> It
         kind, name = manifests.kind_of(body), body["metadata"]["name"]
         if kind == "persistent_volume_claim" and api.find(kind, name) is not None:
             continue  # it is left as it is
+        if kind == "persistent_volume_claim":
+            yield from _of_storage(api, body)
         try:
             api.apply(kind, body, is_dry=True)
         except ProvisionError as error:
@@ -41,6 +43,18 @@ def refusals(api: KubeApi, wanted: Sequence[Json], *, has_namespace: bool) -> It
         missing = [right for right in grants(wanted) if not may(api, right)]
         if missing:
             yield f"you do not hold what its Roles grant: {', '.join(map(str, missing))}"
+
+
+def _of_storage(api: KubeApi, claim: Mapping[str, Any]) -> Iterator[str]:
+    """A claim of a class that does not exist is accepted, and waits for ever."""
+    wanted = claim["spec"].get("storageClassName")
+    try:
+        known = [str(one["metadata"]["name"]) for one in api.list_storage_classes().items] if wanted else []
+    except ProvisionError:
+        return  # who may not list them learns it from the Pod that waits
+    if wanted and wanted not in known:
+        listed = ", ".join(known) or "none"
+        yield f"PersistentVolumeClaim {claim['metadata']['name']}: there is no storage class {wanted} (there is: {listed})"
 
 
 def grants(wanted: Sequence[Json]) -> list[Right]:

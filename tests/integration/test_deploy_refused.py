@@ -31,6 +31,7 @@ class Deployer:
         self.kubeconfig = str(kube.server.kubeconfig(folder / "kubeconfig"))
         self.home = Home(folder / "home", "")
         self.home.create()
+        self.storage_class = ""
 
     def objects(self) -> set[tuple[str, str, str]]:
         return set(self.world.store.objects)
@@ -38,7 +39,9 @@ class Deployer:
     def run(self, namespace: str = NAMESPACE) -> None:
         """Deploy; the controller itself never starts, as there is no kubelet."""
         target = ClusterTarget("test", namespace, self.kubeconfig)
-        options = ClusterOptions("test", image="controller:1", timeout_s=0.0)
+        options = ClusterOptions(
+            "test", image="controller:1", storage_class=self.storage_class, timeout_s=0.0
+        )
         ClusterDeployment(self.home, target, options, lambda _: None).run()
 
     def all_rights(self, without: frozenset[tuple[str, str]] = frozenset()) -> None:
@@ -81,11 +84,23 @@ def denied(deployer: Deployer) -> None:
     deployer.world.admission = Admission(webhooks={"costs.example.com": lambda _: "no cost-centre"})
 
 
+def with_a_class(deployer: Deployer) -> None:
+    deployer.storage_class = "fats"
+    body = {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": "fast"},
+        "provisioner": "x",
+    }
+    deployer.world.create("storageclasses", "", body)
+
+
 REFUSED: dict[str, tuple[Callable[[Deployer], None], str]] = {
     "an old server": (old, "the server's version: it is v1.24.3; the oldest that works is 1.25"),
     "rights that are granted and not held": (may_not_grant, "you do not hold what it grants: delete pods"),
     "a LimitRange": (without_memory, "maximum memory usage per Container is 1Gi, but limit is 2Gi"),
     "a quota on limits": (with_a_quota, "must specify limits.cpu for: home,controller"),
+    "a storage class that is misspelled": (with_a_class, "there is no storage class fats (there is: fast)"),
     "a webhook": (denied, 'admission webhook "costs.example.com" denied the request: no cost-centre'),
 }
 

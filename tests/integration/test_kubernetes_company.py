@@ -175,6 +175,31 @@ def account(name: str) -> Json:
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
 
 
+def test_a_claim_that_is_not_there_is_found_before_a_pod_waits_for_it() -> None:
+    volume = {"name": "weights", "persistentVolumeClaim": {"claimName": "weights"}}
+    with company(pod={"spec": {"volumes": [volume]}}) as kube:
+        found = [one for one in kube.cloud.check() if one.what == "prod: admission of replicas"]
+        assert found[0].level is Level.MISSING
+        assert (
+            "there is no PersistentVolumeClaim weights in the namespace ml: make it first" in found[0].message
+        )
+        kube.world.troubles.denied = {("get", "persistentvolumeclaims")}
+        seen = {one.what: one.message for one in kube.cloud.check()}
+        assert seen["prod: claims"] == "cannot be seen: the role may not get persistentvolumeclaims"
+        assert seen["prod: admission of replicas"] == "accepted"
+        kube.world.troubles.denied = set()
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        body = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "weights"},
+            "spec": spec,
+        }
+        kube.world.create("persistentvolumeclaims", NAMESPACE, body)
+        found = [one for one in kube.cloud.check() if one.what == "prod: admission of replicas"]
+        assert [one.message for one in found] == ["accepted"]
+
+
 def test_load_balancers_and_controllers_pass_pod_security_restricted() -> None:
     with company(pod=NON_ROOT) as kube:
         kube.world.admission.security = "restricted"

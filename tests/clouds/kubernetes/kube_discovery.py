@@ -9,6 +9,7 @@ _GROUPS = {
     "batch": ("cronjobs",),
     "apps": ("deployments",),
     "policy": ("poddisruptionbudgets",),
+    "storage.k8s.io": ("storageclasses",),
     "networking.k8s.io": ("networkpolicies",),
     "rbac.authorization.k8s.io": ("roles", "rolebindings", "clusterroles", "clusterrolebindings"),
 }

@@ -36,9 +36,10 @@ KINDS = {
     "rolebindings": ("rbac.authorization.k8s.io/v1", "RoleBinding"),
     "clusterroles": ("rbac.authorization.k8s.io/v1", "ClusterRole"),
     "clusterrolebindings": ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"),
+    "storageclasses": ("storage.k8s.io/v1", "StorageClass"),
     "networkpolicies": ("networking.k8s.io/v1", "NetworkPolicy"),
 }
-CLUSTER_WIDE = ("nodes", "namespaces", "clusterroles", "clusterrolebindings")
+CLUSTER_WIDE = ("nodes", "namespaces", "clusterroles", "clusterrolebindings", "storageclasses")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _SERVICE = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
