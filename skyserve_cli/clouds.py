@@ -27,7 +27,6 @@ from provisioners.port.errors import AuthError, ProvisionError
 from provisioners.registry import PROVISIONERS, MissingSdkError, UnknownCloudError, provisioner_class
 from skyserve_cli.config import Config, ConfigError
 from skyserve_cli.config_clouds import AwsConfig, RentedConfig, SshConfig, reservations_of
-from skyserve_cli.config_kubernetes import KubernetesConfig
 from skyserve_cli.config_section import CloudConfig
 from skyserve_cli.home import Home
 
@@ -381,8 +380,8 @@ class Clouds:
                 case SshConfig():
                     secret, seen = self.home.machine_secret(), self.home.hosts_seen
                     return build(section.pools, secret, seen, tls=section.tls)
-                case KubernetesConfig():
-                    return build(section.clusters(), section.kubeconfig)
+                case CloudConfig() if name == "kubernetes":
+                    return build(section.clusters(), section.kubeconfig)  # type: ignore[attr-defined]
                 case RentedConfig():
                     catalog = self._stocked(name, load(self.home.root))
                     secret = b"".join(self.home.machine_secrets())

@@ -134,6 +134,10 @@ class UnusableConfig(CloudConfig):
 
 def section_model(name: str) -> type[CloudConfig]:
     """Return how the section of that cloud is read."""
+    if name == "kubernetes":
+        from skyserve_cli.config_kubernetes import KubernetesConfig  # which few configurations have
+
+        return KubernetesConfig
     if name in SECTIONS or name in PROVISIONERS or name not in plugins.installed():
         return SECTIONS.get(name, CloudConfig)
     try:

@@ -17,7 +17,6 @@ from pydantic import (
 
 from provisioners.remote.ssh_config import SshRoute, way_of
 from skyserve_cli import config_checks
-from skyserve_cli.config_kubernetes import KubernetesConfig
 from skyserve_cli.config_section import CloudConfig, Strict
 
 if TYPE_CHECKING:
@@ -290,7 +289,6 @@ SECTIONS: Mapping[str, type[CloudConfig]] = MappingProxyType(
         "aws": AwsConfig,
         "gcp": GcpConfig,
         "azure": AzureConfig,
-        "kubernetes": KubernetesConfig,
     }
 )
 

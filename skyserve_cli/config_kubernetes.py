@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
+from provisioners.kubernetes.pod_patch import laid_over
+from provisioners.kubernetes.pod_rules import AGENT, REPLICA, Own, problems
+from provisioners.kubernetes.pod_schema import misfits
 from provisioners.kubernetes.settings import DEFAULT_IMAGE, SCHEDULE_WAIT_S, Cluster, NodePool, NodePrice
 from skyserve_cli.config_section import CloudConfig, Strict
 
 _DNS = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 _CURRENT = "default"  # our name of the cluster if config.yaml names none
+
+
+def _fits(own: Own) -> Callable[[object], object]:
+    def check(patch: object) -> object:
+        for problem in problems(patch, own):
+            raise ValueError(str(problem))
+        return patch
+
+    return check
+
+
+Pod = Annotated[dict[str, Any], BeforeValidator(_fits(REPLICA))]
+AgentPod = Annotated[dict[str, Any], BeforeValidator(_fits(AGENT))]
+_POD = "what to change in the Pods of replicas, a strategic merge patch; a service file cannot undo it"
+_AGENT_POD = "the same for the Pods of load balancers"
 
 
 class PriceConfig(Strict):
@@ -80,6 +98,7 @@ class ContextConfig(Strict):
         default=None,
         description="of a CronJob that deletes Pods whose controller is gone; `serve check --policy kubernetes-reaper` prints it",
     )
+    reaper_image: str = Field(default=DEFAULT_IMAGE, description="image of that CronJob, with python3")
     dead_man_minutes: int = Field(
         default=4320,
         ge=10,
@@ -95,6 +114,9 @@ class ContextConfig(Strict):
         default={}, description="of these Services, by which vendors choose the kind of load balancer"
     )
 
+    pod: Pod = Field(default={}, description=f"{_POD}. Laid over `clouds.kubernetes.pod`")
+    agent_pod: AgentPod = Field(default={}, description=_AGENT_POD)
+
     @field_validator("namespaces")
     @classmethod
     def _are_names(cls, namespaces: tuple[str, ...]) -> tuple[str, ...]:
@@ -106,11 +128,8 @@ class ContextConfig(Strict):
     @field_validator("tolerations")
     @classmethod
     def _are_tolerations(cls, tolerations: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-        known = {"key", "operator", "value", "effect", "tolerationSeconds"}
-        for one in tolerations:
-            strange = sorted(one.keys() - known)
-            if strange:
-                raise ValueError(f"a toleration has no {strange[0]!r} (it has {', '.join(sorted(known))})")
+        for problem in misfits(list(tolerations), "[Toleration]"):
+            raise ValueError(str(problem))
         return tolerations
 
 
@@ -124,6 +143,8 @@ class KubernetesConfig(CloudConfig):
         description="clusters, by names of your own; by default the current context of the kubeconfig",
     )
     labels: dict[str, str] = Field(default={}, description="labels of all Pods")
+    pod: Pod = Field(default={}, description=_POD)
+    agent_pod: AgentPod = Field(default={}, description=_AGENT_POD)
     agent_image: str | None = Field(
         default=None,
         description="image of load balancers (packaging/Containerfile, target agent), for `load_balancers.regions`. null: none here",
@@ -151,6 +172,8 @@ class KubernetesConfig(CloudConfig):
     def _clusters(self, name: str, section: ContextConfig, *, is_named: bool) -> Iterator[Cluster]:
         prices = {key: _price(price) for key, price in section.prices.items()}
         pools = tuple(_pool(one) for one in section.pools)
+        pod = laid_over(self.pod, section.pod)
+        wanted = pod.get("spec") or {}  # what it says of nodes decides which are offered, too
         for index, namespace in enumerate(section.namespaces or (None,)):
             yield Cluster(
                 region=name if index == 0 else f"{name}:{namespace}",
@@ -162,17 +185,20 @@ class KubernetesConfig(CloudConfig):
                 pools=pools,
                 prices=prices,
                 labels=self.labels,
-                node_selector=section.node_selector,
-                tolerations=section.tolerations,
+                node_selector=section.node_selector | (wanted.get("nodeSelector") or {}),
+                tolerations=(*section.tolerations, *(wanted.get("tolerations") or ())),
                 gpu_resource=section.gpu_resource,
                 service_account=section.service_account,
                 priority_class=section.priority_class,
                 runtime_class=section.runtime_class,
                 reaper_account=section.reaper_service_account,
+                reaper_image=section.reaper_image,
                 agent_image=self.agent_image,
                 service_type=section.service_type,
                 service_annotations=section.service_annotations,
                 dead_man_s=section.dead_man_minutes * 60,
+                pod=pod,
+                agent_pod=laid_over(self.agent_pod, section.agent_pod),
             )
 
 

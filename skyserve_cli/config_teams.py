@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator
 
@@ -23,6 +23,9 @@ def _ports(value: object) -> tuple[int, int]:
     return first, last
 
 
+PodPrivilege = Literal[
+    "hostPath", "privileged", "hostNetwork", "hostPID", "hostIPC", "serviceAccountName", "secrets"
+]
 PortRange = Annotated[tuple[int, int], PlainValidator(_ports)]
 
 
@@ -60,6 +63,12 @@ class TeamConfig(Strict):
     hosts: tuple[Pattern, ...] | None = Field(
         default=None,
         description="addresses of the controller's host that operators may choose for load balancers. null: any",
+    )
+
+    pod: tuple[PodPrivilege, ...] = Field(
+        default=(),
+        description="what operators may set in `kubernetes.pod` beyond the Pod itself: hostPath (and other volumes but claims), "
+        "privileged, hostNetwork, hostPID, hostIPC, serviceAccountName, secrets. Default: none of these",
     )
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 
 from policies.model import CapacityType
 from provisioners.kubernetes import placement
+from provisioners.kubernetes.pod_patch import merged
 from provisioners.kubernetes.settings import Cluster
 from provisioners.kubernetes.translate import END_NOTE, MANAGED, MANAGER, PORT_NOTE, ZONE_NOTE, size_of
 from provisioners.port.agents import AgentRelease
@@ -140,13 +141,14 @@ def with_release(
     meta.pop("managedFields", None)
     notes = meta.get("annotations") or {}
     spec["replicas"] = 1
-    spec["template"] = {
+    template = {
         "metadata": {
             "labels": dict(spec["template"]["metadata"]["labels"]),
             "annotations": {RELEASE_NOTE: release.name, MOVED_NOTE: moved_from},
         },
         "spec": _pod_spec(str(meta["name"]), str(meta["labels"][SERVICE_TAG]), notes, release, cluster),
     }
+    spec["template"] = merged(template, cluster.agent_pod)
     return made
 
 

@@ -55,8 +55,11 @@ _GROUPS = {
     "cluster_role": "RbacAuthorizationV1Api",
     "cluster_role_binding": "RbacAuthorizationV1Api",
     "review": "AuthorizationV1Api",
+    "storage_class": "StorageV1Api",
+    "version": "VersionApi",
+    "groups": "ApisApi",
 }
-_CLUSTER_WIDE = ("namespace", "cluster_role", "cluster_role_binding")
+_CLUSTER_WIDE = ("namespace", "cluster_role", "cluster_role_binding", "storage_class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +114,11 @@ class KubeApi:
         dated = self._dated
         return None if dated is None else dated[0] + self._steady() - dated[1]
 
-    def create(self, kind: str, body: Json, zone: Zone | None = None) -> Json:
-        """Raise ConflictError if there is one of that name."""
+    def create(self, kind: str, body: Json, zone: Zone | None = None, *, is_dry: bool = False) -> Json:
+        """Raise ConflictError if there is one of that name. With `is_dry` admission decides, and nothing is created."""
+        how = {"dry_run": "All", "field_validation": "Strict"} if is_dry else {}
         try:
-            return self._call(kind, *self._place("create", kind), body, zone=zone)
+            return self._call(kind, *self._place("create", kind), body, zone=zone, **how)
         except ProvisionError as error:
             if error.code == "AlreadyExists":
                 raise ConflictError(error.message) from error
@@ -129,13 +133,17 @@ class KubeApi:
                 return None
             raise
 
-    def apply(self, kind: str, body: Json) -> Json:
-        """Create the object, or give it the fields of `body` (server-side apply); return it as it is now."""
+    def apply(self, kind: str, body: Json, *, is_dry: bool = False) -> Json:
+        """Create the object, or give it the fields of `body` (server-side apply); return it as it is now.
+
+        With `is_dry` admission decides, and nothing is changed.
+        """
         place = self._place("patch", kind, body["metadata"]["name"])
         how: dict[str, Any] = {
             "field_manager": MANAGER,
             "force": True,
             "_content_type": "application/apply-patch+yaml",
+            **({"dry_run": "All"} if is_dry else {}),
         }
         return self._call(kind, *place, body, **how)
 
@@ -194,6 +202,9 @@ class KubeApi:
     def list_nodes(self) -> Listed:
         return self._pages("pod", "list_node")
 
+    def list_storage_classes(self) -> Listed:
+        return self._pages("storage_class", "list_storage_class")
+
     def list_all_pods(self) -> Listed:
         """Return the Pods of all namespaces that take room on nodes."""
         fields = "status.phase!=Succeeded,status.phase!=Failed"
@@ -241,6 +252,17 @@ class KubeApi:
         found = self._call("review", "create_self_subject_access_review", body)
         status = found.get("status") or {}
         return bool(status.get("allowed")), str(status.get("reason") or "")
+
+    def version(self) -> tuple[int, int, str]:
+        """Return the major and minor version of the server, and its whole name."""
+        found = self._call("version", "get_code")
+        numbers = [int("".join(filter(str.isdigit, str(found.get(key)))) or 0) for key in ("major", "minor")]
+        return numbers[0], numbers[1], str(found.get("gitVersion") or "")
+
+    def groups(self) -> frozenset[str]:
+        """Return the groups and versions of the API beside the core: ``apps/v1``."""
+        found = self._call("groups", "get_api_versions").get("groups") or ()
+        return frozenset(str(each["groupVersion"]) for one in found for each in one.get("versions") or ())
 
     # --- inside
 

@@ -28,6 +28,7 @@ from provisioners.kubernetes.node_cache import NodeCache
 from provisioners.kubernetes.nodes import NodeShape
 from provisioners.kubernetes.pod_cache import PodCache
 from provisioners.kubernetes.pod_events import PodEvents
+from provisioners.kubernetes.rehearsal import CLAIM, of_replica
 from provisioners.kubernetes.settings import Cluster
 from provisioners.kubernetes.sightings import Instant
 from provisioners.kubernetes.translate import MAIN, check_order
@@ -107,6 +108,18 @@ class KubernetesProvisioner:
         shapes = region.shapes()
         labels = node_rules.accelerator_labels(shapes, order.offer.accelerator)
         return region.pods.launch(order, labels, has_node=node_rules.has_node(order.offer, shapes))
+
+    def rehearse(self, order: LaunchOrder) -> list[tuple[str, ProvisionError | None]]:
+        """Return the kinds of the objects of a launch, each with why the API server would refuse it. Nothing is created."""
+        check_order(order, self._regions)
+        region = self._regions[order.offer.zone.region]
+        labels = node_rules.accelerator_labels(region.shapes(), order.offer.accelerator)
+        found = of_replica(region.cluster, region.api, order, labels)
+        # Whether a claim is there may be unknown: the printed role has no right to it.
+        return [
+            (one.kind, None if one.kind == CLAIM and isinstance(one.error, AuthError) else one.error)
+            for one in found
+        ]
 
     def instances(self, owner: str, service: str | None = None) -> Sequence[Instance]:
         for region in self._regions.values():

@@ -15,7 +15,7 @@ from provisioners.clock import unix_now
 from provisioners.kubernetes import translate
 from provisioners.kubernetes.agent_objects import is_agent
 from provisioners.kubernetes.api import ConflictError, Json, KubeApi
-from provisioners.kubernetes.errors import CLOUD
+from provisioners.kubernetes.errors import CLOUD, wanted_limits
 from provisioners.kubernetes.files import PackedFiles, packed
 from provisioners.kubernetes.pod_cache import PodCache
 from provisioners.kubernetes.pod_state import is_ours, is_over, was_placed
@@ -47,6 +47,7 @@ class RegionPods:
         self.cache = cache
         self._now = now
         self._sleep = sleep
+        self._limited: frozenset[str] = frozenset()  # resources of which the namespace wants limits
 
     def launch(
         self, order: LaunchOrder, accelerator_labels: Iterable[tuple[str, str]], *, has_node: bool = True
@@ -125,9 +126,8 @@ class RegionPods:
     ) -> Json:
         zone = order.offer.zone
         name = machine_token(order.token, rank)
-        body = translate.pod_of(order, rank, self.cluster, self.api.namespace, labels, files)
         try:
-            pod = self.api.create("pod", body, zone)
+            pod = self._create_limited(order, rank, labels, files)
         except ConflictError:
             found = self.api.find("pod", name, zone)
             if found is None:
@@ -144,6 +144,21 @@ class RegionPods:
                 ) from None
         self.cache.apply("MODIFIED", pod)
         return pod
+
+    def _create_limited(
+        self, order: LaunchOrder, rank: int, labels: list[tuple[str, str]], files: PackedFiles
+    ) -> Json:
+        """Create a Pod. Where the namespace's quota wants limits that it lacks, they are set to what it requests, from then on."""
+        while True:
+            namespace, limited = self.api.namespace, self._limited
+            body = translate.pod_of(order, rank, self.cluster, namespace, labels, files, limited)
+            try:
+                return self.api.create("pod", body, order.offer.zone)
+            except RefusedError as error:
+                wanted = limited | wanted_limits(error.message)
+                if wanted == limited:
+                    raise
+                self._limited = wanted
 
     def _create_parts(self, order: LaunchOrder, head: Mapping[str, Any], files: PackedFiles) -> None:
         if translate.COMPLETE_NOTE in _notes(head):

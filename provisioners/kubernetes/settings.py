@@ -44,6 +44,7 @@ class Cluster:
     `namespace` None is that of the context. `schedule_wait_s` is how long a Pod may be unschedulable before the zone counts
     as having no room: seconds where the number of nodes is fixed, minutes where an autoscaler adds some.
     `agent_image` is that of load balancer agents, which cannot be here without; clients come to a Service of `service_type`.
+    `pod` is a patch over the Pods of replicas, `agent_pod` over those of load balancers (`pod_rules`).
     With `reaper_account` Pods that no controller has visited for `dead_man_s` are deleted by a CronJob of that service account.
     """
 
@@ -68,6 +69,8 @@ class Cluster:
     service_type: str = "ClusterIP"
     service_annotations: Mapping[str, str] = field(default_factory=dict)
     dead_man_s: int = LEASE_S
+    pod: Mapping[str, Any] = field(default_factory=dict)
+    agent_pod: Mapping[str, Any] = field(default_factory=dict)
 
     def is_meant(self, region: str | None) -> bool:
         """Return whether a service file that names `region` means this namespace.

@@ -11,14 +11,15 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from provisioners.kubernetes import placement, scripts
+from provisioners.kubernetes import placement, pod_defaults, scripts
 from provisioners.kubernetes.errors import CLOUD
 from provisioners.kubernetes.files import PackedFiles
 from provisioners.kubernetes.network import host_names, service_of
+from provisioners.kubernetes.pod_patch import merged
 from provisioners.kubernetes.settings import GRACE_S, Cluster
 from provisioners.port.base import DOCKER, LaunchOrder
 from provisioners.port.docker_image import PASSWORD, SERVER, USERNAME, full_name, registry_of
@@ -102,9 +103,26 @@ def pod_of(
     namespace: str,
     accelerator_labels: Iterable[tuple[str, str]] = (),
     files: PackedFiles | None = None,
+    limited: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the Pod of one node of the replica."""
-    files = files or PackedFiles()
+    """Return the Pod of one node of the replica: ours, the service's patch over it, and the configuration's over that.
+
+    `limited` are the resources of which the namespace wants limits.
+    """
+    pod = _own_pod(order, rank, cluster, namespace, accelerator_labels, files or PackedFiles())
+    for patch in (json.loads(order.pod or "{}"), {"spec": _wishes(cluster)}, cluster.pod):
+        pod = merged(pod, patch)
+    return pod_defaults.finish(pod, MAIN, limited)
+
+
+def _own_pod(
+    order: LaunchOrder,
+    rank: int,
+    cluster: Cluster,
+    namespace: str,
+    accelerator_labels: Iterable[tuple[str, str]],
+    files: PackedFiles,
+) -> dict[str, Any]:
     offer, gpus = order.offer, gpus_of(order)
     resource = placement.gpu_resource(offer.accelerator, cluster.gpu_resource) if offer.accelerator else ""
     size = size_of(offer.instance_type)
@@ -114,6 +132,7 @@ def pod_of(
         "terminationGracePeriodSeconds": GRACE_S,
         "automountServiceAccountToken": cluster.service_account is not None,
         "enableServiceLinks": False,
+        "securityContext": dict(pod_defaults.OF_POD),
         "affinity": placement.affinity(
             offer.zone.name, offer.capacity_type, accelerator_labels, size.node_type
         ),
@@ -129,7 +148,6 @@ def pod_of(
         spec["subdomain"] = service_of(order.token)
     if login_of(order) is not None:
         spec["imagePullSecrets"] = [{"name": f"{order.token}-pull"}]
-    spec |= _wishes(cluster)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -276,6 +294,7 @@ def _main(
         "env": _environment(order, rank, namespace),
         "ports": [{"containerPort": port, "protocol": "TCP"}],
         "resources": {"requests": requests | gpus, "limits": gpus} if gpus else {"requests": requests},
+        "securityContext": dict(pod_defaults.OF_CONTAINER),
         "startupProbe": {
             "exec": {"command": ["/bin/sh", "-c", scripts.IS_STARTED]},
             "periodSeconds": 2,

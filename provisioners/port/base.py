@@ -90,7 +90,8 @@ class LaunchOrder:
 
     `file_mounts` are by target, what it is filled from: a path of this machine, or the URL of a bucket. `image` is what
     a machine boots, as its cloud calls it, or "docker:NAME" for the container that the scripts run in. `disk_gb` is of
-    the boot disk. None is the cloud's default, where the user has set none for all.
+    the boot disk. None is the cloud's default, where the user has set none for all. `pod` is a patch over
+    the Pod of a replica in Kubernetes, as JSON.
     """
 
     token: str
@@ -112,6 +113,7 @@ class LaunchOrder:
     image: str | None = None
     disk_gb: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    pod: str | None = None
 
     @property
     def machine_image(self) -> str | None:

@@ -26,7 +26,7 @@ from skyserve_cli.commands.prices import candidates_table, insist_on_offers, pla
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.reconcile.mappers import requirements_of
 from skyserve_cli.controller.reconcile.planning import first_plan, offer_view
-from skyserve_cli.output import WrongUsage, inform, put, put_json
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, put, put_json
 from skyserve_cli.spec import ServiceSpec
 from skyserve_cli.text_tables import put_table
 
@@ -73,6 +73,13 @@ def plan(
             help="With --requests or --history: requests per second one replica carries. Default: the file's, or what was learned.",
         ),
     ] = None,
+    ask: Annotated[
+        bool,
+        typer.Option(
+            "--ask",
+            help="Also send the Pods to the API servers of Kubernetes, as a dry run: what would they refuse?",
+        ),
+    ] = False,
     env: Env = None,
     env_file: EnvFile = None,
     secret: Secret = None,
@@ -98,14 +105,14 @@ def plan(
     With --requests or --history, the demand of the next 24 hours is forecast: the busiest minute of each hour, at its median and its
     90 % quantile, the replicas for it and what they cost at the prices of the plan.
 
+    With --ask, each cluster of Kubernetes decides on the Pods without creating them: quotas, policies, webhooks, names that do not
+    exist. Exit code 1 if none admits them.
+
     \b
     serve plan service.yaml --requests requests.csv
     serve plan service.yaml --history
     """
-    if trace is None and (cold_start is not None or price_ratio is not None):
-        raise WrongUsage(
-            "--cold-start and --ondemand-price-ratio say how --trace is played, and none is named"
-        )
+    _insist_on_trace(trace, cold_start or price_ratio)
     loaded = files.load(
         file, env=env, env_file=env_file, secret=secret, secret_file=secret_file, changes=changes
     )
@@ -127,9 +134,11 @@ def plan(
     decided = first_plan(loaded.spec, offers, clouds, unix_now())
     insist_on_offers(decided, loaded)
     candidates = [{**offer_view(offer), "num_nodes": loaded.spec.num_nodes} for offer in offers]
-    decided["candidates"] = candidates if limit is None else candidates[:limit]
+    decided["candidates"] = candidates[:limit]
     if output is OutputFormat.TABLE:
         _put_plan(decided, candidates, limit)
+    if ask:
+        decided["admission"] = _admission(loaded.spec, clouds, output)
     if run is not None:
         expected = expectation.expected(*run, decided)
         decided["expected"] = expected._asdict()
@@ -143,6 +152,32 @@ def plan(
             put(found.sentence())
     if output is OutputFormat.JSON:
         put_json(decided)
+    _insist_on_admission(decided)
+
+
+def _insist_on_trace(trace: str | None, how: str | None) -> None:
+    if trace is None and how is not None:
+        raise WrongUsage(
+            "--cold-start and --ondemand-price-ratio say how --trace is played, and none is named"
+        )
+
+
+def _admission(spec: ServiceSpec, clouds: Clouds, output: OutputFormat) -> list[View]:
+    from skyserve_cli.commands.admission import admission_of
+
+    found = list(admission_of(spec, clouds))
+    if output is OutputFormat.TABLE:
+        for one in found:
+            put(f"{one['place']}: {'admitted' if one['admitted'] else '; '.join(one['reasons'])}")
+        if not found:
+            inform("--ask: no cluster of Kubernetes is enabled that has a place for this service")
+    return found
+
+
+def _insist_on_admission(decided: View) -> None:
+    found = decided.get("admission")
+    if found and not any(one["admitted"] for one in found):
+        raise CommandFailed("no cluster admits the Pods of this service")
 
 
 def _clouds_of(spec: ServiceSpec) -> Clouds:

@@ -21,6 +21,7 @@ from skyserve_cli.controller.reconcile.clock import SteadyClock, SystemClock
 from skyserve_cli.deployment import cluster_objects as manifests
 from skyserve_cli.deployment.cluster_objects import ClusterValues, Json
 from skyserve_cli.deployment.cluster_pods import is_rolled_out, obstacle, progress
+from skyserve_cli.deployment.cluster_rehearsal import may, refusals
 from skyserve_cli.deployment.cluster_secrets import certificate, new_keys
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed, WrongUsage
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from provisioners.kubernetes.api import KubeApi
 
 POLL_S = 0.5
+ACCOUNT_S = 10.0  # in which a new namespace gets its service account
 _PODS: Mapping[str, Any] = {"clouds": {"kubernetes": {}}}  # of the namespace of the controller
 
 
@@ -102,10 +104,17 @@ class ClusterDeployment:
 
     def run(self) -> dict[str, Any]:
         """Have a controller there that runs as the options say, and a context for it. Raises CommandFailed or ProvisionError."""
+        self._insist_on_version()
         self._insist_on_rights()
         values = self._values()
         wanted = manifests.objects(values)
-        self._make_namespace()
+        has_namespace = self._has_namespace()
+        self._insist_on_admission(wanted, has_namespace=has_namespace)
+        if not has_namespace:
+            self._make_namespace()
+            self._insist_on_admission(
+                wanted, has_namespace=True, changed="nothing was changed but that it was made"
+            )
         self._make_secrets(values)
         changes = self._apply(wanted)
         self._await_pods()
@@ -131,7 +140,7 @@ class ClusterDeployment:
             for one in databases
             for right in manifests.rights(manifests.objects(some._replace(database_secret=one)))
         }
-        missing = [right for right in needed if not self._may(right)]
+        missing = [right for right in needed if not may(self.api, right)]
         if not missing:
             return
         advice = ""
@@ -142,14 +151,22 @@ class ClusterDeployment:
             f"(namespace {self.target.namespace}); nothing was changed{advice}"
         )
 
-    def _may(self, right: manifests.Right) -> bool:
-        resource, _, sub = right.resource.partition("/")
-        attributes = {"verb": right.verb, "group": right.group, "resource": resource}
-        if sub:
-            attributes["subresource"] = sub
-        if right.is_cluster_wide:
-            attributes["namespace"] = ""
-        return self.api.may(attributes)[0]
+    def _insist_on_version(self) -> None:
+        from provisioners.kubernetes.check import too_old
+
+        wrong = too_old(self.api.version())
+        if wrong:
+            raise CommandFailed(f"{self.target.context}: the server's version: {wrong}; nothing was changed")
+
+    def _insist_on_admission(
+        self, wanted: Sequence[Json], *, has_namespace: bool, changed: str = "nothing was changed"
+    ) -> None:
+        """Raise CommandFailed with what the cluster would refuse, before anything is changed."""
+        found = list(refusals(self.api, wanted, has_namespace=has_namespace))
+        if found:
+            raise CommandFailed(
+                f"{self.target.context} would refuse (namespace {self.target.namespace}): {'; '.join(found)}; {changed}"
+            )
 
     def _values(self) -> ClusterValues:
         """Return the values of the options, and else those of what is there. Raises WrongUsage."""
@@ -190,15 +207,20 @@ class ClusterDeployment:
 
     # --- what is changed
 
-    def _make_namespace(self) -> None:
+    def _has_namespace(self) -> bool:
         try:
-            if self.api.find("namespace", self.target.namespace) is not None:
-                return
+            return self.api.find("namespace", self.target.namespace) is not None
         except AuthError:  # who may not look at namespaces has been given one
-            return
+            return True
+
+    def _make_namespace(self) -> None:
         self.report(f"creating the namespace {self.target.namespace}")
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.target.namespace}}
         self._create("namespace", body)
+        clock = SteadyClock()
+        ends_at = clock.now() + ACCOUNT_S
+        while self.api.find("service_account", "default") is None and clock.now() < ends_at:
+            time.sleep(POLL_S)  # no Pod is admitted before
 
     def _make_secrets(self, values: ClusterValues) -> None:
         """Have the Secrets that the manifests name; those that are there are never changed. Raises WrongUsage."""

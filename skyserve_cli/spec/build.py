@@ -73,6 +73,7 @@ def build(
         resources=tuple(found.choices),
         resources_ordered=found.ordered,
         event_callback=file.event_callback or None,
+        pod=file.kubernetes.pod,
     )
 
 

@@ -338,6 +338,19 @@ def _no_constant(name: str) -> float:
 PostData = Annotated[str, PlainValidator(parse_post_data), WithJsonSchema({"type": ["string", "object"]})]
 
 
+def parse_pod(value: object) -> str:
+    """Return a patch over the Pod of a replica -> JSON text."""
+    from provisioners.kubernetes.pod_rules import problems
+
+    text = parse_post_data(value)
+    for problem in problems(json.loads(text)):
+        raise refuse(problem.message, at=problem.at)
+    return text
+
+
+PodPatch = Annotated[str, PlainValidator(parse_pod), WithJsonSchema({"type": "object"})]
+
+
 def parse_headers(value: object) -> Pairs:
     """Return a mapping from header name to text. Values are not quoted in errors: they are often credentials."""
     if not isinstance(value, dict):

@@ -260,7 +260,7 @@ class ServiceSpec:
     last `load_window_s`; `max_usd_hour` is what the replicas may cost together, None: no limit. `team` is
     whose quota the service uses; None: the team of its author.
     `resources` are alternatives: in order of preference if `resources_ordered`, else the cheapest first.
-    `port` is the one requests go to; None means the replica listens where ``$SKYSERVE_REPLICA_PORT`` says.
+    `pod` is a patch over the Pod of a replica in Kubernetes, as JSON. `port` is the one requests go to; None means the replica listens where ``$SKYSERVE_REPLICA_PORT`` says.
     """
 
     name: str
@@ -293,6 +293,7 @@ class ServiceSpec:
     resources: tuple[ResourceChoice, ...] = (ResourceChoice(),)
     resources_ordered: bool = False
     event_callback: str | None = None
+    pod: str | None = None
 
     @property
     def autoscaling(self) -> bool:
@@ -319,6 +320,7 @@ class ServiceSpec:
             "resources": choices if self.resources_ordered else sorted(choices),
             "ordered": self.resources_ordered,
             "content": content_digest,
+            **({} if self.pod is None else {"pod": json.loads(self.pod)}),
         }
         return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -83,7 +83,7 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("file_mounts.*.config", "files are copied, not mounted"),
     NotYet("volumes", "no volume is mounted"),
     NotYet("managed_secrets", "replicas do not get them; name them in secrets"),
-    NotYet("config", _SKYPILOT_ONLY),
+    NotYet("config", f"{_SKYPILOT_ONLY}; its kubernetes.pod_config is written as kubernetes.pod"),
     NotYet("inputs", _SKYPILOT_ONLY),
     NotYet("outputs", _SKYPILOT_ONLY),
     NotYet("api_server_access", _SKYPILOT_ONLY),

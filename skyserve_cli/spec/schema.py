@@ -33,6 +33,7 @@ from skyserve_cli.spec.fields import (
     MountMode,
     NetworkTier,
     Nodes,
+    PodPatch,
     Port,
     PortsValue,
     PostData,
@@ -313,6 +314,13 @@ class WorkdirSection(Section):
     """Branch, tag or commit. Default: the repository's own default branch."""
 
 
+class KubernetesSection(Section):
+    """Only for replicas in Kubernetes."""
+
+    pod: PodPatch | None = None
+    """What to change in the Pods of replicas: a strategic merge patch over the Pod that is made otherwise."""
+
+
 class ServiceFile(Section):
     """A whole file."""
 
@@ -346,6 +354,8 @@ class ServiceFile(Section):
     """Secrets kept by a SkyPilot API server."""
     config: dict[str, Any] | None = None
     """SkyPilot's own configuration."""
+    kubernetes: KubernetesSection = KubernetesSection()
+    """Settings of replicas in Kubernetes."""
     event_callback: Text | None = None
     """Command that the controller runs for each event of the service."""
     inputs: dict[str, Any] | None = None

@@ -27,6 +27,7 @@ _KEYS: Mapping[str, str] = {
     "setup": "setup",
     "num_nodes": "num_nodes",
     "event_callback": "event_callback",
+    "pod": "kubernetes.pod",
     "workdir": "workdir.path",
     "workdir_git": "workdir",
     "secrets": "secrets",
@@ -63,7 +64,7 @@ _KEYS: Mapping[str, str] = {
 }
 #: The values that are written as they are, by section.
 _PLAIN: Mapping[str, str] = {
-    "": "name run setup num_nodes event_callback team load_balancing_policy drain_timeout_s notice_drain_s "
+    "": "name run setup num_nodes event_callback pod team load_balancing_policy drain_timeout_s notice_drain_s "
     "workdir ports port secrets workdir_git.url workdir_git.ref tls.keyfile tls.certfile",
     "probe": "path post_data initial_delay_s timeout_s interval_s failure_threshold_s",
     "replica_policy": "min_replicas max_replicas target_ongoing_requests_per_replica target_queue_length "

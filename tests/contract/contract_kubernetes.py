@@ -82,7 +82,7 @@ class KubernetesSubject(Subject):
         self._pass(1.0)
 
     def exhaust_quota(self, offer: Offer) -> str:
-        self.worlds[offer.zone.region].quota = ("team-quota", {"pods": 0})
+        self.worlds[offer.zone.region].admission.quota = ("team-quota", {"pods": 0})
         return "team-quota"
 
     def refuse_us(self) -> None:

@@ -25,6 +25,7 @@ from provisioners.local.store import LocalStore
 from skyserve_cli.app import VERBS, build
 from skyserve_cli.config import load_config
 from skyserve_cli.spec.load import load_text
+from tests.clouds.kubernetes import kube_schemas
 
 ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "docs" / "reference"
@@ -76,6 +77,8 @@ def check_yaml(text: str, folder: Path) -> None:
     elif "timeline" in value:
         path.write_text(text)
         read_market(path, load_cloud(LocalStore(folder / "local")), 0.0)
+    elif "apiVersion" in value:
+        kube_schemas.check(value)
     else:
         whole = {"run": "sleep infinity", "service": {}, **value}
         loaded = load_text(yaml.safe_dump(whole), name="block", needs_values=False)

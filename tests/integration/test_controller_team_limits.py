@@ -66,3 +66,58 @@ async def test_what_operators_of_a_team_may_choose(
         if says:
             assert here.store.services() == []
             assert (await call(here, held["admin"], "PUT", "/v1/services/chat", order))[0] == 200
+
+
+HOST_PATH = "volumes: [{name: root, hostPath: {path: /}}]"
+PATCHES = {
+    "the host's files": (
+        HOST_PATH,
+        "",
+        "kubernetes.pod.spec.volumes[0].hostPath: operators may not set hostPath",
+    ),
+    "the host's files, which the team may": (HOST_PATH, "pod: [hostPath]", ""),
+    "an account": (
+        "serviceAccountName: admin",
+        "pod: [hostPath]",
+        "kubernetes.pod.spec.serviceAccountName: operators may not set serviceAccountName",
+    ),
+    "a sidecar of another image": (
+        "containers: [{name: x, image: miner}]",
+        "images: ['docker:vllm/*']",
+        "kubernetes.pod.spec.containers[0].image: miner: operators may use docker:vllm/*",
+    ),
+    "what concerns the Pod alone": ("priorityClassName: high", "", ""),
+}
+
+
+@pytest.mark.parametrize("team", ["bound", ""])
+@pytest.mark.parametrize(("spec", "limits", "says"), PATCHES.values(), ids=PATCHES)
+async def test_what_operators_may_set_in_a_pod(
+    tmp_path: Path, spec: str, limits: str, says: str, team: str
+) -> None:
+    """An operator without a team may set what one of a team without limits may."""
+    text = f"name: chat\nservice: {{}}\nresources: {{infra: ssh/lab}}\nkubernetes: {{pod: {{spec: {{{spec}}}}}}}\nrun: x\n"
+    order = {"spec": spec_to_json(load_text(text).spec)}
+    config = f"{CONFIG.partition('teams:')[0]}teams: {{bound: {{{limits}}}}}\n"
+    if not team and limits:
+        pytest.skip("its team's limits are not those of an operator without one")
+    async with running(tmp_path, config) as (here, _):
+        held = {}
+        for role in ("operator", "admin"):
+            wanted = {"name": role, "role": role, "team": team}
+            held[role] = str((await here.call("POST", "/v1/tokens", wanted))[1]["token"])
+        status, answer = await call(here, held["operator"], "POST", "/v1/plan", order)
+        assert status == (403 if says else 200), answer
+        assert answer.get("error", "")[: len(says)] == says
+        assert (await call(here, held["admin"], "POST", "/v1/plan", order))[0] == 200
+
+
+async def test_the_api_checks_a_pod_as_a_file_is_checked(tmp_path: Path) -> None:
+    spec = spec_to_json(load_text("name: chat\nservice: {}\nrun: x\n").spec)
+    async with running(tmp_path, "clouds: {local: {}}\n") as (here, _):
+        spec["pod"] = '{"spec": {"restartPolicy": "Always"}}'
+        status, answer = await here.call("POST", "/v1/plan", {"spec": spec})
+        assert status == 400
+        assert "pod.spec.restartPolicy: it cannot be set" in str(answer)
+        spec["pod"] = '{"spec": {"schedulerName": "volcano"}}'
+        assert (await here.call("POST", "/v1/plan", {"spec": spec}))[0] == 200

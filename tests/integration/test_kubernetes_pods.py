@@ -351,12 +351,12 @@ def test_a_check_says_what_room_there_is_and_which_quota_is_used_up(paper: Contr
 
 
 def test_a_quota_a_name_that_is_taken_and_a_namespace_that_is_not_there(paper: Controller) -> None:
-    paper.world.quota = ("team", {"pods": 1})
+    paper.world.admission.quota = ("team", {"pods": 1})
     with pytest.raises(QuotaError, match="exceeded quota: team"):
         paper.cloud.launch(order_of(num_nodes=2))
     paper.advance(60.0)
     assert paper.world.pod_names() == []
-    paper.world.quota = None
+    paper.world.admission.quota = None
     paper.restart()
     theirs = order_of("chat-9", owner="owner-2")
     paper.cloud.launch(theirs)

@@ -43,7 +43,7 @@ def test_pools_and_prices() -> None:
     [
         ({"contexts": {"a/b": {}}}, "choose one without / and :"),
         ({"contexts": {"a": {"namespaces": ["Not_a_name"]}}}, "no name of a namespace"),
-        ({"contexts": {"a": {"tolerations": [{"keyy": "x"}]}}}, "a toleration has no 'keyy'"),
+        ({"contexts": {"a": {"tolerations": [{"keyy": "x"}]}}}, "did you mean key?"),
         ({"contexts": {"a": {"pools": [{"zone": "z", "accelerators": {"L4": 0}}]}}}, "whole accelerators"),
         ({"contexts": {"a": {"namespace": "x"}}}, "namespace"),
     ],

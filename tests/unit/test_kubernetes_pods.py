@@ -156,7 +156,7 @@ def status(code: int, reason: str, message: str) -> str:
         (404, "NotFound", 'namespaces "x" not found', FailureKind.REFUSED, Scope.REGION),
         (409, "Conflict", "Operation cannot be fulfilled", FailureKind.TRANSIENT, None),
         (422, "Invalid", 'Pod "x" is invalid', FailureKind.REFUSED, None),
-        (400, "BadRequest", 'admission webhook "w" denied the request', FailureKind.REFUSED, None),
+        (400, "BadRequest", 'admission webhook "w" denied the request', FailureKind.REFUSED, Scope.REGION),
         (429, "TooManyRequests", "slow down", FailureKind.TRANSIENT, None),
         (503, "ServiceUnavailable", "apiserver is shutting down", FailureKind.TRANSIENT, None),
         (599, "", "", FailureKind.TRANSIENT, None),

@@ -44,6 +44,18 @@ WRONG = {
     "a pool beside the service": ("pool: {workers: 1}", "pool", "pools are not offered"),
     "a pool inside the service": ("service: {pool: true}", "service.pool", "pools are not offered"),
     "job recovery": ("resources: {job_recovery: failover}", "resources.job_recovery", "always replaced"),
+    # the Pod
+    "a slip in a key of the Pod": (
+        "kubernetes: {pod: {spec: {tolerationz: []}}}",
+        "kubernetes.pod.spec.tolerationz",
+        "did you mean tolerations?",
+    ),
+    "a key of the Pod that is ours": (
+        "kubernetes: {pod: {spec: {containers: [{name: main, command: [sh]}]}}}",
+        "kubernetes.pod.spec.containers[0].command",
+        "set run in the service file",
+    ),
+    "a Pod that is a text": ("kubernetes: {pod: x}", "kubernetes.pod", "is not valid JSON"),
     # the size
     "a negative number of replicas": ("service: {replicas: -1}", "service.replicas", "at least 0 (got -1)"),
     "half a replica": ("service: {replicas: 1.5}", "service.replicas", "whole number (got 1.5)"),

@@ -7,6 +7,7 @@ The limits are in `config.yaml` (`teams`); a team that is not there has none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -68,12 +69,13 @@ class TeamRules:
             )
         team = chosen if chosen is not None or not is_new else caller.team
         counted = self._team_of(name) if team is None else team
-        limits = self._clouds.config.teams.get(counted or "")
-        if limits is not None and caller.role is not AccessRole.ADMIN:
+        if caller.role is not AccessRole.ADMIN:
+            limits = self._clouds.config.teams.get(counted or "", TeamConfig())
             need = self._clouds.resolve(requirements_of(spec))
             beyond = list(beyond_limits(limits, spec, need))
             if beyond:
-                raise ForbiddenError(f"{'; '.join(beyond)} in the team {counted}; others need the role admin")
+                where = f" in the team {counted}" if counted else ""
+                raise ForbiddenError(f"{'; '.join(beyond)}{where}; others need the role admin")
         if counted:
             self._insist_on_room(counted, spec, offers, is_chosen=team is not None)
         return team
@@ -152,6 +154,12 @@ def beyond_limits(limits: TeamConfig, spec: ServiceSpec, need: Requirements) -> 
         if port is not None and not any(first <= port <= last for first, last in limits.ports or ()):
             shown = [f"{first}-{last}" if first < last else str(first) for first, last in limits.ports or ()]
             yield f"{key}: {port}: operators may use {_listed(shown)}"
+    if spec.pod is not None:
+        from provisioners.kubernetes import pod_rules
+
+        patch = json.loads(spec.pod)
+        yield from pod_rules.beyond(patch, limits.pod, "kubernetes.pod")
+        yield from pod_rules.other_images(patch, limits.images, "kubernetes.pod")
     host = spec.load_balancer.host
     if limits.hosts is not None and host is not None and host not in limits.hosts:
         yield f"load_balancer.host: {host}: operators may use {_listed(limits.hosts)}"

@@ -155,6 +155,7 @@ def order_of(
         image=image_of(choice, replica.offer.zone),
         disk_gb=choice.disk_size_gb,
         labels=dict(choice.labels),
+        pod=spec.pod,
     )
 
 

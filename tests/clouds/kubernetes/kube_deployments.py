@@ -8,6 +8,7 @@ import copy
 import hashlib
 import json
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tests.clouds.kubernetes.kube_store import Json, Refused
@@ -148,7 +149,8 @@ class Deployments:
             },
             "spec": template["spec"],
         }
-        self.world.create("pods", meta["namespace"], body)
+        with suppress(Refused):  # it is tried again, as a ReplicaSet does
+            self.world.create("pods", meta["namespace"], body)
 
 
 def _digest(template: Json) -> str:

@@ -9,17 +9,19 @@ _GROUPS = {
     "batch": ("cronjobs",),
     "apps": ("deployments",),
     "policy": ("poddisruptionbudgets",),
+    "storage.k8s.io": ("storageclasses",),
     "networking.k8s.io": ("networkpolicies",),
     "rbac.authorization.k8s.io": ("roles", "rolebindings", "clusterroles", "clusterrolebindings"),
 }
 _SHORT = {"pods": ["po"], "nodes": ["no"], "services": ["svc"], "namespaces": ["ns"], "cronjobs": ["cj"]}
 
 
-def discovery(path: str) -> Json | None:
+def discovery(path: str, release: str) -> Json | None:
     """Return the document at a path; None if it is none of these."""
     path = path.rstrip("/")
     if path == "/version":
-        return {"major": "1", "minor": "30", "gitVersion": "v1.30.0", "platform": "linux/amd64"}
+        major, minor = release.removeprefix("v").split(".")[:2]
+        return {"major": major, "minor": minor, "gitVersion": release, "platform": "linux/amd64"}
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if path == "/apis":

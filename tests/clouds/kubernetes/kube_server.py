@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 from tests.clouds.kubernetes import kube_exec
+from tests.clouds.kubernetes.kube_admission import check_grant
 from tests.clouds.kubernetes.kube_discovery import discovery
 from tests.clouds.kubernetes.kube_store import CLUSTER_WIDE, KINDS, Json, Refused, not_found, stamp
 from tests.clouds.kubernetes.kube_world import NAMESPACE, KubeWorld
@@ -127,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Cut
         if troubles.token and self.headers.get("Authorization") != f"Bearer {troubles.token}":
             raise Refused(401, "Unauthorized", "Unauthorized")
-        if (found := discovery(url.path)) is not None:
+        if (found := discovery(url.path, world.version)) is not None:
             return self._send(found)
         resource, namespace, name, sub = _place_of(url.path)
         verb = _verb(method, name, query)
@@ -154,9 +155,13 @@ class _Handler(BaseHTTPRequestHandler):
             if troubles.fail:
                 troubles.fail -= 1
                 raise Refused(500, "InternalError", "etcdserver: request timed out")
-        if resource != "selfsubjectaccessreviews" and troubles.refuses(verb, full):
+        if resource == "selfsubjectaccessreviews":
+            return
+        # What roles allow in the namespace they do not allow in all of them.
+        is_beyond = troubles.allowed is not None and not namespace and resource not in CLUSTER_WIDE
+        if is_beyond or troubles.refuses(verb, full):
             group = KINDS[resource][0].rpartition("/")[0]
-            where = "at the cluster scope" if resource in CLUSTER_WIDE else f'in the namespace "{namespace}"'
+            where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
             raise Refused(
                 403,
                 "Forbidden",
@@ -189,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _do(
         self, verb: str, resource: str, namespace: str, name: str, sub: str, body: Json, query: dict[str, str]
     ) -> Json | None:
-        world = self.server.world
+        world, is_dry = self.server.world, query.get("dryRun") == "All"
         if resource == "selfsubjectaccessreviews":
             return _review(world, body)
         if sub == "log":
@@ -206,11 +211,13 @@ class _Handler(BaseHTTPRequestHandler):
             case "get":
                 return world.store.get(resource, namespace, name)
             case "create":
-                return world.create(resource, namespace, body)
+                self._check_grant(resource, body)
+                return world.create(resource, namespace, body, is_dry=is_dry)
             case "update":
                 return world.store.put(resource, namespace, name, body)
             case "patch" if "apply-patch" in self.headers.get("Content-Type", ""):
-                return world.apply(resource, namespace, body, query["fieldManager"])
+                self._check_grant(resource, body)
+                return world.apply(resource, namespace, body, query["fieldManager"], is_dry=is_dry)
             case "patch":
                 return world.store.patch(resource, namespace, name, body)
             case "deletecollection":
@@ -227,6 +234,10 @@ class _Handler(BaseHTTPRequestHandler):
         raise Refused(
             405, "MethodNotAllowed", "the server does not allow this method on the requested resource"
         )
+
+    def _check_grant(self, resource: str, body: Json) -> None:
+        troubles = self.server.world.troubles
+        check_grant(resource, body, lambda verb, name: not troubles.refuses(verb, name), _USER)
 
     def _list(self, resource: str, namespace: str, query: dict[str, str]) -> Json:
         store = self.server.world.store

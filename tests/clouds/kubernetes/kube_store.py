@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from provisioners.kubernetes.quantities import amount
 from tests.clouds.kubernetes.kube_schemas import Invalid, check
 
 Json = dict[str, Any]
@@ -35,9 +36,10 @@ KINDS = {
     "rolebindings": ("rbac.authorization.k8s.io/v1", "RoleBinding"),
     "clusterroles": ("rbac.authorization.k8s.io/v1", "ClusterRole"),
     "clusterrolebindings": ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"),
+    "storageclasses": ("storage.k8s.io/v1", "StorageClass"),
     "networkpolicies": ("networking.k8s.io/v1", "NetworkPolicy"),
 }
-CLUSTER_WIDE = ("nodes", "namespaces", "clusterroles", "clusterrolebindings")
+CLUSTER_WIDE = ("nodes", "namespaces", "clusterroles", "clusterrolebindings", "storageclasses")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _SERVICE = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
@@ -133,9 +135,9 @@ class Store:
                 if kind == resource and namespace in (None, space)
             ]
 
-    def create(self, resource: str, namespace: str, body: Json) -> Json:
+    def create(self, resource: str, namespace: str, body: Json, *, is_dry: bool = False) -> Json:
         with self.lock:
-            self._check(resource, namespace, body)
+            self.validate(resource, namespace, body)
             name = body["metadata"]["name"]
             if (resource, namespace, name) in self.objects:
                 raise Refused(409, "AlreadyExists", f'{resource} "{name}" already exists')
@@ -145,7 +147,8 @@ class Store:
                 item["metadata"]["namespace"] = namespace
             if resource == "deployments":
                 item["metadata"]["generation"] = 1
-            self._write(resource, item, "ADDED")
+            if not is_dry:
+                self._write(resource, item, "ADDED")
             return copy.deepcopy(item)
 
     def update(self, resource: str, item: Json) -> Json:
@@ -180,7 +183,7 @@ class Store:
                     f'Pod "{name}" is invalid: spec: Forbidden: pod updates may not change fields',
                 )
             merged = _merge(item, body)
-            self._check(resource, namespace, merged)
+            self.validate(resource, namespace, merged)
             return self.update(resource, merged)
 
     def put(self, resource: str, namespace: str, name: str, body: Json) -> Json:
@@ -195,7 +198,7 @@ class Store:
                     f'Operation cannot be fulfilled on {resource} "{name}": the object has been modified; please apply your changes '
                     "to the latest version and try again",
                 )
-            self._check(resource, namespace, body)
+            self.validate(resource, namespace, body)
             if resource == "persistentvolumeclaims" and body["spec"] != known["spec"]:
                 raise Refused(
                     422,
@@ -276,7 +279,7 @@ class Store:
             del self.changes[:50_001]
         self.moved.notify_all()
 
-    def _check(self, resource: str, namespace: str, body: Json) -> None:
+    def validate(self, resource: str, namespace: str, body: Json) -> None:
         """As validation and its admission do."""
         version, kind = KINDS[resource]
         if body.get("kind") != kind or body.get("apiVersion") != version:
@@ -326,8 +329,11 @@ def _wrong_pod(spec: Json) -> Iterator[str]:
                 yield f'spec.containers.volumeMounts.name: Not found: "{mount["name"]}"'
         has = container.get("resources") or {}
         for name, limit in (has.get("limits") or {}).items():
-            if "/" in name and (has.get("requests") or {}).get(name, limit) != limit:
+            request = (has.get("requests") or {}).get(name, limit)
+            if "/" in name and str(request) != str(limit):
                 yield f"spec.containers.resources.requests: must be equal to {name} limit"
+            elif amount(request) > amount(limit):
+                yield f'spec.containers[0].resources.requests: Invalid value: "{request}": must be less than or equal to {name} limit'
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", spec.get("hostname", "x")):
         yield "spec.hostname: Invalid value"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from provisioners.kubernetes.quantities import amount, unix_s
+from tests.clouds.kubernetes.kube_admission import Admission
 from tests.clouds.kubernetes.kube_apply import applied
 from tests.clouds.kubernetes.kube_deployments import Deployments
 from tests.clouds.kubernetes.kube_nodes import Nodes, ready
@@ -56,11 +57,12 @@ class KubeWorld:
         self.store.orphaned = lambda pod: self.delete(
             "pods", pod["metadata"]["namespace"], pod["metadata"]["name"], {}
         )
-        self.quota: tuple[str, Mapping[str, float]] | None = None  # its name, and the most of each resource
+        self.admission = Admission()
+        self.version = "v1.30.0"
         self.applied: dict[tuple[str, str, str, str], Json] = {}  # by kind, namespace, name and manager
         self.launches: dict[str, int] = {}
         self.counts: dict[str, int] = {}  # requests by verb and resource
-        self.store.create(
+        self.create(
             "namespaces", "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         )
 
@@ -145,7 +147,8 @@ class KubeWorld:
 
     # --- what the API does
 
-    def create(self, resource: str, namespace: str, body: Json) -> Json:
+    def create(self, resource: str, namespace: str, body: Json, *, is_dry: bool = False) -> Json:
+        """Create an object. Of a dry run nothing is stored, and nothing starts."""
         with self.store.lock:
             if resource == "pods":
                 body = copy.deepcopy(body)
@@ -154,30 +157,41 @@ class KubeWorld:
                 body["status"] = {"phase": "Pending", "conditions": []}
                 self.admit(body)
                 if ("pods", namespace, body["metadata"]["name"]) not in self.store.objects:
-                    self._check_quota(namespace, body)
+                    accounts = [
+                        one["metadata"]["name"] for one in self.store.list("serviceaccounts", namespace)
+                    ]
+                    self.admission.admit_pod(body, accounts, self._live())
+            if is_dry:
+                return self.store.create(resource, namespace, body, is_dry=True)
             if resource == "services":
                 body = copy.deepcopy(body)
                 if self.services is not None and body["spec"].get("clusterIP") != "None":
                     body["spec"]["clusterIP"] = self.services.address()
                 body["spec"].setdefault("clusterIP", "10.0.0.10")
             made = self.store.create(resource, namespace, body)
+            if resource == "namespaces":
+                self._make_account(made["metadata"]["name"])
             if resource == "pods":
                 name = made["metadata"]["name"]
                 self.launches[name] = self.launches.get(name, 0) + 1
                 self.schedule()
             return made
 
-    def apply(self, resource: str, namespace: str, body: Json, manager: str) -> Json:
+    def apply(self, resource: str, namespace: str, body: Json, manager: str, *, is_dry: bool = False) -> Json:
         """Server-side apply by a manager who forces it: its fields become those of `body`, and those that it had before go."""
         key, given = (resource, namespace, body["metadata"]["name"]), copy.deepcopy(body)
         with self.store.lock:
             before = self.applied.get((*key, manager), {})
             if key not in self.store.objects:
-                made = self.create(resource, namespace, body)
+                made = self.create(resource, namespace, body, is_dry=is_dry)
+            elif is_dry:
+                self.store.validate(resource, namespace, applied(self.store.get(*key), before, given))
+                return self.store.get(*key)
             else:
                 known = self.store.get(*key)
                 made = self.store.put(*key, applied(known, before, given))
-            self.applied[*key, manager] = given
+            if not is_dry:
+                self.applied[*key, manager] = given
             return made
 
     def delete(self, resource: str, namespace: str, name: str, options: Json) -> Json:
@@ -331,21 +345,12 @@ class KubeWorld:
 
     # --- inside
 
-    def _check_quota(self, namespace: str, pod: Json) -> None:
-        if self.quota is None:
-            return
-        name, hard = self.quota
-        live = [one for one in self.store.of("pods") if one["status"]["phase"] not in ("Succeeded", "Failed")]
-        for resource, most in hard.items():
-            used = sum(requests(one)[resource] for one in live)
-            wanted = requests(pod)[resource]
-            if used + wanted > most:
-                raise Refused(
-                    403,
-                    "Forbidden",
-                    f'pods "{pod["metadata"]["name"]}" is forbidden: exceeded quota: {name}, requested: {resource}={wanted:g}, '
-                    f"used: {resource}={used:g}, limited: {resource}={most:g}",
-                )
+    def _make_account(self, namespace: str) -> None:
+        body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+        self.store.create("serviceaccounts", namespace, body)
+
+    def _live(self) -> list[Json]:
+        return [one for one in self.store.of("pods") if one["status"]["phase"] not in ("Succeeded", "Failed")]
 
     def _end_on_paper(self) -> None:
         for known in list(self.store.of("pods")):
