@@ -7,13 +7,18 @@ import select
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
 
 from provisioners.kubernetes.api import client_of
 from provisioners.kubernetes.pod_exec import PodChannel, start_in_pod
 from provisioners.port.errors import AuthError, ProvisionError, TransientError
+from skyserve_cli.controller.api.over_kubernetes import PodOpener
+from skyserve_cli.controller.api.remote import KubernetesPlace, Remote
+from skyserve_cli.controller.leader_label import CONTROLLERS, LABEL
 from tests.clouds.kubernetes.kube_places import living
 from tests.clouds.kubernetes.kube_server import TOKEN
 from tests.clouds.kubernetes.kube_world import NAMESPACE, KubeWorld
@@ -35,11 +40,15 @@ def world(tmp_path: Path) -> Iterator[KubeWorld]:
             "spec": {"containers": [container]},
         }
         made.create("pods", NAMESPACE, body)
-        until = time.monotonic() + 20
-        while made.store.get("pods", NAMESPACE, "p")["status"].get("phase") != "Running":
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_for(made, "p")
         yield made
+
+
+def wait_for(world: KubeWorld, pod: str) -> None:
+    until = time.monotonic() + 20
+    while world.store.get("pods", NAMESPACE, pod)["status"].get("phase") != "Running":
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def start(folder: Path, *command: str, container: str = "main") -> PodChannel:
@@ -94,3 +103,24 @@ def test_refusals_are_errors_of_ours(world: KubeWorld, tmp_path: Path) -> None:
     world.troubles.is_mute = True
     with pytest.raises(TransientError, match="does not respond"):
         start(tmp_path, "true")
+
+
+@pytest.mark.long
+def test_calls_of_a_controller_in_a_pod_may_start_at_the_same_time(world: KubeWorld, tmp_path: Path) -> None:
+    leads = {**CONTROLLERS, LABEL: "true"}
+    container = {"name": "controller", "image": "i", "command": ["sleep", "1000"]}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "c", "labels": leads},
+        "spec": {"containers": [container]},
+    }
+    world.create("pods", NAMESPACE, body)
+    wait_for(world, "c")
+    kubeconfig = tmp_path / "kubeconfig"
+    context = yaml.safe_load(kubeconfig.read_text())["current-context"]
+    url = KubernetesPlace(context, NAMESPACE).url()
+    opener = PodOpener(Remote(url, "", home="/nowhere", kubeconfig=str(kubeconfig)))
+    with ThreadPoolExecutor(8) as pool:
+        for channel in pool.map(lambda _: opener.start_bridge(), range(24)):
+            channel.close()

@@ -37,11 +37,13 @@ class PodOpener:
         self._place = KubernetesPlace.of(remote.url)
         self._lock = Lock()
         try:
-            self._client, _ = client_of(self._place.context, remote.kubeconfig or None)
+            listing, self._starting = (
+                client_of(self._place.context, remote.kubeconfig or None)[0] for _ in range(2)
+            )  # while a command is started, all other calls of the same client would be started with it
         except ProvisionError as error:
             raise ConnectionError(error.message) from error
         self._api = KubeApi(
-            self._place.context, self._place.namespace, lambda: (self._client, self._place.namespace)
+            self._place.context, self._place.namespace, lambda: (listing, self._place.namespace)
         )
 
     def start_bridge(self) -> Any:
@@ -51,7 +53,9 @@ class PodOpener:
             pod = self._leader()
             command = (*_BRIDGE, self._remote.home)
             with self._lock:
-                return start_in_pod(self._client, self._place.namespace, pod, CONTAINER, command, _TIMEOUT_S)
+                return start_in_pod(
+                    self._starting, self._place.namespace, pod, CONTAINER, command, _TIMEOUT_S
+                )
         except ProvisionError as error:
             raise ConnectionError(error.message) from error
 
