@@ -12,7 +12,7 @@ import pytest
 from tests.clouds.kubernetes.kube_home import KubernetesHome
 from tests.clouds.kubernetes.kube_places import living
 from tests.clouds.kubernetes.kube_server import TOKEN
-from tests.clouds.kubernetes.kube_store import Json
+from tests.clouds.kubernetes.kube_store import SERVICE_NET, Json
 from tests.clouds.kubernetes.kube_world import NAMESPACE, KubeWorld
 from tests.e2e.conftest import Serve
 from tests.e2e.test_cli_kubernetes import SERVICE, Callers
@@ -75,7 +75,7 @@ def test_a_service_outlives_nodes_pods_and_controllers_without_a_failed_request(
     file = tmp_path / "service.yaml"
     file.write_text(FILE)
     url = ada.ok("up", file, "-y").out.strip()
-    assert url.startswith("http://127.22.")
+    assert url.startswith(f"http://{SERVICE_NET}.")
     callers = Callers(url)
 
     def still_served(change: Callable[[], object], holds: Callable[[], object]) -> None:

@@ -124,6 +124,6 @@ def test_why_it_failed_is_said(place: Place) -> None:
 def test_what_no_node_has_room_for_is_a_capacity_error_and_leaves_nothing(place: Place) -> None:
     order = place.order("four")
     large = replace(order, offer=replace(order.offer, instance_type="4000cpu-1gb"))
-    with pytest.raises(CapacityError, match="nodes are available|no node that is ready"):
+    with pytest.raises(CapacityError, match=r"nodes are available|no node that is ready"):
         place.cloud.launch(large)
     assert list(place.cloud.instances(place.owner)) == []

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from tests.clouds.kubernetes.kube_deployments import is_ready, is_selected
-from tests.clouds.kubernetes.kube_store import Json, Refused, Store
+from tests.clouds.kubernetes.kube_store import SERVICE_NET, Json, Refused, Store
 
 _CHUNK = 64 * 1024
 
@@ -25,7 +25,7 @@ class Services:
     def address(self) -> str:
         """Return the address of the next Service."""
         self._count += 1
-        return f"127.22.{self._count // 250}.{self._count % 250 + 1}"
+        return f"{SERVICE_NET}.{self._count // 250}.{self._count % 250 + 1}"
 
     def look(self) -> None:
         """One round, with the store's lock held."""

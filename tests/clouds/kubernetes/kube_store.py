@@ -4,6 +4,7 @@ owners, and no object that the published schemas do not allow. Time is given."""
 from __future__ import annotations
 
 import copy
+import os
 import re
 import threading
 import uuid
@@ -72,6 +73,11 @@ class Refused(Exception):
 
 def not_found(resource: str, name: str) -> Refused:
     return Refused(404, "NotFound", f'{resource} "{name}" not found')
+
+
+#: Where Pods and Services of this process are on the loopback interface: clusters of two processes must not share addresses.
+POD_NET = f"127.{20 + os.getpid() % 100}"
+SERVICE_NET = f"127.{120 + os.getpid() % 100}"
 
 
 def stamp(at: float) -> str:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.clouds.kubernetes.kube_store import Refused, Store, stamp
+from tests.clouds.kubernetes.kube_store import POD_NET, Refused, Store, stamp
 from tests.clouds.kubernetes.kubelet_sandbox import is_sandboxed, make_programs, missing, mounted, passes
 
 Json = dict[str, Any]
@@ -126,7 +126,7 @@ class Kubelet:
         status = pod["status"]
         if "podIP" not in status:
             self._addresses += 1
-            status["podIP"] = f"127.21.{self._addresses // 250}.{self._addresses % 250 + 1}"
+            status["podIP"] = f"{POD_NET}.{self._addresses // 250}.{self._addresses % 250 + 1}"
             status["podIPs"] = [{"ip": status["podIP"]}]
             status["hostIP"] = "127.0.0.1"
             status["startTime"] = self.store.stamp("node")
