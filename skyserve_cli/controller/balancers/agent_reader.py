@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import aiohttp
+import orjson
 
 TIMEOUT_S = 5.0
 
@@ -16,6 +17,17 @@ class AdminPort(NamedTuple):
 
     url: str
     headers: Mapping[str, str]
+
+
+def admin_session(timeout_s: float) -> aiohttp.ClientSession:
+    """Return a session for many agents. Call it on the event loop."""
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        connector=aiohttp.TCPConnector(limit=0),
+        json_serialize=lambda content: orjson.dumps(
+            content
+        ).decode(),  # `json` takes 100 ms for 10,000 targets
+    )
 
 
 Addresses = Callable[[str], Mapping[int, AdminPort]]
