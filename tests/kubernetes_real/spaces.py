@@ -74,6 +74,12 @@ class Space:
         self.hollow.add(*nodes)
         self.nodes += [one.name for one in nodes]
 
+    def admin_kubeconfig(self) -> Path:
+        plane = self.world.plane
+        return plane.kubeconfig(
+            f"{self.name}-admin", {self.name: Context(self.name, plane.certificate_of("admin"))}
+        )
+
     def controller(self, wire: Wire | None = None, **settings: Any) -> KubernetesProvisioner:
         """Return another controller of the namespace, which remembers nothing."""
         more: dict[str, Any] = {} if wire is None else {"client": wire.client}
@@ -121,6 +127,9 @@ class Space:
 
     def node_of(self, pod: str) -> str:
         return self.hollow.node_of(self.name, pod)
+
+    def phase_of(self, pod: str) -> str:
+        return str(self.api.get("pods", self.name, pod)["status"].get("phase", ""))
 
     def await_nothing(self, within_s: float = 60.0) -> float:
         """Wait until nothing of ours is left, owned objects neither; return after how many seconds."""

@@ -8,6 +8,7 @@ from time import time
 import pytest
 
 from provisioners.kubernetes.cloud import KubernetesProvisioner
+from provisioners.kubernetes.pod_events import STUCK_S
 from provisioners.port.base import Instance, InstanceState
 from tests.clouds.kubernetes.kube_controller import OWNER
 from tests.kubernetes_real.cluster import until
@@ -149,6 +150,23 @@ def test_the_replica_of_a_silent_node_is_replaced_and_its_pod_removed(pair: Pair
     assert pair.pods() == {"chat-2", "chat-3"}
     assert state(pair.cloud, "chat-2") is S.RUNNING
     pair.finish()
+
+
+def test_what_only_an_event_says_is_shown(space: Space) -> None:
+    """No sandbox for a Pod can be made on its node: its status does not say so."""
+    cloud, kubelet = space.controller(), space.hollow.kubelet
+    kubelet.without_network |= set(space.nodes)
+    cloud.launch(space.order(cloud))
+
+    def is_shown() -> bool:
+        cloud.listing(OWNER)  # which reads the events of a Pod that has been stuck for long
+        return "sandbox" in listed(cloud)["chat-1"].message
+
+    until(is_shown, lambda: listed(cloud), STUCK_S + 30.0)
+    kubelet.without_network -= set(space.nodes)
+    await_state(cloud, "chat-1", S.RUNNING)
+    cloud.terminate(listed(cloud)["chat-1"])
+    space.await_nothing()
 
 
 def is_lost(pair: Pair, token: str) -> bool:

@@ -11,12 +11,13 @@ import pytest
 
 from policies.model import FailureKind
 from provisioners.kubernetes.cloud import KubernetesProvisioner
-from provisioners.port.base import InstanceState, LaunchOrder
+from provisioners.kubernetes.settings import NodePool
+from provisioners.port.base import InstanceState, LaunchOrder, Requirements
 from provisioners.port.errors import ProvisionError, QuotaError, RefusedError
 from tests.clouds.kubernetes.kube_controller import OWNER
 from tests.kubernetes_real.cluster import until
 from tests.kubernetes_real.rights import apply, documents, without
-from tests.kubernetes_real.spaces import Space, insist
+from tests.kubernetes_real.spaces import LABEL, SMALL, Space, insist
 from tests.kubernetes_real.wire import Wire
 
 S = InstanceState
@@ -193,4 +194,16 @@ def test_a_verb_that_is_missing_is_named_and_what_is_left_goes_when_it_is_back(
     cloud = space.controller()
     for one in insist(lambda: cloud.instances(OWNER)):
         insist(partial(cloud.terminate, one))
+    space.await_nothing()
+
+
+def test_without_the_right_to_list_nodes_there_are_the_pools_that_the_settings_name(space: Space) -> None:
+    for body in without(documents(space.name), "list", "nodes"):
+        apply(space.api, space.name, body)
+    assert space.controller().offers(Requirements((SMALL,))) == []
+    pools = [NodePool(f"{space.name}-a", cpus=64.0, memory_gb=256.0, labels={LABEL: space.name})]
+    cloud = space.controller(pools=pools)
+    order = space.order(cloud)
+    insist(lambda: cloud.launch(order))
+    cloud.terminate(insist(lambda: cloud.instances(OWNER))[0])
     space.await_nothing()
