@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from time import sleep
 
 _CHUNK = 64 * 1024
 
 
 class Relay:
-    """`port` of loopback leads to `target` of loopback. While it is cut, connections end at once."""
+    """`port` of loopback leads to `target` of loopback. While it is cut, connections end at once.
+
+    `slow_s` is how long what a client sends is on its way.
+    """
 
     def __init__(self, target: int) -> None:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port = int(self._listener.getsockname()[1])
         self.is_cut = False
+        self.slow_s = 0.0
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, name="relay", daemon=True).start()
@@ -53,17 +59,22 @@ class Relay:
             pair = {client, server}
             with self._lock:
                 self._open |= pair
-            back = threading.Thread(target=_copy, args=(server, client), daemon=True)
+            back = threading.Thread(target=_copy, args=(server, client, _at_once), daemon=True)
             back.start()
-            _copy(client, server)
+            _copy(client, server, lambda: sleep(self.slow_s))
             back.join()
             with self._lock:
                 self._open -= pair
 
 
-def _copy(source: socket.socket, sink: socket.socket) -> None:
+def _at_once() -> None:
+    """Nothing is slow on the way back."""
+
+
+def _copy(source: socket.socket, sink: socket.socket, hold: Callable[[], None]) -> None:
     with suppress(OSError):
         while data := source.recv(_CHUNK):
+            hold()
             sink.sendall(data)
     _end(source)
     _end(sink)

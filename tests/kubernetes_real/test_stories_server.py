@@ -68,6 +68,16 @@ def test_a_server_that_hangs_costs_no_replica(space: Space) -> None:
     pair.finish()
 
 
+def test_a_server_that_is_two_seconds_slow_costs_no_replica(space: Space) -> None:
+    pair = Pair(space)
+    space.relay.slow_s = 2.0
+    space.evict("chat-1")
+    await_state(pair.cloud, "chat-1", S.PREEMPTED)
+    pair.replace("chat-1", "chat-2")
+    assert not is_silent(pair)
+    pair.finish()
+
+
 def test_what_a_server_has_forgotten_is_listed_again(space: Space) -> None:
     """The controller is cut off while etcd is compacted and a Pod goes; the version that it knows has expired (410)."""
     pair, plane = Pair(space), space.world.plane
