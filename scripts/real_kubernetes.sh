@@ -3,8 +3,8 @@
 #
 #   scripts/real_kubernetes.sh FOLDER        # then: SKYSERVE_KUBE_BIN=FOLDER .venv/bin/pytest -n0 tests/kubernetes_real
 #
-# Needs root or the packages golang-go, dpkg-dev and etcd-server (etcd before Debian 13), and a deb-src line for apt. Five to ten minutes
-# on two cores, 3 GB of disk in FOLDER/build, which may be removed afterwards. What is there already stays.
+# Needs root or the packages golang-go, dpkg-dev and etcd-server, and a deb-src line for apt. A quarter of an hour at the lowest priority
+# of two busy cores; 1.2 GB of disk in FOLDER/build, which may be removed afterwards. What is there already stays.
 set -euo pipefail
 folder=$(mkdir -p "${1:?the folder for the programs}" && cd "$1" && pwd)
 programs=(kube-apiserver kube-scheduler kube-controller-manager)
