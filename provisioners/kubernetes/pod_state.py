@@ -94,8 +94,10 @@ def seen_of(pod: Pod, before: Sightings, at: Instant, event: tuple[str, str] | N
     )
     if deleted:
         facts[deleted] = ""
-    # The API deletes a Pod that has ended without a grace period; a finalizer may keep it.
-    was_over = not deleted or (float(deleted.removeprefix(_DELETED)) == 0.0 and deleted not in before)
+    # The API deletes a Pod that has ended without a grace period; a finalizer may keep it. A kubelet that has ended a Pod in its
+    # grace period deletes it without one, too.
+    was_deleted = any(name.startswith(_DELETED) for name in before)
+    was_over = not deleted or (float(deleted.removeprefix(_DELETED)) == 0.0 and not was_deleted)
     if _has_ended(pod) and (_ENDED_FIRST in before or was_over):
         facts[_ENDED_FIRST] = ""
     if _is_disrupted(pod):

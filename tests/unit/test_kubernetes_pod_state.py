@@ -421,6 +421,17 @@ def test_a_sidecar_that_runs_on_while_the_pod_is_deleted(code: int) -> None:
     assert shown((0, up), (1, down), (2, down_deleted)).state is S.RUN_EXITED
 
 
+@pytest.mark.parametrize("grace_s", [30, 5])
+def test_a_kubelet_that_removes_a_deleted_pod_deletes_it_without_grace(grace_s: int) -> None:
+    """As a real API server shows it: the grace period becomes 0 before the Pod is gone."""
+    last = pod("Failed", deleted=0, containerStatuses=[ended(143)])
+    steps: list[Step] = [(0, pod("Running", containerStatuses=[running()]))]
+    steps += [(1, pod("Running", deleted=grace_s, containerStatuses=[running()]))]
+    assert shown(*steps, (2, last)).state is S.PREEMPTED
+    assert shown(*steps, (2, pod("Failed", deleted=grace_s)), (3, last)).state is S.PREEMPTED
+    assert shown(steps[0], (3, last)).state is S.RUN_EXITED
+
+
 # --- deletions, notices, nodes ----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,142 @@
+"""`serve` on a real cluster: the real controller and load balancer, with clients that send requests all the time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+import yaml
+
+from provisioners.kubernetes.api import client_of
+from provisioners.kubernetes.pod_exec import PodChannel, start_in_pod
+from tests.e2e.conftest import Serve, living_in
+from tests.e2e.test_cli_kubernetes import SERVICE, Callers
+from tests.kubernetes_real.cluster import until
+from tests.kubernetes_real.spaces import LABEL, Space
+
+pytestmark = pytest.mark.timeout(420)
+AWAY_S = 15.0
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    yield from living_in(tmp_path)
+
+
+class Life:
+    """A service of two replicas, which is up, and its callers."""
+
+    def __init__(self, serve: Serve, space: Space, folder: Path) -> None:
+        self.serve, self.space = serve, space
+        path = serve.home / "config.yaml"
+        config = yaml.safe_load(path.read_text())
+        context = {"node_selector": {LABEL: space.name}}
+        section = {"kubeconfig": str(space.kubeconfig), "contexts": {space.name: context}}
+        path.write_text(yaml.safe_dump({**config, "clouds": {"kubernetes": section}}))
+        file = folder / "service.yaml"
+        file.write_text(SERVICE.replace("resources: {", "resources: {cpus: 1, memory: 1, "))
+        began = monotonic()
+        self.url = serve.ok("up", file, "-y").out.strip()
+        self.until_ready({1, 2})
+        print(f"two replicas are ready after {monotonic() - began:.1f} s")
+        self.callers = Callers(self.url)
+
+    def pods(self) -> dict[str, str]:
+        """Return the nodes of our Pods, by name."""
+        found = self.space.api.list("pods", self.space.name)
+        return {one["metadata"]["name"]: one["spec"].get("nodeName", "") for one in found}
+
+    def until_ready(self, ids: set[int]) -> float:
+        """Wait until these replicas are ready, and no others; return after how many seconds."""
+        began = monotonic()
+        self.serve.eventually(lambda: self.ready() == ids)
+        return monotonic() - began
+
+    def ready(self) -> set[int]:
+        return {one["id"] for one in self.serve.view("chat")["replicas"] if one["state"] == "READY"}
+
+    def until_answered(self, more: int = 5) -> None:
+        before = self.callers.answered
+        self.serve.eventually(lambda: self.callers.answered >= before + more)
+
+    def end(self) -> None:
+        """Take the service down. No request has failed, and nothing of it is left."""
+        self.callers.stop()
+        began = monotonic()
+        self.serve.ok("down", "chat", "-y")
+        print(f"down after {monotonic() - began:.1f} s; {self.callers.answered} responses")
+        assert self.callers.failed == []
+        self.space.await_nothing()
+        assert "nothing is left over" in self.serve.ok("gc", "--dry-run").err
+
+
+def test_evictions_and_a_server_that_is_away_cost_no_request(
+    space: Space, serve: Serve, tmp_path: Path
+) -> None:
+    life, plane = Life(serve, space, tmp_path), space.world.plane
+    try:
+        life.until_answered()
+        assert "serves llama-3.1-8b" in serve.ok("logs", "chat", "1").out
+        space.evict(min(life.pods()))
+        print(f"an eviction: ready again after {life.until_ready({2, 3}):.1f} s")
+        plane.server.stop()
+        sleep(AWAY_S)
+        life.until_answered()
+        assert life.ready() == {2, 3}
+        plane.start_server()
+        life.until_answered()
+        space.evict(min(life.pods()))
+        print(f"after the server was away: ready again after {life.until_ready({3, 4}):.1f} s")
+        life.until_answered()
+    finally:
+        life.callers.stop()
+    ended = {
+        one["id"]: one["end_reason"] for one in serve.view("chat", "--all")["replicas"] if one["end_reason"]
+    }
+    assert ended == {1: "PREEMPTED", 2: "PREEMPTED"}
+    life.end()
+
+
+def test_a_silent_node_costs_no_request_and_down_ends(space: Space, serve: Serve, tmp_path: Path) -> None:
+    """Its kubelet stops, its containers go on: the network between the node and the server is gone."""
+    life = Life(serve, space, tmp_path)
+    try:
+        life.until_answered()
+        lost = min(life.pods())
+        space.hollow.silence(life.pods()[lost], dies=False)
+        print(f"a silent node: replaced after {life.until_ready({2, 3}):.1f} s")
+        serve.eventually(lambda: lost not in life.pods())
+        life.until_answered()
+    finally:
+        life.callers.stop()
+    life.end()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("nsenter") is None,
+    reason="only root can enter a container's namespaces",
+)
+def test_any_bytes_go_through_the_server_to_a_command_in_a_pod(space: Space) -> None:
+    cloud = space.controller()
+    launched = cloud.launch(space.order(cloud))
+    until(lambda: space.phase_of("chat-1") == "Running", "it does not run")
+    client, namespace = client_of(None, str(space.admin_kubeconfig()))
+    sent = bytes(range(256)) * 400
+    channel = start_in_pod(client, namespace, "chat-1", "main", ["head", "-c", str(len(sent))], 10.0)
+    channel.settimeout(20.0)
+    channel.sendall(sent)
+    assert read_all(channel) == sent
+    channel.close()
+    cloud.terminate(launched)
+    space.await_nothing()
+
+
+def read_all(channel: PodChannel) -> bytes:
+    data = b""
+    while chunk := channel.recv(65536):
+        data += chunk
+    return data
