@@ -42,6 +42,14 @@ TABLE = ErrorTable(
         ),
         ErrorCode(
             "403",
+            _K.TRANSIENT,
+            "a server that has just started does not know its roles yet",
+            _SOURCE,
+            r"RBAC: \[?\w*role\S* \"[^\"]+\" not found",
+            retry_s=2.0,
+        ),
+        ErrorCode(
+            "403",
             _K.QUOTA,
             "ask for a larger ResourceQuota, or use another namespace",
             _SOURCE,

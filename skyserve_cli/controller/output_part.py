@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from policies.model import ReplicaState
 from provisioners.port.base import Instance, LogSource, Provisioner
 from provisioners.port.errors import ProvisionError
@@ -55,8 +57,12 @@ class OutputPart(Part):
         while not self._stopping.wait(POLL_S):
             try:
                 reader.step()
-            except Exception:  # of the database, mostly: the next round tries again
-                log.warning("the output of replicas is not read", exc_info=True)
+            except SQLAlchemyError as error:
+                log.warning(
+                    "the output of replicas is not read: %s", type(error).__name__
+                )  # the next round tries again
+            except Exception:
+                log.exception("the output of replicas")
 
 
 class OutputReader:

@@ -71,10 +71,17 @@ def test_a_quota_that_is_met_in_the_middle_of_a_launch_leaves_nothing(space: Spa
     assert error.kind is FailureKind.QUOTA
 
 
-def test_a_quota_on_limits_refuses_a_pod_without_any(space: Space) -> None:
+def test_a_quota_on_limits_is_met_by_a_pod_with_limits(space: Space) -> None:
     set_quota(space, {"limits.cpu": "64", "limits.memory": "64Gi"})
-    error = refused(space, space.controller())
-    assert "must specify limits.cpu,limits.memory" in error.message
+    cloud = space.controller()
+    made = cloud.launch(space.order(cloud))
+    (pod,) = space.api.list("pods", space.name)
+    wanted = pod["spec"]["containers"][0]["resources"]
+    assert {key: wanted["limits"][key] for key in ("cpu", "memory")} == {
+        key: wanted["requests"][key] for key in ("cpu", "memory")
+    }
+    cloud.terminate(made)
+    space.await_nothing()
 
 
 def limit_ranges() -> list[object]:

@@ -56,6 +56,13 @@ REFUSALS = [
     ),
     (403, 'pods "x" is forbidden: status unknown for quota: q, resources: pods', K.TRANSIENT, ""),
     (
+        403,
+        'pods is forbidden: User "system:serviceaccount:ml:skyserve" cannot list resource "pods" in API group "" in the namespace '
+        '"ml": RBAC: [role.rbac.authorization.k8s.io "skyserve" not found, role.rbac.authorization.k8s.io "agents" not found]',
+        K.TRANSIENT,
+        "",
+    ),
+    (
         409,
         'Operation cannot be fulfilled on resourcequotas "q": the object has been modified',
         K.TRANSIENT,
