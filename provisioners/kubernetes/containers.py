@@ -12,7 +12,7 @@ init container or a restarted one from starting keeps `main` from starting too, 
     the node's disk is full                         the node is given up after 3 minutes
     there is no such image, or no access to it      the setup has failed when the second pull has
     another failure of a pull                       the setup has failed after 10 minutes
-    an image name that is none                      the setup has failed at once
+    an image name that is invalid                    the setup has failed at once
     the image runs as root, which is not allowed    the setup has failed at once
     a Secret or ConfigMap is missing; other errors  the setup has failed after 3 minutes, as it may appear
 

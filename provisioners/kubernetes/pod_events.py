@@ -13,7 +13,7 @@ from typing import Any
 
 from provisioners.kubernetes.api import KubeApi
 from provisioners.kubernetes.pod_cache import PodCache
-from provisioners.port.errors import ProvisionError
+from provisioners.port.errors import AuthError, ProvisionError
 
 _log = logging.getLogger(__name__)
 STUCK_S = 30.0
@@ -50,7 +50,8 @@ class PodEvents:
                 found = newest(self._api.list_events(uid).items)
             except ProvisionError as error:
                 _log.warning("the events of Pods in %s cannot be read: %s", self._region, error.message)
-                self._closed_until = now + _CLOSED_S
+                if isinstance(error, AuthError):
+                    self._closed_until = now + _CLOSED_S
                 return
             self._read_at[uid] = now
             if found is not None:

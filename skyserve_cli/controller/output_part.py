@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from policies.model import ReplicaState
+from policies.model import Replica, ReplicaState
 from provisioners.port.base import Instance, LogSource, Provisioner
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.causes.log_text import cleaned, last_line
-from skyserve_cli.controller.api.service import NoSuchReplicaError
 from skyserve_cli.controller.part import Kernel, Part
 from skyserve_cli.state.values import ServiceRow
 
@@ -27,8 +26,8 @@ MOST_READ = 16  # logs in one round: each is a call of a machine
 TAIL_BYTES = 4096
 _COMES_UP = (ReplicaState.PROVISIONING, ReplicaState.STARTING)
 
-#: Of a service's replica: its cloud, its instance, whether it lives.
-Find = Callable[[str, int], tuple[Provisioner, Instance | None, bool]]
+#: Of a replica: its cloud, and its instance as it was listed last.
+Find = Callable[[Replica], tuple[Provisioner, Instance | None]]
 
 
 class Key(NamedTuple):
@@ -47,7 +46,7 @@ class OutputPart(Part):
 
     def lead(self) -> None:
         service = self._kernel.service
-        reader = OutputReader(self._kernel.store.services, service.instance, service.printed)
+        reader = OutputReader(self._kernel.store.services, service.sighted, service.printed)
         threading.Thread(target=self._run, args=(reader,), name="output", daemon=True).start()
 
     async def stop(self) -> None:
@@ -81,19 +80,19 @@ class OutputReader:
 
     def step(self) -> None:
         """Read the logs that were read longest ago, MOST_READ at most, and forget replicas that no longer come up."""
-        coming_up = list(_coming_up(self._services()))
-        for gone in self._read_to.keys() - set(coming_up):
+        coming_up = dict(_coming_up(self._services()))
+        for gone in self._read_to.keys() - coming_up.keys():
             del self._read_to[gone]
             self._printed.pop(gone, None)
         order = {key: place for place, key in enumerate(self._read_to)}
         for key in sorted(coming_up, key=lambda key: order.get(key, -1))[:MOST_READ]:
             before = self._read_to.pop(key, 0)
-            self._read_to[key] = self._read(key, before)
+            self._read_to[key] = self._read(key, coming_up[key], before)
 
-    def _read(self, key: Key, before: int) -> int:
+    def _read(self, key: Key, replica: Replica, before: int) -> int:
         """Read one log if it has grown since its end was at `before`. Returns where its end is."""
         try:
-            cloud, instance, _ = self._find(key.service, key.replica_id)
+            cloud, instance = self._find(replica)
             if instance is None or not isinstance(cloud, LogSource):
                 return before
             first, end = cloud.log_window(instance, 0)
@@ -101,15 +100,15 @@ class OutputReader:
                 return before
             first = max(first, end - TAIL_BYTES)
             line = last_line(cleaned(cloud.read_log(instance, first, end - first, 0)))
-        except (ProvisionError, NoSuchReplicaError, OSError):
+        except (ProvisionError, OSError):
             return before  # a machine that does not respond yet has nothing to show
         if line:
             self._printed[key] = line
         return end
 
 
-def _coming_up(services: Iterable[ServiceRow]) -> Iterable[Key]:
+def _coming_up(services: Iterable[ServiceRow]) -> Iterable[tuple[Key, Replica]]:
     for row in services:
         for replica in row.replicas:
             if replica.state in _COMES_UP and replica.instance_id is not None:
-                yield Key(row.name, replica.id)
+                yield Key(row.name, replica.id), replica

@@ -67,9 +67,9 @@ class World:
         self.asked: list[int] = []
         self.reader = OutputReader(lambda: [a_row(*self.fleet)], self.find, self.printed)
 
-    def find(self, service: str, replica_id: int) -> tuple[Provisioner, Instance | None, bool]:
-        self.asked.append(replica_id)
-        return self.sky, INSTANCE, True
+    def find(self, replica: Replica) -> tuple[Provisioner, Instance | None]:
+        self.asked.append(replica.id)
+        return self.sky, INSTANCE
 
 
 @pytest.mark.parametrize("state", S)

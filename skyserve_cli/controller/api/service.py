@@ -333,6 +333,11 @@ class ControllerService:
             found = _by_id(cloud.instances(self._owner, name), replica.instance_id)
         return cloud, found, lives
 
+    def sighted(self, replica: Replica) -> tuple[Provisioner, Instance | None]:
+        """Return the cloud of a replica, and its instance as it was listed last. Calls no cloud."""
+        cloud = self.clouds.get(replica.zone.cloud)
+        return cloud, _by_id(self._running.sightings.last(cloud.name), replica.instance_id or "")
+
     def _view(
         self, row: ServiceRow, spent: Spent, recently: Sequence[Replica], ended: bool, now: float
     ) -> dict[str, Any]:
