@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from policies.model import Json
 
@@ -31,7 +31,13 @@ PENALTY_SHARE = 0.1
 EXPONENT = 1.25
 #: Being short is always worse than paying for the fleet on demand, by this factor.
 LEAST_PENALTY = 2.0
-STEER_S = 14 * 86_400.0
+LOAN_H = 1.7
+LOAN_EVERY_H = 168.0
+SHARE_STEP = 0.25
+SAVED_H = 12.0
+STEER_S = 2 * 86_400.0
+EVEN_S = 7 * 86_400.0
+MOST_AIM = 2.0
 MOST_OVERDRAWN = 2.5
 PRIOR_WINDOWS = 4.0
 FADE_S = 90 * 86_400.0
@@ -47,9 +53,16 @@ def allowed(target: float | None) -> float:
     return max(_SURELY, 1.0 - (AVAILABILITY_TARGET if target is None else target))
 
 
+def aim(budget: Json | None, target: float | None) -> float:
+    """Return the share of the time that losses may leave short from now on: what was spent beyond the target is made up for."""
+    share = allowed(target)
+    lost_s, watched_s = (0.0, 0.0) if budget is None else budget.get("even", (0.0, 0.0))
+    return share * max(1.0 / MOST_AIM, min(MOST_AIM, 1.0 + (watched_s - lost_s / share) / EVEN_S))
+
+
 def penalty_share(budget: Json | None, target: float | None, now: float) -> float:
     """Return mu as a multiple of what the wanted number costs on demand."""
-    share = PENALTY_SHARE / 0.01 * math.pow(0.01 / allowed(target), EXPONENT)
+    share = PENALTY_SHARE / 0.01 * math.pow(0.01 / aim(budget, target), EXPONENT)
     return max(LEAST_PENALTY, share * math.exp(overdrawn(budget, now)))
 
 
@@ -59,6 +72,26 @@ def overdrawn(budget: Json | None, now: float) -> float:
         return 0.0
     spent: float = budget["spent"] + budget["rate"] * max(0.0, now - budget["at"])
     return max(-MOST_OVERDRAWN, min(MOST_OVERDRAWN, spent))
+
+
+class Means(NamedTuple):
+    """USD saved lately, and a little in advance. Growth is hedged for `share` of what it is worth."""
+
+    usd: float
+    share: float
+
+
+def means(budget: Json | None, plain_usd_hour: float, now: float) -> Means:
+    """Return them where the wanted number on demand costs `plain_usd_hour`."""
+    loan = LOAN_H * plain_usd_hour
+    if budget is None or "saved" not in budget:
+        return Means(loan, 1.0)
+    usd, share, usd_hour, since = budget["saved"]
+    usd += (usd_hour + loan / LOAN_EVERY_H) * max(0.0, now - since) / 3600.0
+    there = max(0.0, min(1.0, usd / loan))
+    if abs(there - share) >= SHARE_STEP or there in (0.0, 1.0):
+        share = there  # not at every look: replicas would come and go with it
+    return Means(min(SAVED_H * plain_usd_hour, usd), share)
 
 
 def correction(budget: Json | None, window_s: float) -> float:
@@ -73,7 +106,9 @@ def paused(budget: Json | None, now: float) -> Json | None:
     """Return the budget while nothing is wanted: it stands still."""
     if not _is_begun(budget) or budget["seen"] == [False, 0.0]:
         return budget
-    return {**budget, **until(budget, now), "rate": 0.0, "seen": [False, 0.0]}
+    usd, share, *_ = budget.get("saved", (0.0, 1.0))
+    saved = {"saved": [usd, share, 0.0, now]} if "saved" in budget else {}
+    return {**budget, **until(budget, now), "rate": 0.0, "seen": [False, 0.0], **saved}
 
 
 def written(
@@ -85,32 +120,35 @@ def written(
     fleet: Sequence[int],
     target: float | None,
     window_s: float,
+    saved: Sequence[float],
 ) -> Json | None:
     """Return the budget after a decision; the same object if there is nothing to write down.
 
-    `fleet` are numbers that change only with events, such as how many replicas are ready.
+    `fleet` are numbers that change only with events, the wanted number first; `saved` are the `Means`, what the fleet saves per hour
+    against the wanted number on demand, and since when.
     """
+    grew = False
     if not _is_begun(budget):
         if short:
             return budget
-        after: Json = {
-            "spent": 0.0,
-            "at": now,
-            "short": 0.0,
-            "due": 0.0,
-            "began": now,
-            "down": 0.0,
-            "days": [],
-            "outages": 0,
-        }
+        after: dict[str, Any] = {"spent": 0.0, "at": now, "short": 0.0, "due": 0.0, "began": now}
+        after |= {"down": 0.0, "days": [], "outages": 0, "even": [0.0, 0.0]}
     else:
         was_short, _, *was = budget["seen"]
         if (was_short, was) == (short, list(fleet)) and 0.0 <= now - budget["at"] < WRITE_EVERY_S:
             return budget
         after = until(budget, now)
-        after = {**after, "outages": after["outages"] + (short and not was_short)}
-    rate = (min(1.0, correction(after, window_s) * predicted) / allowed(target) - 1.0) / STEER_S
-    return {**after, "rate": rate, "seen": [short, predicted, *fleet], "window": window_s}
+        after |= {"outages": after["outages"] + (short and not was_short)}
+        grew = short and (budget.get("grew", False) if was_short else [*was, fleet[0]][0] < fleet[0])
+    after |= {
+        "rate": 0.0,
+        "seen": [short, predicted, *fleet],
+        "window": window_s,
+        "saved": list(saved),
+        "grew": grew,
+    }
+    rate = (min(1.0, correction(after, window_s) * predicted) / aim(after, target) - 1.0) / STEER_S
+    return {**after, "rate": rate}
 
 
 def _is_begun(budget: Json | None) -> TypeGuard[Json]:
@@ -118,12 +156,18 @@ def _is_begun(budget: Json | None) -> TypeGuard[Json]:
     return budget is not None and "began" in budget
 
 
-def until(budget: Json, now: float) -> Json:
+def until(budget: Json, now: float) -> dict[str, Any]:
     """Return the sums of the budget up to now."""
     span_s = max(0.0, now - budget["at"])
     was_short, was_predicted, *_ = budget["seen"]
     left = math.exp(-span_s / FADE_S)
+    lost_s, watched_s = budget.get("even", (0.0, 0.0))
+    lasting = math.exp(-span_s / (KEPT_DAYS * DAY_S))
     return {
+        "even": [
+            lost_s * lasting + span_s * (was_short and not budget.get("grew", False)),
+            watched_s * lasting + span_s,
+        ],
         "spent": overdrawn(budget, now),
         "at": now,
         "short": budget["short"] * left + span_s * was_short,

@@ -64,6 +64,10 @@ MOVE_MARGIN = 0.2
 REFUSAL_H = 0.5  # a refused launch is as bad as the price of a spot replica for this number of hours
 ANSWER_S = 60.0  # how long a launch may stay unanswered before other zones are tried
 LOOK_AGAIN_S = 300.0
+TRIAL_H = 24.0  # a market that has kept a replica for so long is known
+PAYBACK_H = 168.0
+MOST_TRIED = 4
+TRIAL = "on trial beside on demand: what it shows is worth more than it costs"
 USUAL_RATIO = 3.0  # of on-demand to spot prices, where no on-demand price is known
 
 
@@ -91,8 +95,9 @@ class RiskHedge:
         uncapped = replace(view, goal=replace(view.goal, spot_price_cap=math.inf))
         view, beyond = price_limits.within_limits(uncapped, memory.get("blocks", {}))
         look = _MarketView(view, memory, units)
-        asked = look.additions()[: max(0, view.limit)]
-        too_many = [] if asked else look.surplus()
+        trials = look.trials()
+        asked = (look.additions() or look.on_trial(trials))[: max(0, view.limit)]
+        too_many = [] if asked else look.surplus(trials)
         ended = {end.replica_id for end in too_many}
         hedge = look.hedge([replica for replica in look.spot if replica.id not in ended], asked)
         why = (
@@ -161,11 +166,12 @@ class _MarketView:
         groups = [group_of(offer) for offer in known.offers]
         hazards = market.hazards(known.markets, groups, self.window_h, HORIZON_H)
         number_of = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+        self.groups = [number_of[group] for group in groups]
         self.per_hour = [hazard.later for hazard in hazards]
         self.terms = self._terms()
         self.odds_now, self.odds_later = (
             Odds(
-                [number_of[group] for group in groups],
+                self.groups,
                 [chance(rate, self.window_h) for rate in rates],
                 market.whole,
                 self.terms,
@@ -197,14 +203,15 @@ class _MarketView:
         each = units.head if best is None else units.of(best)
         usd_hour = min(usual, default=USUAL_RATIO * dearest) if best is None else best.price_usd_hour
         enough = -(-units.wanted // each)
-        growth = self._growth()
+        plain = self.plain_usd_hour = usd_hour * units.wanted / each
+        self.means = risk_budget.means(self.memory.get("budget"), plain, self.as_of)
+        growth = risk_growth.partly(self._growth(), self.means.share)
         most = -(-(units.wanted + growth[-1][0]) // each) if bought else min(enough, len(self.on_demand))
         least = min(goal.base_ondemand_fallback_replicas, enough)
         if not goal.dynamic_ondemand_fallback:
             most = least
         share = risk_budget.penalty_share(self.memory.get("budget"), goal.availability_target, self.as_of)
-        penalty = share * usd_hour * units.wanted / each
-        return Terms(units.wanted, penalty, usd_hour, least, max(least, most), each, growth)
+        return Terms(units.wanted, share * plain, usd_hour, least, max(least, most), each, growth)
 
     def _growth(self) -> Growth:
         view, head = self.view, self.units.head
@@ -297,7 +304,60 @@ class _MarketView:
                 places += [PlannedLaunch(offer, why)] * (1 if on_trial else missing)
         return places
 
-    def surplus(self) -> list[PlannedTermination]:
+    def trials(self) -> tuple[int, ...]:
+        """Return the markets in which one replica beside the on-demand ones is an investment, those that are held first.
+
+        Where on-demand replicas stand in for all, nothing is learned of spot. A market that keeps a replica for `TRIAL_H` is
+        known to be of use: what the best fleet would then save, within `PAYBACK_H`, times the chance that it comes to that must be
+        more than the trial costs.
+        """
+        if self.short or self.means.usd <= 0.0 or not self._idle(self.have):
+            return ()
+        open_now = [n for n, offer in enumerate(self.known.usable) if offer is not None and not self.have[n]]
+        open_now.sort(key=lambda n: (self.sites[n].usd_hour / self.sites[n].heads, self.per_hour[n]))
+        chosen: tuple[int, ...] = ()
+        saved = 0.0
+        held = [n for n, count in enumerate(self.have) if count and self.known.retry_at[n] is None]
+        for number in (*held, *open_now)[:MOST_TRIED]:
+            proven = self.market.proven(self.known.markets[number], TRIAL_H, self.window_h)
+            more = self._saving((*chosen, number)) - saved
+            cost = self.sites[number].usd_hour * 0.5 * (1.0 + proven.now) * TRIAL_H
+            if more * proven.now * PAYBACK_H > cost:
+                chosen, saved = (*chosen, number), saved + more
+        return chosen
+
+    def _saving(self, markets: Sequence[int]) -> float:
+        """Return what the best fleet in these markets will save per hour, once each has kept a replica for `TRIAL_H`."""
+        names = [self.known.markets[number] for number in markets]
+        rates = [self.market.proven(name, TRIAL_H, self.window_h).later for name in names]
+        units = [self.odds_later.units_of(number) for number in markets]
+        odds = Odds(
+            [self.groups[number] for number in markets],
+            [chance(rate, self.window_h) for rate in rates],
+            self.market.whole,
+            self.terms,
+            units,
+        )
+        none = (0,) * len(markets)
+        sites = [self.sites[number]._replace(open=True, asking_usd_hour=0.0) for number in markets]
+        best = risk_search.grown(odds, none, sites, -(-self._most() // odds.least_units), MARGIN)
+        if best is None:
+            return 0.0
+        paid = sum(count * site.usd_hour for count, site in zip(best, sites, strict=True))
+        return odds.hedge(none).usd_hour - odds.hedge(best).usd_hour - paid
+
+    def on_trial(self, markets: Sequence[int]) -> list[PlannedLaunch]:
+        """Return the launches of one replica in each of these markets that has none."""
+        if self._answers_at() is not None:
+            return []
+        new = [(self.known.usable[number], number) for number in markets if not self.have[number]]
+        return [PlannedLaunch(offer, TRIAL) for offer, number in new if offer is not None]
+
+    def _idle(self, spot: Fleet) -> bool:
+        """Return whether as many replicas on demand stand in for these as if there were none."""
+        return self.odds_later.hedge(spot).on_demand * self.terms.on_demand_units >= self.units.wanted
+
+    def surplus(self, trials: Sequence[int]) -> list[PlannedTermination]:
         """Return the spot replicas that are not worth their price any more.
 
         While others start up none is, and what serves is not taken below the wanted number. The wanted number of them
@@ -305,13 +365,14 @@ class _MarketView:
         which some start can be asked for more before they are ready.
         """
         starting = [r for r in self.spot if r.state in (ReplicaState.PROVISIONING, ReplicaState.STARTING)]
-        idle = self.odds_later.hedge(self.have).on_demand * self.terms.on_demand_units >= self.units.wanted
+        idle = self._idle(self.have)
         awaited = any(map(self._may_have_company, starting)) if idle else bool(starting)
         if self._answers_at() is not None or (awaited and self.units.total(self.spot) <= self._most()):
             return []
         needed = 0 if idle else self._needed()
         smaller = risk_search.shrunk(self.odds_later, self.have, self.sites, needed, MARGIN)
         plan = next((plan for plan in reversed(smaller) if self._better(plan) is None), self.have)
+        plan = tuple([max(keep, number in trials) for number, keep in enumerate(plan)])
         why = f"{len(self.spot)} spot replicas, {sum(plan)} are worth their price"
         ends: list[PlannedTermination] = []
         spare = self.serving - self.units.wanted
@@ -359,9 +420,9 @@ class _MarketView:
         view, ended = self.view, {end.replica_id for end in ends}
         staying = [replica for replica in view.replicas if replica.id not in ended]
         ready = sum(replica.state is ReplicaState.READY for replica in staying)
-        bought = sum(
-            not is_spot(offer) for offer in (*(r.offer for r in staying), *(p.offer for p in launches))
-        )
+        offers = [*(r.offer for r in staying), *(p.offer for p in launches)]
+        paid = sum(offer.price_usd_hour for offer in offers)
+        bought = sum(not is_spot(offer) for offer in offers)
         return risk_budget.written(
             self.memory.get("budget"),
             now=view.now,
@@ -370,6 +431,7 @@ class _MarketView:
             fleet=(view.wanted, ready, len(staying) + len(launches), bought),
             target=view.goal.availability_target,
             window_s=self.window_h * HOUR_S,
+            saved=(*self.means, self.plain_usd_hour - paid, self.as_of),
         )
 
     def wake_at(self) -> float | None:

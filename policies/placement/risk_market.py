@@ -275,6 +275,19 @@ class MarketModel:
             found.append(Hazard(*[scale * _expected(age_h, span_h) / span_h for span_h in spans]))
         return found
 
+    def proven(self, market: str, hours: float, window_h: float) -> Hazard:
+        """Return the chance that a market keeps all for that long, and its losses per hour over a window after it has."""
+        record = self._record(market)
+        age_h = (
+            max(0.0, self.now - record["since"]) / HOUR_S
+            if "held_from" in record
+            else _entry_age_h(record, self.now)
+        )
+        lost = PRIOR_LOSSES + record.get("lost", 0.0)
+        due = PRIOR_LOSSES + record.get("due", 0.0) + _exposure(record, self.now)
+        more = due + _expected(age_h, hours)
+        return Hazard((due / more) ** lost, lost / more * _expected(age_h + hours, window_h) / window_h)
+
     def _multiplier(self, record: Json) -> float:
         lost, due = record.get("lost", 0.0), record.get("due", 0.0) + _exposure(record, self.now)
         return float((PRIOR_LOSSES + lost) / (PRIOR_LOSSES + due))

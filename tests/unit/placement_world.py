@@ -166,7 +166,7 @@ class World:
             "steps", ()
         )  # RiskHedge hedges the next step up
         assert (
-            len(counted[1]) <= wanted + max((more for _, more in steps), default=0)
+            len(counted[1]) <= wanted + max((step[1] for step in steps), default=0)
             or ON_DEMAND not in launched
         )
         for kind in launched:
