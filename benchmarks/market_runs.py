@@ -170,7 +170,7 @@ def blocks_of(run: Run, setting: Setting) -> Blocks:
     count = math.ceil((trace.length_s - first_s) / BLOCK_S)
     hours, paid, down = ([0.0] * count for _ in range(3))
     outages, was_short, wanted_hours = [0] * count, False, 0.0
-    for at_s, until_s, alive, ready, wanted in _stretches(run, trace.length_s, first_s, price):
+    for at_s, until_s, alive, ready, wanted in stretches(run, trace.length_s, first_s, price):
         block = int((at_s - first_s) // BLOCK_S)
         span_h, short = (until_s - at_s) / HOUR_S, ready < wanted
         hours[block] += span_h
@@ -189,7 +189,7 @@ def blocks_of(run: Run, setting: Setting) -> Blocks:
     return Blocks(hours, paid, down, outages, run.failed_launches_per_day, run.growth)
 
 
-def _stretches(
+def stretches(
     run: Run, length_s: float, first_s: float, price: Mapping[str, float]
 ) -> Iterator[tuple[float, float, float, int, int]]:
     """From, until, price of live replicas, replicas ready and wanted: wherever one of these changes, and at block ends."""

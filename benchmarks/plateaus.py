@@ -62,8 +62,10 @@ CONSTANTS: tuple[Constant, ...] = (
     *halved_and_doubled(risk_budget, "PENALTY_SHARE"),
     Constant(risk_budget, "EXPONENT", 1.0, 1.5),  # twice of it is another law
     *halved_and_doubled(risk_budget, "STEER_S", "PRIOR_WINDOWS", "FADE_S", "MOST_OVERDRAWN", "LEAST_PENALTY"),
+    *halved_and_doubled(risk_budget, "EVEN_S", "MOST_AIM", "LOAN_H", "SAVED_H", "SHARE_STEP"),
     *halved_and_doubled(risk_market, "YOUNG_H", "FLOOR_PER_HOUR", "PRIOR_LOSSES", "MEMORY_LOSSES"),
     *halved_and_doubled(risk_hedge, "HORIZON_H", "MARGIN", "MOVE_MARGIN", "REFUSAL_H", "MOST_EXTRA"),
+    *halved_and_doubled(risk_hedge, "TRIAL_H", "PAYBACK_H", "MOST_TRIED"),
     *halved_and_doubled(risk_market, "FIRST_RETRY_S", "LONGEST_RETRY_S", "RETRY_SHARE", "HELD_PATIENCE"),
     *halved_and_doubled(risk_market, "RECOVERY_H", "UNKNOWN_DOWN", "FIRST_SIGHT_H"),
     Constant(risk_market, "SIBLINGS_UP", 0.5, 1.0),

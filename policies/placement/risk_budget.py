@@ -1,17 +1,26 @@
 """What an hour below the wanted number is worth to RiskHedge, steered so that the target is met.
 
-    mu = PENALTY_SHARE * price of the wanted number on demand / 1 % * (1 % / (1 - target)) ^ EXPONENT * e^b
+    mu = PENALTY_SHARE * price of the wanted number on demand / 1 % * (1 % / aim) ^ EXPONENT * e^b
 
 and at least `LEAST_PENALTY` times that price. The cheapest way to a given mean availability has one constant mu, so b is
 moved slowly, and by what the policy predicts at every decision rather than by the rare outages:
 
-    db/dt = (c * predicted chance of a shortfall / (1 - target) - 1) / STEER_S,    within +-MOST_OVERDRAWN
+    db/dt = (c * predicted chance of a shortfall / aim - 1) / STEER_S,    within +-MOST_OVERDRAWN
 
 c corrects the prediction by what came true: (time short + PRIOR_WINDOWS w) / (time predicted short + PRIOR_WINDOWS w), where
-w is the time that a replacement takes. Both times fade within `FADE_S`.
+w is the time that a replacement takes. Both times fade within `FADE_S`. `aim` is what the target allows, less what losses took
+of the last month beyond it, or more what they left of it, made even within `EVEN_S`: a month is to be as requested, neither
+worse nor better and dearer. Growth is left out there: where it cannot be hedged, more insurance against losses is of no use.
+
+What a fleet saves against the wanted number on demand is put by, up to `SAVED_H` hours of that price, and so is `LOAN_H`, .25 % of a
+week, in advance, every week. Trials and insurance against growth are paid from it: while less than `LOAN_H` is left, growth is
+hedged for a part of what it is worth, and below nothing neither is bought. Without growth the cheapest fleet is never dearer than
+plain on demand, which is one of those it is chosen from.
 
 Memory: {"spent": b, "at": instant of b, "rate": its growth per second, "short": seconds short, "due": seconds predicted
-short, "seen": [short now, chance predicted, what the fleet was like]}, and for `risk_availability` "began": its first instant,
+short, "seen": [short now, chance predicted, what the fleet was like], "even": [seconds short by losses, seconds], both fading within
+a month, "grew": whether it is short because it grew, "saved": [USD, share of growth hedged, USD saved per hour, since]}, and for
+`risk_availability` "began": its first instant,
 "down": seconds short since then, "days": [[start of a day, seconds short in it], ...] of the last month, "outages": how many
 began, "window": w. It begins when the wanted number is first ready, and is
 written when the fleet or the wanted number has changed, else hourly.
@@ -31,7 +40,7 @@ PENALTY_SHARE = 0.1
 EXPONENT = 1.25
 #: Being short is always worse than paying for the fleet on demand, by this factor.
 LEAST_PENALTY = 2.0
-LOAN_H = 1.7
+LOAN_H = 0.42  # hours of the wanted number on demand: a quarter of 1 % of a week
 LOAN_EVERY_H = 168.0
 SHARE_STEP = 0.25
 SAVED_H = 12.0

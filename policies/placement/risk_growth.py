@@ -4,13 +4,16 @@ A service that scales is short for a cold start after every step up, however saf
 steps into the chance of a shortfall. Where a scaler forecasts demand, `View.wanted_later` holds the chances. Else they
 are learned from the steps so far: steps come at the time of day at which they came before, or at any time,
 
-    steps per hour = (sum over past steps of near(time of day between) + PRIOR_DAYS * steps / (24 h * days)) / (days + PRIOR_DAYS)
+    steps per hour = (sum over past steps of (daily * near(time of day between) + (1 - daily) * room / 24 h)
+                      + PRIOR_DAYS * steps / (24 h * days)) / (days + PRIOR_DAYS)
 
-with `near` a triangle of area 1 over +-NEAR_H. A service that has never changed its size is expected to keep it.
+with `near` a triangle of area 1 over +-NEAR_H, `daily` the chance that steps follow the time of day, by how well each was
+foretold by those before it, and `room` how many of the sizes seen lie above the present one, against their mean. A step leads beyond
+the largest size so far as often as steps did that. A service that has never changed its size is expected to keep it.
 
-Memory: {"size": wanted number when last seen, "from": since when sizes are watched, "steps": [[at, more], ...]}, steps of
-the last `KEPT_DAYS` only, and at most `MOST_STEPS`. It changes when the wanted number does. Steps from zero replicas are
-left out: without a replica nothing can be short.
+Memory: {"size": wanted number when last seen, "from": since when sizes are watched, "steps": [[at, more, size], ...]}, steps of
+the last `KEPT_DAYS` only, and at most `MOST_STEPS`; those of older releases have no size. It changes when the wanted number does. Steps
+from zero replicas are left out: without a replica nothing can be short.
 """
 
 from __future__ import annotations

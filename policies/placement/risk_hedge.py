@@ -20,7 +20,12 @@ in a zone) and o on demand the fleet costs, per hour,
     16 h where we hold replicas: the longer an outage has lasted, the longer it will. After an outage of all markets the
     first to take a replica has the others tried at once, and gets no more for a minute.
 5.  mu, what an hour below the wanted number is worth, is steered by the shortfall that is predicted (`risk_budget`).
-6.  `spot_price_cap` does not leave zones out here: what a further zone is worth is for (3) to say.
+6.  Where on-demand replicas stand in for all, nothing would be learned of spot. There one replica is kept beside them in each market
+    in which what the best fleet will save, once the market has kept a replica for a day, times the chance of that over a week is
+    worth more than the replica costs until then.
+7.  Trials, and insurance against growth, are paid from what was saved against the wanted number on demand, and .25 % of
+    a week in advance, every week: no week is dearer by more than twice that and what was saved before.
+8.  `spot_price_cap` does not leave zones out here: what a further zone is worth is for (3) to say.
 
 SpotHedge is the better choice where most of the replicas are nearly as good as all (the target counts the time in
 which all are ready, and without a hedge that is longest with all in the oldest zone), where the number of replicas must
@@ -67,6 +72,7 @@ LOOK_AGAIN_S = 300.0
 TRIAL_H = 24.0  # a market that has kept a replica for so long is known
 PAYBACK_H = 168.0
 MOST_TRIED = 4
+TRIAL_SHARE = 0.5  # of the advance must be there for a trial to begin
 TRIAL = "on trial beside on demand: what it shows is worth more than it costs"
 USUAL_RATIO = 3.0  # of on-demand to spot prices, where no on-demand price is known
 
@@ -118,7 +124,7 @@ class RiskHedge:
             launches=launches,
             ends=ends,
             wake_at=fleet.earliest(look.wake_at(), stand_ins.opens_at),
-            notes=(*look.note(), *stand_ins.note(), *beyond),
+            notes=(*look.note(), *look.learning(trials, asked), *stand_ins.note(), *beyond),
         )
 
 
@@ -311,9 +317,10 @@ class _MarketView:
         known to be of use: what the best fleet would then save, within `PAYBACK_H`, times the chance that it comes to that must be
         more than the trial costs.
         """
-        if self.short or self.means.usd <= 0.0 or not self._idle(self.have):
+        if self.short or not self.means.share or not self._idle(self.have):
             return ()
-        open_now = [n for n, offer in enumerate(self.known.usable) if offer is not None and not self.have[n]]
+        usable = self.known.usable if self.means.share >= TRIAL_SHARE else ()
+        open_now = [n for n, offer in enumerate(usable) if offer is not None and not self.have[n]]
         open_now.sort(key=lambda n: (self.sites[n].usd_hour / self.sites[n].heads, self.per_hour[n]))
         chosen: tuple[int, ...] = ()
         saved = 0.0
@@ -353,6 +360,19 @@ class _MarketView:
         new = [(self.known.usable[number], number) for number in markets if not self.have[number]]
         return [PlannedLaunch(offer, TRIAL) for offer, number in new if offer is not None]
 
+    def learning(self, markets: Sequence[int], asked: Sequence[PlannedLaunch]) -> tuple[str, ...]:
+        """The sentence for the user while there are trials: where, and what they cost."""
+        offers = [r.offer for r in self.spot] + [place.offer for place in asked]
+        tried = [self.known.offers[number] for number in markets]
+        tried = [offer for offer in tried if zone_backoff.market(offer) in map(zone_backoff.market, offers)]
+        if not tried:
+            return ()
+        usd = sum(offer.price_usd_hour for offer in tried)
+        zones = ", ".join(str(offer.zone) for offer in tried)
+        return (
+            f"a spot replica beside the on-demand ones shows whether {zones} keeps it, for {usd:.2f} USD/h",
+        )
+
     def _idle(self, spot: Fleet) -> bool:
         """Return whether as many replicas on demand stand in for these as if there were none."""
         return self.odds_later.hedge(spot).on_demand * self.terms.on_demand_units >= self.units.wanted
@@ -372,7 +392,7 @@ class _MarketView:
         needed = 0 if idle else self._needed()
         smaller = risk_search.shrunk(self.odds_later, self.have, self.sites, needed, MARGIN)
         plan = next((plan for plan in reversed(smaller) if self._better(plan) is None), self.have)
-        plan = tuple([max(keep, number in trials) for number, keep in enumerate(plan)])
+        plan = tuple([max(keep, min(self.have[n], n in trials)) for n, keep in enumerate(plan)])
         why = f"{len(self.spot)} spot replicas, {sum(plan)} are worth their price"
         ends: list[PlannedTermination] = []
         spare = self.serving - self.units.wanted

@@ -263,10 +263,7 @@ class MarketModel:
         spans = (window_h, horizon_h)
         found = []
         for record, group, chance in zip(records, groups, chances, strict=True):
-            if "held_from" in record:
-                age_h = max(0.0, self.now - record["since"]) / HOUR_S
-            else:
-                age_h = _entry_age_h(record, self.now)
+            age_h = self._age_h(record)
             scale = self._multiplier(record)
             first, *others = emptiest[group]
             if others:
@@ -278,15 +275,16 @@ class MarketModel:
     def proven(self, market: str, hours: float, window_h: float) -> Hazard:
         """Return the chance that a market keeps all for that long, and its losses per hour over a window after it has."""
         record = self._record(market)
-        age_h = (
-            max(0.0, self.now - record["since"]) / HOUR_S
-            if "held_from" in record
-            else _entry_age_h(record, self.now)
-        )
+        age_h = self._age_h(record)
         lost = PRIOR_LOSSES + record.get("lost", 0.0)
         due = PRIOR_LOSSES + record.get("due", 0.0) + _exposure(record, self.now)
         more = due + _expected(age_h, hours)
         return Hazard((due / more) ** lost, lost / more * _expected(age_h + hours, window_h) / window_h)
+
+    def _age_h(self, record: Json) -> float:
+        if "held_from" in record:
+            return max(0.0, self.now - record["since"]) / HOUR_S
+        return _entry_age_h(record, self.now)
 
     def _multiplier(self, record: Json) -> float:
         lost, due = record.get("lost", 0.0), record.get("due", 0.0) + _exposure(record, self.now)
