@@ -283,7 +283,7 @@ class MarketModel:
 
     def _age_h(self, record: Json) -> float:
         if "held_from" in record:
-            return max(0.0, self.now - record["since"]) / HOUR_S
+            return max(0.0, self.now - float(record["since"])) / HOUR_S
         return _entry_age_h(record, self.now)
 
     def _multiplier(self, record: Json) -> float:
