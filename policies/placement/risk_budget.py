@@ -43,7 +43,7 @@ LEAST_PENALTY = 2.0
 LOAN_H = 0.42  # hours of the wanted number on demand: a quarter of 1 % of a week
 LOAN_EVERY_H = 168.0
 SHARE_STEP = 0.25
-SAVED_H = 12.0
+SAVED_H = 1.68  # 1 % of a week
 STEER_S = 2 * 86_400.0
 EVEN_S = 7 * 86_400.0
 MOST_AIM = 2.0
@@ -62,16 +62,27 @@ def allowed(target: float | None) -> float:
     return max(_SURELY, 1.0 - (AVAILABILITY_TARGET if target is None else target))
 
 
-def aim(budget: Json | None, target: float | None) -> float:
+def aim(budget: Json | None, target: float | None, now: float) -> float:
     """Return the share of the time that losses may leave short from now on: what was spent beyond the target is made up for."""
     share = allowed(target)
-    lost_s, watched_s = (0.0, 0.0) if budget is None else budget.get("even", (0.0, 0.0))
+    lost_s, watched_s, _ = _even(budget, now)
     return share * max(1.0 / MOST_AIM, min(MOST_AIM, 1.0 + (watched_s - lost_s / share) / EVEN_S))
+
+
+def _even(budget: Json | None, now: float) -> list[float]:
+    """Return the seconds short by losses and the seconds in all, both fading within a month, up to now."""
+    if budget is None or "even" not in budget:
+        return [0.0, 0.0, now]
+    lost_s, watched_s, since = budget["even"]
+    span_s = max(0.0, now - since)
+    left = math.exp(-span_s / (KEPT_DAYS * DAY_S))
+    was_lost = budget["seen"][0] and not budget["grew"]
+    return [lost_s * left + span_s * was_lost, watched_s * left + span_s, max(since, now)]
 
 
 def penalty_share(budget: Json | None, target: float | None, now: float) -> float:
     """Return mu as a multiple of what the wanted number costs on demand."""
-    share = PENALTY_SHARE / 0.01 * math.pow(0.01 / aim(budget, target), EXPONENT)
+    share = PENALTY_SHARE / 0.01 * math.pow(0.01 / aim(budget, target, now), EXPONENT)
     return max(LEAST_PENALTY, share * math.exp(overdrawn(budget, now)))
 
 
@@ -141,7 +152,7 @@ def written(
         if short:
             return budget
         after: dict[str, Any] = {"spent": 0.0, "at": now, "short": 0.0, "due": 0.0, "began": now}
-        after |= {"down": 0.0, "days": [], "outages": 0, "even": [0.0, 0.0]}
+        after |= {"down": 0.0, "days": [], "outages": 0}
     else:
         was_short, _, *was = budget["seen"]
         if (was_short, was) == (short, list(fleet)) and 0.0 <= now - budget["at"] < WRITE_EVERY_S:
@@ -149,14 +160,17 @@ def written(
         after = until(budget, now)
         after |= {"outages": after["outages"] + (short and not was_short)}
         grew = short and (budget.get("grew", False) if was_short else [*was, fleet[0]][0] < fleet[0])
+    as_of = saved[-1]  # what the decision was based on: a second look at the same moment finds the same
     after |= {
+        "spent": overdrawn(budget, as_of) if _is_begun(budget) else 0.0,
+        "even": _even(budget, as_of),
         "rate": 0.0,
         "seen": [short, predicted, *fleet],
         "window": window_s,
         "saved": list(saved),
         "grew": grew,
     }
-    rate = (min(1.0, correction(after, window_s) * predicted) / aim(after, target) - 1.0) / STEER_S
+    rate = (min(1.0, correction(after, window_s) * predicted) / aim(after, target, as_of) - 1.0) / STEER_S
     return {**after, "rate": rate}
 
 
@@ -170,13 +184,7 @@ def until(budget: Json, now: float) -> dict[str, Any]:
     span_s = max(0.0, now - budget["at"])
     was_short, was_predicted, *_ = budget["seen"]
     left = math.exp(-span_s / FADE_S)
-    lost_s, watched_s = budget.get("even", (0.0, 0.0))
-    lasting = math.exp(-span_s / (KEPT_DAYS * DAY_S))
     return {
-        "even": [
-            lost_s * lasting + span_s * (was_short and not budget.get("grew", False)),
-            watched_s * lasting + span_s,
-        ],
         "spent": overdrawn(budget, now),
         "at": now,
         "short": budget["short"] * left + span_s * was_short,

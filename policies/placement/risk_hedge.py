@@ -101,7 +101,7 @@ class RiskHedge:
         uncapped = replace(view, goal=replace(view.goal, spot_price_cap=math.inf))
         view, beyond = price_limits.within_limits(uncapped, memory.get("blocks", {}))
         look = _MarketView(view, memory, units)
-        trials = look.trials()
+        trials = look.trials() if look.is_idle(look.have) else ()
         asked = (look.additions() or look.on_trial(trials))[: max(0, view.limit)]
         too_many = [] if asked else look.surplus(trials)
         ended = {end.replica_id for end in too_many}
@@ -317,19 +317,19 @@ class _MarketView:
         known to be of use: what the best fleet would then save, within `PAYBACK_H`, times the chance that it comes to that must be
         more than the trial costs.
         """
-        if self.short or not self.means.share or not self._idle(self.have):
+        if self.short or not self.means.share:
             return ()
         usable = self.known.usable if self.means.share >= TRIAL_SHARE else ()
         open_now = [n for n, offer in enumerate(usable) if offer is not None and not self.have[n]]
         open_now.sort(key=lambda n: (self.sites[n].usd_hour / self.sites[n].heads, self.per_hour[n]))
         chosen: tuple[int, ...] = ()
         saved = 0.0
-        held = [n for n, count in enumerate(self.have) if count and self.known.retry_at[n] is None]
+        held = [n for n, count in enumerate(self.have) if count]
         for number in (*held, *open_now)[:MOST_TRIED]:
             proven = self.market.proven(self.known.markets[number], TRIAL_H, self.window_h)
             more = self._saving((*chosen, number)) - saved
             cost = self.sites[number].usd_hour * 0.5 * (1.0 + proven.now) * TRIAL_H
-            if more * proven.now * PAYBACK_H > cost:
+            if more * proven.now * PAYBACK_H > cost * (0.5 if self.have[number] else 1.0):
                 chosen, saved = (*chosen, number), saved + more
         return chosen
 
@@ -373,7 +373,7 @@ class _MarketView:
             f"a spot replica beside the on-demand ones shows whether {zones} keeps it, for {usd:.2f} USD/h",
         )
 
-    def _idle(self, spot: Fleet) -> bool:
+    def is_idle(self, spot: Fleet) -> bool:
         """Return whether as many replicas on demand stand in for these as if there were none."""
         return self.odds_later.hedge(spot).on_demand * self.terms.on_demand_units >= self.units.wanted
 
@@ -385,12 +385,14 @@ class _MarketView:
         which some start can be asked for more before they are ready.
         """
         starting = [r for r in self.spot if r.state in (ReplicaState.PROVISIONING, ReplicaState.STARTING)]
-        idle = self._idle(self.have)
+        idle = self.is_idle(self.have)
         awaited = any(map(self._may_have_company, starting)) if idle else bool(starting)
         if self._answers_at() is not None or (awaited and self.units.total(self.spot) <= self._most()):
             return []
         needed = 0 if idle else self._needed()
         smaller = risk_search.shrunk(self.odds_later, self.have, self.sites, needed, MARGIN)
+        if not idle:  # else the next look would find that the rest is of no use
+            smaller = [plan for plan in smaller if not self.is_idle(plan)]
         plan = next((plan for plan in reversed(smaller) if self._better(plan) is None), self.have)
         plan = tuple([max(keep, min(self.have[n], n in trials)) for n, keep in enumerate(plan)])
         why = f"{len(self.spot)} spot replicas, {sum(plan)} are worth their price"

@@ -265,7 +265,9 @@ def test_a_replica_on_trial_does_not_finish_its_start_for_nothing(
     refused = NOW - refused_s_ago
     alone = {**held(0.1), "empty_from": refused, "empty_at": refused}
     live = replicas(*[READY] * 4, of=A1_OD, first=50) + replicas(STARTING, since=NOW - 90.0)
-    decided = decide(live, knowing(alone, empty(1.0), empty(1.0)), target=target)
+    memory = knowing(alone, empty(1.0), empty(1.0))
+    memory["budget"]["saved"] = [-1.0, 0.0, 0.0, NOW]  # nothing to pay a trial for knowledge from
+    decided = decide(live, memory, target=target)
     assert len([end for end in decided.ends if end.replica_id == 1]) == ended
 
 
