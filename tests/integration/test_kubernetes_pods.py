@@ -17,6 +17,7 @@ from provisioners.kubernetes.cloud import KubernetesProvisioner
 from provisioners.kubernetes.settings import Cluster
 from provisioners.port.agents import AgentRelease
 from provisioners.port.base import (
+    Cache,
     Candidate,
     InstanceState,
     LogSource,
@@ -58,6 +59,40 @@ def until(holds: Callable[[], bool], pass_time: Callable[[], object] = lambda: N
 
 def reaches(kube: Controller, token: str, state: InstanceState) -> bool:
     return until(lambda: kube.listed()[token].state is state, lambda: kube.advance(1.0))
+
+
+KEPT = """
+echo "found: $(cat "$HF_HOME/weights" 2>/dev/null)"; echo of-$SKYSERVE_REPLICA_ID >"$HF_HOME/weights"; echo wrote; exec sleep 1000
+"""
+
+
+@pytest.mark.parametrize("claim", [None, "weights"])
+def test_a_successor_on_the_node_finds_the_weights_and_another_service_does_not(
+    kube: Controller, claim: str | None
+) -> None:
+    def start(name: str, replica_id: int, service: str = "chat") -> str:
+        cache = Cache(f"{OWNER}/-/{service}", ("HF_HOME",), claim)
+        kube.cloud.launch(order_of(name, run=KEPT, replica_id=replica_id, service=service, cache=cache))
+        assert reaches(kube, name, S.RUNNING)
+        log = ""
+
+        def has_written() -> bool:
+            nonlocal log
+            log = kube.cloud.read_log(kube.listed()[name], 0, 10_000).decode()
+            return "wrote" in log
+
+        assert until(has_written, lambda: kube.advance(1.0))
+        return log
+
+    first = start("chat-1", 1)
+    assert "hf_home is empty" in first
+    assert "found: \n" in first
+    kube.cloud.terminate(kube.listed()["chat-1"])
+    assert until(lambda: not kube.world.pod_names(), lambda: kube.advance(1.0))
+    second = start("chat-2", 2)
+    assert "of earlier replicas" in second
+    assert "found: of-1\n" in second
+    assert "found: \n" in start("other-1", 3, "other")
 
 
 def test_it_is_everything_that_a_provisioner_can_be(paper: Controller) -> None:
