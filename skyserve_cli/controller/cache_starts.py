@@ -1,7 +1,7 @@
 """How long replicas of services with a `cache` took to be ready, and what they had found in it: one event for each of them.
 
 Both are measured: the time from the launch to the first passed probe, and the line that the start of the replica has printed
-(`provisioners.remote.bootstrap_steps.cache_script`). Where either is not known there is no event.
+(`provisioners.remote.bootstrap_steps.cache_script`). Where either is not known within a minute there is no event.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from skyserve_cli.state.values import EventRecord, ServiceRow
 
 KIND = "cache"
 HEAD_BYTES = 4096
-PATIENCE_S = 600.0  # with a log that cannot be read, from when the replica was ready
+PATIENCE_S = 60.0  # from when the replica was ready: its log may not be readable at once, and a controller may be restarted
+MOST_READ = 16  # logs in one round: each is a call of a machine
+_KEEPING = ("local", "ssh", "kubernetes")  # the clouds on which a start prints the line
 
 _LINE = re.compile(r"^cache: /.* (?:is empty|has (\S+) of earlier replicas)$", re.MULTILINE)
 _EMPTY = re.compile(r"ready after (\d+) s; its cache was empty")
@@ -30,7 +32,7 @@ Find = Callable[[Replica], tuple[Provisioner, Instance | None]]
 
 @dataclass(slots=True)
 class _Known:
-    """Of a service: the replicas that need no event any more, and the last one that found nothing, with its seconds."""
+    """Of a service: the replicas that have an event, and the last one that found nothing, with its seconds."""
 
     noted: set[int] = field(default_factory=set)
     empty: tuple[int, int] | None = None
@@ -47,29 +49,34 @@ class CacheStarts:
         self._has_cache = has_cache
         self._now = now
         self._known: dict[str, _Known] = {}
+        self._reads = 0
 
     def step(self, rows: Iterable[ServiceRow]) -> None:
-        """Append an event for each replica that is ready and has none."""
+        """Append an event for each replica that is ready and has none; read MOST_READ logs at most."""
+        self._reads = 0
         for row in rows:
             for replica in row.replicas:
-                if replica.state is ReplicaState.READY and self._has_cache(row.name, replica.version):
-                    self._look(row.name, replica)
+                is_meant = replica.state is ReplicaState.READY and replica.zone.cloud in _KEEPING
+                if is_meant and self._has_cache(row.name, replica.version):
+                    self._look(row, replica)
 
-    def _look(self, service: str, replica: Replica) -> None:
-        known = self._known.get(service) or self._recall(service)
-        if replica.id in known.noted or replica.ready_at is None or replica.launched_at is None:
+    def _look(self, row: ServiceRow, replica: Replica) -> None:
+        ready_at, launched_at, now = replica.ready_at, replica.launched_at, self._now()
+        if ready_at is None or launched_at is None or now - ready_at > PATIENCE_S:
             return
+        known = self._known.get(row.name) or self._recall(row.name)
+        if replica.id in known.noted or self._reads >= MOST_READ:
+            return
+        self._reads += 1
         found = self._found(replica)
-        if found is None and self._now() - replica.ready_at < PATIENCE_S:
-            return
-        known.noted.add(replica.id)
         if found is None:
             return
-        took_s = round(replica.ready_at - replica.launched_at)
+        took_s = round(ready_at - launched_at)
         sentence = sentence_of(took_s, found, known.empty)
         if not found:
             known.empty = replica.id, took_s
-        self._store.append_event(EventRecord("cache", sentence, replica.id), now=self._now(), service=service)
+        known.noted = {one.id for one in row.replicas if one.id in known.noted} | {replica.id}
+        self._store.append_event(EventRecord("cache", sentence, replica.id), now=now, service=row.name)
 
     def _recall(self, service: str) -> _Known:
         """Return what the event log says, for a controller that has just been started."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from policies.model import Replica, ReplicaState
+from policies.model import Replica, ReplicaState, Zone
 from provisioners.port.base import Instance, Provisioner
-from skyserve_cli.controller.cache_starts import PATIENCE_S, CacheStarts, sentence_of
+from skyserve_cli.controller.cache_starts import MOST_READ, PATIENCE_S, CacheStarts, sentence_of
 from skyserve_cli.state.values import EventRecord, StoredEvent
 from tests.unit.test_controller_view import a_row
 from tests.unit.test_output_reader import INSTANCE, Sky
@@ -39,6 +39,12 @@ class Log:
         return [(one.record.replica_id, one.record.message) for one in self.events_]
 
 
+def kept(number: int, state: ReplicaState) -> Replica:
+    """A replica in a cluster."""
+    one = replica_of(number, state)
+    return replace(one, offer=replace(one.offer, zone=Zone("kubernetes", "prod", "a")))
+
+
 class World:
     def __init__(self, log: Log | None = None) -> None:
         self.sky, self.log, self.now, self.has_cache = Sky(), log or Log(), 1000.0, True
@@ -55,7 +61,7 @@ class World:
     def step(self, number: int, log: bytes, took_s: float, state: S = S.READY) -> None:
         self.sky.log = log
         ready_at = self.now if state is S.READY else None
-        one = replace(replica_of(number, state), launched_at=self.now - took_s, ready_at=ready_at)
+        one = replace(kept(number, state), launched_at=self.now - took_s, ready_at=ready_at)
         self.starts.step([a_row(one)])
 
 
@@ -92,16 +98,35 @@ def test_nothing_is_said_of_a_service_without_a_cache_nor_its_log_read() -> None
 
 def test_what_is_not_known_is_read_again_for_a_while_and_then_not_said() -> None:
     world = World()
-    one = replace(replica_of(1, S.READY), launched_at=world.now - 5.0, ready_at=world.now)
+    one = replace(kept(1, S.READY), launched_at=world.now - 5.0, ready_at=world.now)
     for log in (b"", b"cache: is what this program calls its store\n"):
         world.sky.log = log
         world.starts.step([a_row(one)])
     assert world.sky.calls == 2
-    world.now += PATIENCE_S
-    world.starts.step([a_row(one)])
+    world.now += PATIENCE_S + 1.0
     world.sky.log = WARM
     world.starts.step([a_row(one)])
-    assert (world.log.said, world.sky.calls) == ([], 3)
+    assert (world.log.said, world.sky.calls) == ([], 2)
+
+
+def test_a_round_reads_a_few_logs_and_the_next_ones_the_others() -> None:
+    world = World()
+    world.sky.log = EMPTY
+    fleet = [
+        replace(kept(at, S.READY), launched_at=world.now - 5.0, ready_at=world.now)
+        for at in range(1, MOST_READ + 3)
+    ]
+    for count in (MOST_READ, MOST_READ + 2, MOST_READ + 2):
+        world.starts.step([a_row(*fleet)])
+        assert (world.sky.calls, len(world.log.said)) == (count, count)
+
+
+def test_a_rented_machine_prints_nothing_and_is_not_read() -> None:
+    world = World()
+    offer = replace(replica_of(1, S.READY).offer, zone=Zone("aws", "us-east-1", "us-east-1a"))
+    one = replace(replica_of(1, S.READY), offer=offer, launched_at=world.now - 5.0, ready_at=world.now)
+    world.starts.step([a_row(one)])
+    assert (world.log.said, world.sky.calls) == ([], 0)
 
 
 @pytest.mark.parametrize(
