@@ -29,6 +29,8 @@ from provisioners.port.base import (
 from provisioners.port.errors import AuthError, CapacityError, QuotaError, RefusedError, TransientError
 from provisioners.port.vm import Checked, Level
 from tests.clouds.kubernetes.kube_controller import OWNER, PRICES, ZONE, Controller, controller, order_of
+from tests.clouds.kubernetes.kube_schemas import check
+from tests.clouds.kubernetes.kube_world import NAMESPACE
 
 S = InstanceState
 
@@ -93,6 +95,27 @@ def test_a_successor_on_the_node_finds_the_weights_and_another_service_does_not(
     assert "of earlier replicas" in second
     assert "found: of-1\n" in second
     assert "found: \n" in start("other-1", 3, "other")
+
+
+def test_a_successor_prefers_the_node_that_its_predecessor_has_left(paper: Controller) -> None:
+    def launch(number: int, **changes: object) -> str:
+        cache = Cache(f"{OWNER}/-/chat", ("HF_HOME",))
+        paper.cloud.launch(order_of(f"chat-{number}", replica_id=number, **{"cache": cache, **changes}))
+        pod = paper.world.store.get("pods", NAMESPACE, f"chat-{number}")
+        check(pod)
+        return str(pod["spec"]["nodeName"])
+
+    paper.world.add_node("later", ZONE.name)
+    paper.world.cordon("fixed")
+    assert launch(1) == "later"
+    paper.world.cordon("fixed", on=False)
+    assert launch(2) == "fixed", "the other one stays where it is"
+    for number in (1, 2):
+        paper.cloud.terminate(paper.listed()[f"chat-{number}"])
+    assert until(lambda: not paper.world.pod_names(), lambda: paper.advance(1.0))
+    assert launch(3, cache=None) == "fixed"
+    assert launch(4) == "later", "which is the one that nobody uses"
+    assert launch(5, service="other") == "fixed"
 
 
 def test_it_is_everything_that_a_provisioner_can_be(paper: Controller) -> None:

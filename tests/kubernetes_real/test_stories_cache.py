@@ -56,13 +56,16 @@ def run_one(space: Space, cloud: KubernetesProvisioner, number: int, cache: Cach
 
 @pytest.mark.parametrize("claim", [None, "weights"], ids=["node", "pvc"])
 def test_a_successor_finds_what_the_first_one_wrote(space: Space, claim: str | None) -> None:
-    for node in space.nodes[1:]:
-        space.cordon(node)
+    """The scheduler puts a successor on the node of the first one, though all three are empty."""
     if claim is not None:
         make_claim(space, "ReadWriteMany")
     cloud = space.controller()
     cache = Cache(f"{OWNER}/-/chat", ("HF_HOME",), claim)
+    for node in space.nodes[:2]:
+        space.cordon(node)
     assert "is empty\nfound: \n" in run_one(space, cloud, 1, cache)
+    for node in space.nodes[:2]:
+        space.cordon(node, on=False)
     second = run_one(space, cloud, 2, cache)
     assert "of earlier replicas\nfound: of-1\n" in second
     other = Cache(f"{OWNER}/-/other", ("HF_HOME",), claim)
