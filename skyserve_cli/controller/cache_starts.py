@@ -23,7 +23,9 @@ PATIENCE_S = 60.0  # from when the replica was ready: its log may not be readabl
 MOST_READ = 16  # logs in one round: each is a call of a machine
 _KEEPING = ("local", "ssh", "kubernetes")  # the clouds on which a start prints the line
 
-_LINE = re.compile(r"^cache: /.* (?:is empty|has (\S+) of earlier replicas)$", re.MULTILINE)
+_LINE = re.compile(
+    r"^cache: /.* (?:is empty|has ([0-9.,]{1,9}[A-Z]?|files) of earlier replicas)$", re.MULTILINE
+)
 _EMPTY = re.compile(r"ready after (\d+) s; its cache was empty")
 
 #: Of a replica: its cloud, and its instance as it was listed last.

@@ -7,6 +7,7 @@ import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,16 +16,19 @@ from pydantic import ValidationError
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
 from provisioners.kubernetes import pod_rules, scripts, translate
 from provisioners.kubernetes.settings import Cluster
+from provisioners.kubernetes.warm_nodes import MOST, WarmNodes
 from provisioners.port.base import Cache, LaunchOrder
 from provisioners.remote.bootstrap_steps import ReplicaNode, cache_script, cached_setup, task_for
 from provisioners.remote.host_agent.scripts import container_command, environment
 from skyserve_cli.config_kubernetes import KubernetesConfig
+from skyserve_cli.controller.clouds.node_caches import purged
 from skyserve_cli.controller.reconcile.mappers import order_of
 from skyserve_cli.spec import SpecError, sent_spec, spec_from_json, spec_to_json
 from skyserve_cli.spec.load import Loaded, load_text
 from skyserve_cli.spec.model import CacheSpec
 from tests.clouds.kubernetes.kube_admission import violations
 from tests.clouds.kubernetes.kube_schemas import check
+from tests.unit.test_controller_view import a_row
 
 Json = dict[str, Any]
 IN_CLUSTER, OWN_HOST = Zone("kubernetes", "prod", "zone-a"), Zone("ssh", "rack", "h1")
@@ -316,3 +320,73 @@ def test_a_folder_that_cannot_be_written_fails_the_setup_with_a_sentence(tmp_pat
     env = {"SKYSERVE_ROOT": str(tmp_path / "root"), "SKYSERVE_TERMINATION_LOG": str(log)}
     assert sh(whole, HF_HOME=str(tmp_path / "file" / "hf"), SKYSERVE_RUN="true", **env).returncode == 1
     assert log.read_text().startswith(f"{scripts.SETUP_FAILED}: {scripts.NO_CACHE}")
+
+
+# --- which nodes, and what is removed -------------------------------------------------------------------------
+
+
+def on(node: str, service: str = "chat", **status: Any) -> Json:
+    meta = {"labels": {"skyserve-owner": "me", "skyserve-service": service}}
+    if status.pop("is_deleted", False):
+        meta["deletionTimestamp"] = "2027-01-15T08:00:00Z"  # type: ignore[assignment]
+    return {"metadata": meta, "spec": {"nodeName": node} if node else {}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("pods", "free"),
+    [
+        ([], ["a", "b"]),
+        ([on("b")], ["a"]),
+        ([on("b", is_deleted=True)], ["a", "b"]),
+        ([on("b", phase="Failed")], ["a", "b"]),
+        ([on("a"), on("b"), on("")], []),
+        ([on("c", phase="Succeeded"), on("a")], ["b", "c"]),
+    ],
+)
+def test_a_successor_prefers_nodes_on_which_no_replica_of_the_service_stays(
+    pods: list[Json], free: list[str]
+) -> None:
+    nodes = WarmNodes()
+    nodes.note([on("a"), on("b"), on("x", "other"), on("")])
+    assert sorted(nodes.free("me", "chat", pods)) == free
+    assert nodes.free("me", "new", []) == []
+
+
+def test_the_last_nodes_are_remembered() -> None:
+    nodes = WarmNodes()
+    nodes.note([on(f"n{number}") for number in range(40)])
+    assert nodes.free("me", "chat", []) == [f"n{number}" for number in range(40 - MOST, 40)]
+
+
+class Hosts:
+    """A cloud whose hosts keep folders, and what was removed of them."""
+
+    def __init__(self) -> None:
+        self.removed: list[str] = []
+
+    def remove_cache(self, cache: Cache) -> tuple[list[str], list[str]]:
+        self.removed.append(cache.folder)
+        return ["h1"], ["h2 does not respond"]
+
+
+@pytest.mark.parametrize(
+    ("cache", "changes", "is_removed"),
+    [
+        (CacheSpec(), {}, True),
+        (CacheSpec(), {"purge": False}, False),
+        (CacheSpec(), {"down": False}, False),
+        (CacheSpec(), {"name": "other"}, False),
+        (CacheSpec(), {"replicas": (Replica(1, 1, order(OWN_HOST).offer, ReplicaState.TERMINATING, 0, 0),)}, False),
+        (CacheSpec("pvc", ("HF_HOME",), "weights"), {}, False),
+        (None, {}, False),
+    ],
+)  # fmt: skip
+def test_what_a_purge_removes(cache: CacheSpec | None, changes: Json, is_removed: bool) -> None:
+    spec, hosts = load("resources: {infra: ssh}").spec, Hosts()
+    row = replace(a_row(), name="chat", down=True, purge=True, team="ml", replicas=())
+    clouds = SimpleNamespace(resolve=lambda need: need, get=lambda name: hosts)
+    specs = SimpleNamespace(get=lambda name, version: replace(spec, cache=cache))
+    found = purged(["chat"], [replace(row, **changes)], specs, "me", clouds)  # type: ignore[arg-type]
+    assert hosts.removed == ["me/ml/chat"] * is_removed
+    assert found.removed == ("the cache of chat on ssh: h1",) * is_removed
+    assert found.problems == ("h2 does not respond",) * is_removed

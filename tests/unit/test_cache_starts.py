@@ -99,14 +99,15 @@ def test_nothing_is_said_of_a_service_without_a_cache_nor_its_log_read() -> None
 def test_what_is_not_known_is_read_again_for_a_while_and_then_not_said() -> None:
     world = World()
     one = replace(kept(1, S.READY), launched_at=world.now - 5.0, ready_at=world.now)
-    for log in (b"", b"cache: is what this program calls its store\n"):
+    others = (b"cache: is what this program calls its store\n", b"cache: /x has s3cret of earlier replicas\n")
+    for log in (b"", *others):
         world.sky.log = log
         world.starts.step([a_row(one)])
-    assert world.sky.calls == 2
+    assert world.sky.calls == 3
     world.now += PATIENCE_S + 1.0
     world.sky.log = WARM
     world.starts.step([a_row(one)])
-    assert (world.log.said, world.sky.calls) == ([], 2)
+    assert (world.log.said, world.sky.calls) == ([], 3)
 
 
 def test_a_round_reads_a_few_logs_and_the_next_ones_the_others() -> None:
