@@ -473,7 +473,9 @@ async def test_one_service_is_listed_alone_if_it_is_up(controller: Controller) -
         await controller.up(name=name)
 
     async def listed(query: str) -> list[str]:
-        return [each["name"] for each in (await controller.call("GET", f"/v1/services{query}"))[1]["services"]]
+        return [
+            each["name"] for each in (await controller.call("GET", f"/v1/services{query}"))[1]["services"]
+        ]
 
     (both,) = [(await controller.call("GET", "/v1/services"))[1]["services"]]
     assert (await controller.call("GET", "/v1/services?name=other"))[1]["services"] == both[1:]

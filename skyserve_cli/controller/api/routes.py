@@ -104,7 +104,9 @@ class KernelRoutes:
     async def _services(self, request: web.Request) -> web.StreamResponse:
         kind: tuple[bool, bool, str] = "all" in request.query, "ended" in request.query, ""
         name = request.query.get("name", "")
-        if bool(name) and await asyncio.to_thread(self._service.has, name):  # or the caller learns which there are
+        if bool(name) and await asyncio.to_thread(
+            self._service.has, name
+        ):  # or the caller learns which there are
             kind = False, kind[1], name
         content = partial(self._all_services, *kind)
         found = await self._snapshots.get(kind, content, may_be_old=may_be_old(request))
