@@ -157,16 +157,17 @@ def work(history: History, requests: Floats, of: Weights) -> Floats:
 def prompt_share(history: History, of: Weights) -> Floats:
     """Return the share of prompts in the work of each minute's tokens; one half where there are none."""
     prompt, response = _tokens(history)
-    tokens = of.prompt * prompt + of.response * response
-    found: Floats = np.where(tokens > 0.0, of.prompt * prompt / np.where(tokens > 0.0, tokens, 1.0), 0.5)
+    prompts = of.prompt * prompt
+    tokens = prompts + of.response * response
+    found: Floats = np.divide(prompts, tokens, out=np.full(len(tokens), 0.5), where=tokens > 0.0)
     return found
 
 
 def _last(series: Floats) -> Floats:
     """Return the sums of the last `SIZE_MIN` minutes."""
-    sums = np.zeros(len(series) + SIZE_MIN)
-    np.cumsum(series, out=sums[SIZE_MIN:])
-    found: Floats = sums[SIZE_MIN:] - sums[:-SIZE_MIN]
+    found: Floats = series.copy()
+    for back in range(1, SIZE_MIN):  # not by a running sum, whose rounding depends on where it began
+        found[back:] += series[:-back]
     return found
 
 

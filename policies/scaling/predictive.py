@@ -7,7 +7,7 @@ Once a minute, with capacity c of one replica within the SLO, cold start d and h
 
 Demand, backlog and capacity are work (`forecast.work`): requests by their tokens, in requests of the usual size; requests where no
 tokens are known. F is the 55 % quantile of `forecast.demand`. As in PreServe (Algorithm 2) the work of prompts and of responses is also
-forecast apart; F is the larger of the sum of the two and of the forecast of the sum. The size rises to `needed` at once, and sinks to `kept`: a replica that is
+forecast apart for `needed`; F is the larger of the sum of the two and of the forecast of the sum. The size rises to `needed` at once, and sinks to `kept`: a replica that is
 terminated now and wanted again would be missing for a cold start. It does not sink while the last replicas it launched have not
 had a cold start's time: what one minute wanted and the next did not would be launched and never serve. Since `needed` counts the
 demand of the last minute, a forecast can add replicas to what the present requests, and never take one away. Without a forecast
@@ -166,17 +166,16 @@ def _decide(
 def _forecast(
     ahead: _Minute, history: History, demand: Floats, keeps_spot: bool
 ) -> tuple[float, float, Floats]:
-    """Return what `forecast_demand` returns; of work, prompts and responses are also forecast apart, and the larger need counts."""
+    """Return what `forecast_demand` returns; what to add for is also forecast of prompts and responses apart, and the larger counts."""
     add, keep, then = forecast_demand(history, demand, ahead.cold_start_s, keeps_spot)
-    if ahead.weights is None:
+    if ahead.weights is None or waking.is_idle(demand):
         return add, keep, then
-    share = work.prompt_share(history, ahead.weights)
-    apart = [
-        forecast_demand(history, demand * part, ahead.cold_start_s, keeps_spot)[:2]
-        for part in (share, 1.0 - share)
-    ]
-    adds, keeps = zip(*apart, strict=True)
-    return max(add, sum(adds)), max(keep, sum(keeps)), then
+    horizon, apart = Horizon(_minutes(ahead.cold_start_s), ADD_MIN), 0.0
+    prompts = demand * work.prompt_share(history, ahead.weights)
+    for part in (prompts, demand - prompts):
+        fitted = _cached_fit(_training(history, part, 0), horizon)
+        apart += float(fitted.quantiles(part[-READ_MIN:], (QUANTILE,))[0])
+    return max(add, apart), keep, then
 
 
 class _Minute(NamedTuple):
@@ -377,22 +376,17 @@ def forecast_demand(
     until = max(lead + KEEP_MIN, 2 * lead) if keeps_spot else lead + KEEP_MIN
     recent = requests[-READ_MIN:]
     shares = (QUANTILE, *((index + 0.5) / CHANCES for index in range(CHANCES)))
-    to_add, to_keep = _training_minutes(history, requests)
+    to_add, to_keep = (_training(history, requests, late) for late in (0, 1))
     adds = _cached_fit(to_add, Horizon(lead, ADD_MIN)).quantiles(recent, shares)
     keep = _cached_fit(to_keep, Horizon(1, until)).quantiles(recent, (QUANTILE,))
     return float(adds[0]), float(keep[0]), adds[1:]
 
 
-def _training_minutes(history: History, requests: Floats) -> tuple[bytes, bytes]:
-    """Return the minutes that the two forecasts are fitted to.
-
-    They are the same but for one minute: the second fit comes a minute after the first, so that no minute bears both.
-    """
-    every = _fit_every_min(len(requests))
-    ends = [(history.end - late) // every * every - history.first for late in (0, 1)]
-    first, second = (requests[max(0, end - FIT_MIN) : max(0, end)] for end in ends)
-    training = first.tobytes()
-    return training, training if ends[0] == ends[1] else second.tobytes()
+def _training(history: History, demand: Floats, late: int) -> bytes:
+    """Return the minutes that a forecast is fitted to, `late` minutes after the others, so that no minute bears all fits."""
+    every = _fit_every_min(len(demand))
+    end = (history.end - late) // every * every - history.first
+    return demand[max(0, end - FIT_MIN) : max(0, end)].tobytes()
 
 
 def _fit_every_min(known_min: int) -> int:
