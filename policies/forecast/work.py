@@ -11,7 +11,9 @@ size is the mean of what was known when half a day of tokens was; from then on i
 seconds that all of them take, and in a batch a token holds up the others for as long as the engine needs for it: requests of
 more tokens are seen to take longer. Each minute is a row of a least-squares regression without negative weights of the running
 requests per request on the tokens per request; old minutes fade as in `forecast.capacity`. Minutes in which many were late say how long
-they waited, and teach nothing. The prior counts like `PRIOR_MIN` minutes of requests that differ widely: a token is a token, as in PreServe's hybrid rate
+they waited, and teach nothing. An engine with little to do waits for
+its memory and computes prompts meanwhile, so light minutes make responses look heavier than they are where it matters: a response token
+is held to weigh at most `MOST_RATIO` times what the prior says against one of a prompt, and at least as little. The prior counts like `PRIOR_MIN` minutes of requests that differ widely: a token is a token, as in PreServe's hybrid rate
 (Algorithm 1), and a request weighs nothing of its own. Prompt tokens that were found in a cache are not separate in the minutes:
 they make the mean prompt token lighter.
 
@@ -49,6 +51,7 @@ LUCK = 200.0
 USUAL_REQUESTS = 30.0
 USUAL_MIN = 720  # minutes with tokens, after which the usual size stays
 LATE_SHARE = 0.1  # of a minute's requests: more, and its tokens are those of another time
+MOST_RATIO = 4.0
 PRIOR_MIN = 1.0
 RESPONSE_WEIGHT = 1.0  # of a response token in those of a prompt token, before anything is learned
 LEAST_REQUESTS = 20.0  # of a minute that teaches weights
@@ -133,6 +136,11 @@ def weights(known: Json, kind: str, usual: list[float]) -> Weights:
     if alike:
         newest = kind if kind in known else max(alike, key=lambda one: int(one.rpartition("@")[2]))
         shares = _shares(np.array(known[newest]), scale, shares)
+        if shares[1] + shares[2] > 0.0:
+            odds = np.clip(
+                shares[2] / max(shares[1], 1e-9), *(prior[2] / prior[1] * MOST_RATIO**by for by in (-1, 1))
+            )
+            shares[1:] = (shares[1] + shares[2]) * np.array([1.0, odds]) / (1.0 + odds)
     found: list[float] = (shares / scale).tolist()
     return Weights(*found)
 

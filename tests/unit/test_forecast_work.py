@@ -46,7 +46,7 @@ def taught(true: tuple[float, float, float], seed: int = 0, length: int = 2000) 
 
 @pytest.mark.parametrize(
     "true",
-    [(0.0, 1e-3, 1e-3), (0.0, 1e-3, 2e-3), (0.0, 1e-3, 5e-4), (0.0, 0.0, 2e-2), (0.5, 1e-3, 1e-3)],
+    [(0.0, 1e-3, 1e-3), (0.0, 1e-3, 2e-3), (0.0, 1e-3, 5e-4), (0.5, 1e-3, 1e-3)],
 )
 def test_the_weights_of_a_fleet_are_found_from_how_many_requests_run(
     true: tuple[float, float, float],
@@ -55,6 +55,15 @@ def test_the_weights_of_a_fleet_are_found_from_how_many_requests_run(
     usual_s = true[0] + true[1] * USUAL[0] + true[2] * USUAL[1]
     for weight, seconds, size in zip(found, true, (1.0, *USUAL), strict=True):
         assert weight * size == pytest.approx(seconds * size / usual_s, abs=0.04)
+    assert found.request + found.prompt * USUAL[0] + found.response * USUAL[1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("true", "ratio"), [((0.0, 0.0, 2e-2), 4.0), ((0.0, 1e-3, 0.0), 0.25)])
+def test_a_response_token_weighs_at_most_four_times_the_prior(
+    true: tuple[float, float, float], ratio: float
+) -> None:
+    found = work.weights(taught(true)["kinds"], KIND, USUAL)
+    assert found.response / found.prompt == pytest.approx(ratio)
     assert found.request + found.prompt * USUAL[0] + found.response * USUAL[1] == pytest.approx(1.0)
 
 
