@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from policies.goals import ScalingGoal
+from skyserve_cli.commands.traffic_options import response_weight, scaled
+from skyserve_cli.output import WrongUsage
 from skyserve_cli.sim.arrivals import Arrivals, TokenMeans
 from skyserve_cli.sim.scaling import MINUTE_S, Evaluation, ScalingTrial, goal_for, run
 from skyserve_cli.sim.served import ServedRequests, Traffic
@@ -101,3 +103,28 @@ def test_a_market_reports_tokens_and_carries_work() -> None:
     assert served.attainment == 1.0
     assert math.isclose(sum(served.counts), served.asked)
     assert len(served.tokens) == round(3600.0 / MINUTE_S * 3)
+
+
+# --- options -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given", "weight"), [(None, 1.0), (0.5, 0.5), (4.0, 4.0)])
+def test_a_response_token_weighs_what_the_option_says(given: float | None, weight: float) -> None:
+    assert response_weight(recording(1), given) == weight
+
+
+@pytest.mark.parametrize(
+    ("tokens", "given", "sentence"),
+    [(True, 0.0, "above 0 and up to 1000"), (True, 2e3, "got 2000"), (False, 2.0, "halves has no tokens")],
+)
+def test_a_weight_that_makes_no_sense_is_a_wrong_option(tokens: bool, given: float, sentence: str) -> None:
+    arrivals = recording(1) if tokens else replace(recording(1), tokens=None)
+    with pytest.raises(WrongUsage, match=sentence):
+        response_weight(arrivals, given)
+
+
+def test_mean_replicas_carry_the_mean_of_the_work() -> None:
+    day = recording(1)
+    by_count = scaled(day, DAY_S, DAY_S / 2, 8.0, 2.0)
+    assert scaled(day, DAY_S, DAY_S / 2, 8.0, 2.0, 1.0) == pytest.approx(by_count * 600 / 1400)
+    assert response_weight(replace(day, tokens=None), None) is None
