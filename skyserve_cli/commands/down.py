@@ -21,6 +21,7 @@ from skyserve_cli.commands.options import (
     controller,
     find,
     no_such_service,
+    only_name,
 )
 from skyserve_cli.commands.sentences import NO_SERVICE
 from skyserve_cli.controller.api.client import AWAY, ControllerClient
@@ -45,7 +46,12 @@ def down(
         int | None,
         typer.Option("--replica-id", metavar="N", help="One replica only; another takes its place."),
     ] = None,
-    purge: Annotated[bool, typer.Option("-p", "--purge", help="Do not wait for requests to finish.")] = False,
+    purge: Annotated[
+        bool,
+        typer.Option(
+            "-p", "--purge", help="Do not wait for requests to finish; remove `cache` of own hosts."
+        ),
+    ] = False,
     yes: Yes = False,
     no_wait: NoWait = False,
     timeout: Timeout = PATIENCE_S,
@@ -60,7 +66,7 @@ def down(
     if replica_id is not None and (everything or len(names or ()) != 1 or purge):
         raise WrongUsage("--replica-id goes with the name of one service, and nothing else")
     client = controller()
-    services = client.services()
+    services = client.services(only_name(names or []))
     if replica_id is not None:
         view = find(services, (names or [""])[0])
         _end_replica(client, view, replica_id, yes=yes, no_wait=no_wait, timeout_s=timeout)
