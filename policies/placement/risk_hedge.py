@@ -319,12 +319,15 @@ class _MarketView:
         """
         if self.short or not self.means.share:
             return ()
-        usable = self.known.usable if self.means.share >= TRIAL_SHARE else ()
-        open_now = [n for n, offer in enumerate(usable) if offer is not None and not self.have[n]]
+        # One that has refused is left to the search, which weighs refusals: what it has room for is worth little.
+        known = [
+            n for n, at in enumerate(self.known.retry_at) if at is None and self.known.usable[n] is not None
+        ]
+        open_now = [n for n in known if not self.have[n] and self.means.share >= TRIAL_SHARE]
         open_now.sort(key=lambda n: (self.sites[n].usd_hour / self.sites[n].heads, self.per_hour[n]))
         chosen: tuple[int, ...] = ()
         saved = 0.0
-        held = [n for n, count in enumerate(self.have) if count]
+        held = [n for n, count in enumerate(self.have) if count and self.known.retry_at[n] is None]
         for number in (*held, *open_now)[:MOST_TRIED]:
             proven = self.market.proven(self.known.markets[number], TRIAL_H, self.window_h)
             more = self._saving((*chosen, number)) - saved
