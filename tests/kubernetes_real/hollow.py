@@ -91,6 +91,7 @@ class HollowKubelet(Kubelet):
     def __init__(self, store: RealStore, root: Path) -> None:
         self.real = store
         self.refused: set[str] = set()  # names of Pods for which it finds no room
+        self.skews: dict[str, float] = {}  # how far the clocks of nodes are ahead
         self._nodes: dict[str, str] = {}  # by uid of a Pod
         super().__init__(cast(Store, store), root)
 
@@ -100,6 +101,7 @@ class HollowKubelet(Kubelet):
             if node in ("", *self.silent):
                 continue
             self._nodes[pod["metadata"]["uid"]] = node
+            self.real.skew_s = self.skews.get(node, 0.0)
             try:
                 self._tend(pod)
             except _ERRORS as error:
@@ -206,10 +208,13 @@ class Hollow:
             **node.room(),
             "addresses": [{"type": "InternalIP", "address": ADDRESS}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.port}},
-            "conditions": [ready("True", stamp(time.time()), "KubeletReady")],
+            "conditions": [ready("True", stamp(self._now(node.name)), "KubeletReady")],
             "nodeInfo": dict.fromkeys(_INFO, "hollow"),
         }
         self.api.patch_status("nodes", "", node.name, {"status": status})
+
+    def _now(self, node: str) -> float:
+        return time.time() + self.kubelet.skews.get(node, 0.0)
 
     def _beat(self) -> None:
         for name in list(self.nodes):
@@ -218,7 +223,7 @@ class Hollow:
                     self._renew(name)
 
     def _renew(self, name: str) -> None:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = datetime.fromtimestamp(self._now(name), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": now}
         lease = {
             "apiVersion": "coordination.k8s.io/v1",

@@ -220,7 +220,7 @@ class KubeWorld:
             if grace_s == 0:
                 if self.kubelet is not None and not self.nodes.is_silent(item):
                     self.kubelet.kill(item)
-                self.store.remove(resource, item)
+                self.store.remove_pod(item)
                 self.schedule()
                 return item
             if not meta.get("deletionTimestamp") or grace_s < meta["deletionGracePeriodSeconds"]:
@@ -306,7 +306,7 @@ class KubeWorld:
                 why = "PodGC: node no longer exists"
                 set_condition(pod, "DisruptionTarget", True, at, "DeletionByPodGC", why)
             pod["status"]["phase"] = "Failed"
-            self.store.remove("pods", self.store.update("pods", pod))
+            self.store.remove_pod(pod)
             self.schedule()
 
     def cordon(self, node: str, *, on: bool = True) -> None:
@@ -360,7 +360,7 @@ class KubeWorld:
                 and deleted_at <= self.store.clock("api")
                 and not self.nodes.is_silent(known)
             ):
-                self.store.remove("pods", known)
+                self.store.remove_pod(known)
 
 
 def _start_on_paper(pod: Json, now: float) -> None:
