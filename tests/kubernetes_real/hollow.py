@@ -5,6 +5,7 @@ It is the fake's kubelet over another store. Logs and `exec` are served over TLS
 
 from __future__ import annotations
 
+import copy
 import http.server
 import logging
 import ssl
@@ -23,7 +24,9 @@ import urllib3
 
 from tests.clouds.kubernetes import kube_exec
 from tests.clouds.kubernetes.kube_nodes import ready
+from tests.clouds.kubernetes.kube_services import Services
 from tests.clouds.kubernetes.kube_store import Refused, Store, stamp
+from tests.clouds.kubernetes.kube_world import start_on_paper
 from tests.clouds.kubernetes.kubelet import Kubelet
 from tests.kubernetes_real.cluster import ControlPlane, until
 from tests.kubernetes_real.real_api import Json, RealApi
@@ -91,6 +94,7 @@ class HollowKubelet(Kubelet):
     def __init__(self, store: RealStore, root: Path) -> None:
         self.real = store
         self.refused: set[str] = set()  # names of Pods for which it finds no room
+        self.on_paper: set[str] = set()  # namespaces whose Pods run at once, without a process
         self.skews: dict[str, float] = {}  # how far the clocks of nodes are ahead
         self._nodes: dict[str, str] = {}  # by uid of a Pod
         super().__init__(cast(Store, store), root)
@@ -112,12 +116,23 @@ class HollowKubelet(Kubelet):
         self._write_names()
 
     def _tend(self, known: Json) -> None:
+        if known["metadata"]["namespace"] in self.on_paper:
+            self._tend_on_paper(known)
+            return
         if known["metadata"]["name"] in self.refused and known["status"].get("phase") == "Pending":
             self.kill(known)
             status = {"phase": "Failed", "reason": "OutOfcpu", "message": "Node has too little: cpu"}
             self.real.update("pods", {**known, "status": {**known["status"], **status}})
             return
         super()._tend(known)
+
+    def _tend_on_paper(self, known: Json) -> None:
+        if known["metadata"].get("deletionTimestamp"):
+            self.real.remove_pod(known)
+        elif known["status"].get("phase") == "Pending":
+            pod = copy.deepcopy(known)
+            start_on_paper(pod, self.real.clock("node"))
+            self.real.update("pods", pod)
 
 
 class Hollow:
@@ -127,6 +142,7 @@ class Hollow:
         self.api: RealApi = plane.api
         self.store = RealStore(plane.api, spaces)
         self.kubelet = HollowKubelet(self.store, root)
+        self.services = Services(cast(Store, self.store))
         self.nodes: dict[str, Node] = {}
         self._server = _served(self.kubelet, self.store, plane.folder)
         self.port = int(self._server.server_address[1])
@@ -144,6 +160,7 @@ class Hollow:
         self.store.close()
         self._server.shutdown()
         self._server.server_close()
+        self.services.close()
         for one in self._threads:
             one.join()
         self.kubelet.close()
@@ -240,6 +257,7 @@ class Hollow:
 
     def _look(self) -> None:
         self.kubelet.look()
+        self.services.look()
 
     def _repeat(self, act: Callable[[], None], every_s: float) -> None:
         while not self._over.wait(every_s):

@@ -29,7 +29,7 @@ PRICES = {"cpu": NodePrice(0.1, 0.03), "L4": NodePrice(0.8, 0.2)}
 SMALL = Candidate(cpus="0.1", memory="0.1")
 T = TypeVar("T")
 _OURS = "app.kubernetes.io/managed-by=skyserve"
-_KINDS = ("pods", "secrets", "services")
+_KINDS = ("deployments", "pods", "secrets", "services")
 
 
 class RealWorld:

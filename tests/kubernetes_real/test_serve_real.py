@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -13,9 +14,11 @@ import yaml
 
 from provisioners.kubernetes.api import client_of
 from provisioners.kubernetes.pod_exec import PodChannel, start_in_pod
+from tests.clouds.kubernetes.kube_store import Refused
 from tests.e2e.conftest import Serve, living_in
 from tests.e2e.test_cli_kubernetes import SERVICE, Callers
 from tests.kubernetes_real.cluster import until
+from tests.kubernetes_real.renamed import renamed
 from tests.kubernetes_real.spaces import LABEL, Space
 
 pytestmark = pytest.mark.timeout(420)
@@ -30,15 +33,17 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 class Life:
     """A service of two replicas, which is up, and its callers."""
 
-    def __init__(self, serve: Serve, space: Space, folder: Path) -> None:
+    def __init__(self, serve: Serve, space: Space, folder: Path, more: str = "") -> None:
         self.serve, self.space = serve, space
         path = serve.home / "config.yaml"
         config = yaml.safe_load(path.read_text())
         context = {"node_selector": {LABEL: space.name}}
         section = {"kubeconfig": str(space.kubeconfig), "contexts": {space.name: context}}
+        section |= {"agent_image": "agent:1"} if more else {}
         path.write_text(yaml.safe_dump({**config, "clouds": {"kubernetes": section}}))
         file = folder / "service.yaml"
-        file.write_text(SERVICE.replace("resources: {", "resources: {cpus: 1, memory: 1, "))
+        text = SERVICE.replace("resources: {", "resources: {cpus: 1, memory: 1, ")
+        file.write_text(text.replace("  replicas: 2\n", f"  replicas: 2\n{more}"))
         began = monotonic()
         self.url = serve.ok("up", file, "-y").out.strip()
         self.until_ready({1, 2})
@@ -48,6 +53,11 @@ class Life:
     def pods(self) -> dict[str, str]:
         """Return the nodes of our Pods, by name."""
         found = self.space.api.list("pods", self.space.name)
+        return {one["metadata"]["name"]: one["spec"].get("nodeName", "") for one in found}
+
+    def balancers(self) -> dict[str, str]:
+        """Return the nodes of the Pods of load balancers, by name."""
+        found = self.space.api.list("pods", self.space.name, "skyserve-role=load-balancer")
         return {one["metadata"]["name"]: one["spec"].get("nodeName", "") for one in found}
 
     def until_ready(self, ids: set[int]) -> float:
@@ -114,6 +124,61 @@ def test_a_silent_node_costs_no_request_and_down_ends(space: Space, serve: Serve
     finally:
         life.callers.stop()
     life.end()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make the namespace of mounts of a container")
+def test_a_node_of_a_load_balancer_is_drained_without_a_failed_request(
+    space: Space, serve: Serve, tmp_path: Path
+) -> None:
+    """It is cordoned, and its Pods are evicted as often as the PodDisruptionBudget refuses that."""
+    with way_to(space):
+        more = f"  load_balancers: {{regions: [kubernetes/{space.name}]}}\n"
+        life = Life(serve, space, tmp_path, more)
+        try:
+            life.until_answered()
+            (balancer,) = life.balancers()
+            node = life.balancers()[balancer]
+            space.cordon(node)
+            began = monotonic()
+            refused = evicted_in_the_end(space, balancer)
+            print(f"evicted after {monotonic() - began:.1f} s, refused {refused} times")
+            until(lambda: balancer not in life.balancers(), "the load balancer is not gone")
+            life.until_answered()
+            (successor,) = life.balancers()
+            assert life.balancers()[successor] != node
+            assert "admin_port" in serve.ok("logs", "chat", "--load-balancer", "--no-follow").out
+        finally:
+            life.callers.stop()
+            space.cordon(node, on=False)
+        life.end()
+
+
+@contextmanager
+def way_to(space: Space) -> Iterator[None]:
+    """Have the controller's calls go to a server that knows policy/v1."""
+    if space.world.plane.minor >= 21:
+        yield
+        return
+    with renamed(space.world.plane) as port:
+        before, space.relay.target = space.relay.target, port
+        yield
+        space.relay.target = before
+
+
+def evicted_in_the_end(space: Space, pod: str) -> int:
+    """Evict it; return how often that was refused before."""
+    refused = 0
+    while True:
+        try:
+            space.evict(pod)
+        except Refused as error:
+            if error.code != 429:
+                raise
+            refused += 1
+            assert refused < 100
+            sleep(0.5)
+        else:
+            return refused
 
 
 @pytest.mark.skipif(

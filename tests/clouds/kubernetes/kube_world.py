@@ -252,7 +252,7 @@ class KubeWorld:
                     pod["spec"]["nodeName"] = node
                     set_condition(pod, "PodScheduled", True, at)
                     if self.kubelet is None:
-                        _start_on_paper(pod, self.store.clock("node"))
+                        start_on_paper(pod, self.store.clock("node"))
                 self.store.update("pods", pod)
 
     def open_gates(self, name: str) -> None:
@@ -363,7 +363,7 @@ class KubeWorld:
                 self.store.remove_pod(known)
 
 
-def _start_on_paper(pod: Json, now: float) -> None:
+def start_on_paper(pod: Json, now: float) -> None:
     """Without a kubelet every Pod runs at once."""
     pod["status"] |= {"phase": "Running", "podIP": "10.0.0.1"}
     both = {"containerStatuses": pod["spec"]["containers"], "initContainerStatuses": natives(pod)}
