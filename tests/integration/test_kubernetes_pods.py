@@ -90,7 +90,7 @@ def test_setup_and_run_have_their_files_variables_and_secrets(kube: Controller, 
         "setting up",
         "from the work directory",
         "mounted",
-        "hello $(not a command) s3cret pid 10",
+        f"hello $(not a command) s3cret pid {len(POD_NET) + 4}",
     ]
     assert kube.cloud.read_log(instance, 8, 2) == b"up"
     first, end = kube.cloud.log_window(instance)

@@ -318,6 +318,43 @@ def test_without_the_right_to_events_nothing_else_changes(
     assert caplog.text.count('cannot list resource "events"') == 1
 
 
+def own_events(paper: Controller) -> list[tuple[str, str]]:
+    """Return reason and sentence of the events of ours, after a visit."""
+    look(paper)
+    paper.cloud._regions["prod"].own_events.visit(OWNER)
+    found = paper.world.store.list("events", NAMESPACE)
+    return [(one["reason"], one["message"]) for one in found if one["source"]["component"] == "skyserve"]
+
+
+def test_what_becomes_of_a_pod_is_an_event_of_it_once(paper: Controller) -> None:
+    launched = paper.cloud.launch(order_of())
+    assert own_events(paper) == []
+    paper.world.taint("fixed", "ToBeDeletedByClusterAutoscaler")
+    notice = ("PreemptionNotice", "it will be gone in 30 s: no new requests are sent to it")
+    assert own_events(paper) == [notice]
+    paper.advance(10.0)
+    paper.restart()
+    assert own_events(paper) == [notice]  # another process finds it there
+    paper.cloud.terminate(launched)
+    assert own_events(paper) == [notice, ("Terminated", f"by skyserve, after: {notice[1]}")]
+    assert own_events(paper) == own_events(paper)
+    (event, _) = paper.world.store.list("events", NAMESPACE)
+    assert event["involvedObject"]["uid"] == launched.id
+
+
+def test_without_the_right_to_write_events_they_are_tried_every_ten_minutes(paper: Controller) -> None:
+    paper.world.troubles.denied = {("create", "events")}
+    launched = paper.cloud.launch(order_of())
+    paper.world.taint("fixed", "ToBeDeletedByClusterAutoscaler")
+    for _ in range(65):
+        assert own_events(paper) == []
+        paper.advance(10.0)
+    assert paper.world.counts["create events"] == 2
+    paper.world.troubles.denied = set()
+    paper.cloud.terminate(launched)
+    assert own_events(paper) == []
+
+
 # --- the API ----------------------------------------------------------------------------------------------------
 
 
