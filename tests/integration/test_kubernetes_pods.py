@@ -28,6 +28,7 @@ from provisioners.port.base import (
 from provisioners.port.errors import AuthError, CapacityError, QuotaError, RefusedError, TransientError
 from provisioners.port.vm import Checked, Level
 from tests.clouds.kubernetes.kube_controller import OWNER, PRICES, ZONE, Controller, controller, order_of
+from tests.clouds.kubernetes.kube_store import POD_NET
 
 S = InstanceState
 

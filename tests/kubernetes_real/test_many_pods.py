@@ -92,5 +92,6 @@ def test_a_node_that_is_silent_for_ten_minutes(space: Space) -> None:
         sleep(5.0)
     assert {token: one.id for token, one in listed(pair.cloud).items() if not one.state.is_gone} == before
     space.hollow.revive(node)
-    assert pair.pods() >= {pair.launch(on=node)}
+    back = pair.launch(on=node)
+    assert pair.pods() == {"chat-2", successor, back}
     pair.finish()

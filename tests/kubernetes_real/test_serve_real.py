@@ -97,7 +97,38 @@ def test_evictions_and_a_server_that_is_away_cost_no_request(
         sleep(AWAY_S)
         life.until_answered()
         assert life.ready() == {2, 3}
-        plane.start_server()
+        for words in (
+            ("logs", "chat", "2"),
+            ("logs", "chat"),
+            ("why", "chat"),
+            ("why", "chat", "2"),
+            ("exec", "chat", "2", "--", "true"),
+            ("status", "chat"),
+            ("check",),
+        ):
+            at = monotonic()
+            said = serve(*words)
+            print(words, said.code, f"{monotonic() - at:.1f} s", "OUT", said.out[:700], "ERR", said.err[:700])
+        plane.server.start()
+        plane.server.hold()
+        plane.server.go_on()
+        plane.start_server() if False else until(plane.is_ready, "x", 60.0)
+        plane.server.hold()
+        sleep(5.0)
+        for words in (("logs", "chat", "2"), ("exec", "chat", "2", "--", "true"), ("why", "chat")):
+            at = monotonic()
+            said = serve(*words)
+            print(
+                "HELD",
+                words,
+                said.code,
+                f"{monotonic() - at:.1f} s",
+                "OUT",
+                said.out[:700],
+                "ERR",
+                said.err[:700],
+            )
+        plane.server.go_on()
         life.until_answered()
         space.evict(min(life.pods()))
         print(f"after the server was away: ready again after {life.until_ready({3, 4}):.1f} s")
@@ -134,8 +165,10 @@ def test_a_node_of_a_load_balancer_is_drained_without_a_failed_request(
     with way_to(space):
         more = f"  load_balancers: {{regions: [kubernetes/{space.name}]}}\n"
         life = Life(serve, space, tmp_path, more)
+        public = Callers(published(space, life.url))
         try:
             life.until_answered()
+            serve.eventually(lambda: public.answered > 5)
             (balancer,) = life.balancers()
             node = life.balancers()[balancer]
             space.cordon(node)
@@ -146,11 +179,24 @@ def test_a_node_of_a_load_balancer_is_drained_without_a_failed_request(
             life.until_answered()
             (successor,) = life.balancers()
             assert life.balancers()[successor] != node
+            assert public.failed == []
             assert "admin_port" in serve.ok("logs", "chat", "--load-balancer", "--no-follow").out
         finally:
+            public.stop()
             life.callers.stop()
             space.cordon(node, on=False)
+        assert public.failed == []
+        space.api.delete("services", space.name, "public")
         life.end()
+
+
+def published(space: Space, url: str) -> str:
+    """Return the address of a Service as docs/howto/kubernetes.md has it, which selects load balancers by the labels of the service."""
+    selector = {"app.kubernetes.io/name": "chat", "app.kubernetes.io/component": "load-balancer"}
+    port = {"port": 8080, "targetPort": int(url.rpartition(":")[2]), "protocol": "TCP"}
+    meta = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "public"}}
+    made = space.api.create("services", space.name, {**meta, "spec": {"selector": selector, "ports": [port]}})
+    return f"http://{made['spec']['clusterIP']}:8080"
 
 
 @contextmanager
