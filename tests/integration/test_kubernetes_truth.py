@@ -12,13 +12,14 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from kubernetes.client.exceptions import ApiException
 
 from policies.model import FailureKind
 from provisioners.kubernetes.api import KubeApi
 from provisioners.kubernetes.quantities import unix_s
 from provisioners.kubernetes.settings import Cluster
 from provisioners.port.base import Instance, InstanceState
-from provisioners.port.errors import CapacityError
+from provisioners.port.errors import CapacityError, TransientError
 from tests.clouds.kubernetes import kube_sidecars
 from tests.clouds.kubernetes.kube_controller import OWNER, PRICES, Controller, controller, order_of
 from tests.clouds.kubernetes.kube_sidecars import CASES
@@ -378,6 +379,22 @@ def test_a_pod_is_changed_once_more_before_it_is_gone(kube: Controller) -> None:
     assert [one.kind for one in changes[-2:]] == ["MODIFIED", "DELETED"]
     assert graces[-2:] == [0, 0]
     assert 30 in graces
+
+
+def test_a_connection_that_ends_in_its_handshake_is_a_server_that_does_not_respond(
+    paper: Controller,
+) -> None:
+    client = paper._client(None, None)[0]
+
+    def request(*_given: Any, **_more: Any) -> Any:
+        raise ApiException(status=0, reason="SSLError\n[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred")
+
+    client.rest_client.request = request
+    api = KubeApi("prod", None, lambda: (client, NAMESPACE))
+    with pytest.raises(TransientError, match=r"the cluster prod does not respond: SSLError \[SSL: UNEXP"):
+        api.list("pod")
+    with pytest.raises(TransientError, match="does not respond"):
+        next(api.watch_pods("1"))
 
 
 # --- clocks -----------------------------------------------------------------------------------------------------

@@ -97,38 +97,14 @@ def test_evictions_and_a_server_that_is_away_cost_no_request(
         sleep(AWAY_S)
         life.until_answered()
         assert life.ready() == {2, 3}
-        for words in (
-            ("logs", "chat", "2"),
-            ("logs", "chat"),
-            ("why", "chat"),
-            ("why", "chat", "2"),
-            ("exec", "chat", "2", "--", "true"),
-            ("status", "chat"),
-            ("check",),
-        ):
-            at = monotonic()
-            said = serve(*words)
-            print(words, said.code, f"{monotonic() - at:.1f} s", "OUT", said.out[:700], "ERR", said.err[:700])
-        plane.server.start()
+        is_said_that_it_is_away(serve, space)
+        plane.start_server()
+        life.until_answered()
         plane.server.hold()
-        plane.server.go_on()
-        plane.start_server() if False else until(plane.is_ready, "x", 60.0)
-        plane.server.hold()
-        sleep(5.0)
-        for words in (("logs", "chat", "2"), ("exec", "chat", "2", "--", "true"), ("why", "chat")):
-            at = monotonic()
-            said = serve(*words)
-            print(
-                "HELD",
-                words,
-                said.code,
-                f"{monotonic() - at:.1f} s",
-                "OUT",
-                said.out[:700],
-                "ERR",
-                said.err[:700],
-            )
-        plane.server.go_on()
+        try:
+            is_said_that_it_is_away(serve, space)
+        finally:
+            plane.server.go_on()
         life.until_answered()
         space.evict(min(life.pods()))
         print(f"after the server was away: ready again after {life.until_ready({3, 4}):.1f} s")
@@ -140,6 +116,19 @@ def test_evictions_and_a_server_that_is_away_cost_no_request(
     }
     assert ended == {1: "PREEMPTED", 2: "PREEMPTED"}
     life.end()
+
+
+def is_said_that_it_is_away(serve: Serve, space: Space) -> None:
+    """Each command ends in its time, and its first line says what is wrong. What needs no API server is shown."""
+    sentence = f"the cluster {space.name} does not respond"
+    for words in (("logs", "chat", "2"), ("logs", "chat")):
+        said = serve(*words)
+        assert (said.code, sentence in said.err.partition("\n")[0]) == (1, True), said
+    assert serve.ok("logs", "chat", "--load-balancer", "--no-follow").out
+    assert serve.ok("why", "chat").out.startswith("chat: ")
+    assert "READY" in serve.ok("status", "chat").out
+    said = serve("check")
+    assert sentence in said.out + said.err, said
 
 
 def test_a_silent_node_costs_no_request_and_down_ends(space: Space, serve: Serve, tmp_path: Path) -> None:
