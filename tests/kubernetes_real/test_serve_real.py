@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -185,7 +186,18 @@ def published(space: Space, url: str) -> str:
     port = {"port": 8080, "targetPort": int(url.rpartition(":")[2]), "protocol": "TCP"}
     meta = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "public"}}
     made = space.api.create("services", space.name, {**meta, "spec": {"selector": selector, "ports": [port]}})
-    return f"http://{made['spec']['clusterIP']}:8080"
+    address = str(made["spec"]["clusterIP"])
+    until(lambda: is_open(address, 8080), "the Service leads nowhere")
+    return f"http://{address}:8080"
+
+
+def is_open(address: str, port: int) -> bool:
+    """Return whether a request gets a response there."""
+    line = http.client.HTTPConnection(address, port, timeout=5.0)
+    with closing(line), suppress(OSError, http.client.HTTPException):
+        line.request("GET", "/health")
+        return line.getresponse().status == 200
+    return False
 
 
 @contextmanager
