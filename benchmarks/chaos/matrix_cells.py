@@ -14,16 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import sqlalchemy as sa
 
 from benchmarks.chaos.databases import MOST_CONNECTIONS, PostgresServer
 from benchmarks.chaos.deaf_controller import DEAF
 from benchmarks.chaos.harness import until
-from benchmarks.chaos.patient import NAME, REPLICAS, Examination, Patient
+from benchmarks.chaos.patient import NAME, REPLICAS, Cluster, Examination, Patient
 from skyserve_cli.controller.api.client import AWAY, RefusedError
 from skyserve_cli.state.copies import copies, copy_to
 from skyserve_cli.state.revisions import NEWEST, upgrade
+from tests.clouds.kubernetes.kube_places import living
 
 SMALL_FILE_SYSTEM = 96 << 20
 FAULT_S = 12.0
@@ -31,6 +33,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 SERVICES = 200
 EVENTS_PER_S, EVENTS_FOR_S = 5000, 20
 UPDATES = 1000
+ROOT = Path(__file__).parents[2]
 _STATE_FILES = ("state.db", "state.db-wal", "state.db-shm")
 
 
@@ -44,14 +47,19 @@ class Cell:
     is_short: bool = False
     is_small: bool = False  # its home is on a small file system of its own
     controller: str = ""
+    has_cluster: bool = False  # beside the local cloud
 
     @property
     def is_root(self) -> bool:
         return self.is_small or self.database == "postgresql"
 
     def run(self) -> Examination:
-        with _server(self.database) as postgres, _file_system(self.is_small) as root:
-            patient = Patient(postgres, root, self.controller)
+        with (
+            _server(self.database) as postgres,
+            _file_system(self.is_small) as root,
+            _cluster(self.has_cluster) as cluster,
+        ):
+            patient = Patient(postgres, root, self.controller, cluster)
             with patient.in_service():
                 self.fault(patient)
             return patient.found
@@ -80,6 +88,15 @@ def _file_system(is_small: bool) -> Iterator[Path | None]:
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
         folder.rmdir()
+
+
+@contextmanager
+def _cluster(is_there: bool) -> Iterator[Cluster | None]:
+    if not is_there:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="skyserve-cluster-") as folder, living(Path(folder)) as made:
+        yield made
 
 
 # --- the database ----------------------------------------------------------------------------------------------
@@ -273,6 +290,39 @@ def no_replica_reached(patient: Patient) -> None:
 
 def one_zone_not_reached(patient: Patient) -> None:
     _deaf(patient, str(patient.replica(NAME, 1)["endpoint"]))
+
+
+_AWAY = "\npods: kubernetes cannot be listed: the cluster test does not respond"
+
+
+def one_cloud_not_reached(patient: Patient) -> None:
+    """A service of the cloud that is reached has its losses replaced; one of the other keeps all its replicas."""
+    assert patient.cluster is not None
+    world, _ = patient.cluster
+    patient.up(
+        "name: pods\nservice: {readiness_probe: /health, replicas: 2}\nresources: {infra: kubernetes}\n"
+        f"envs: {{PYTHONPATH: {ROOT}}}\nrun: {_ENGINE} --host $SKYPILOT_NODE_IPS\n"
+    )
+    patient.settled("pods")
+    before = patient.replicas("pods")
+    world.troubles.is_mute = True
+    patient.lose(1)
+    patient.wait_for(
+        lambda: _AWAY in patient.serve("status", "pods").out, "the first note of the service is not that"
+    )
+    patient.settled(NAME)
+    patient.found.claim(
+        "none ended", [one["id"] for one in patient.replicas("pods")] == [1, 2], "Pods were given up"
+    )
+    with urlopen(f"{patient.endpoint('pods')}/v1/models", timeout=10) as response:
+        patient.found.claim(
+            "answers", response.status == 200, "a service of the other cloud does not respond"
+        )
+    world.troubles.is_mute = False
+    patient.wait_for(lambda: _AWAY not in patient.serve("status", "pods").out, "it is still said to be away")
+    patient.found.claim("none ended", patient.replicas("pods") == before, "Pods are not those of before")
+    patient.serve("down", "pods", "-y")
+    patient.found.claim("no orphan", not world.pod_names(), f"Pods are left: {world.pod_names()}")
 
 
 def cut_from_database_with_calls(patient: Patient) -> None:
@@ -547,6 +597,7 @@ CELLS = (
     Cell("clock: suspended", suspended),
     Cell("network: no replica is reached", no_replica_reached, controller=HARD_OF_HEARING),
     Cell("network: one zone is not reached", one_zone_not_reached, controller=HARD_OF_HEARING),
+    Cell("network: one cloud is not reached", one_cloud_not_reached, has_cluster=True),
     Cell("network: cut from the database with calls in flight", cut_from_database_with_calls, PG),
     Cell("process: kill -9 in a migration", killed_in_a_migration),
     Cell("process: older program, newer database", older_program, is_short=True),

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import yaml
 
 from benchmarks.chaos.databases import PostgresServer
 from benchmarks.chaos.harness import Stack, Stuck, until
@@ -23,11 +25,16 @@ from provisioners.local.store import LocalStore
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.api.waiting import DeadlineError
 from skyserve_cli.home import Home
+from tests.clouds.kubernetes.kube_world import KubeWorld
 
 NAME, REPLICAS, RATE = "web", 2, 5.0
 SAID_WITHIN_S = 20.0
 COMMAND_S = 60.0
 _COMMAND = re.compile(r"`serve ([^`]+)`")
+
+
+#: A fake cluster, and its kubeconfig.
+Cluster: TypeAlias = tuple[KubeWorld, Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +69,15 @@ class Patient(Stack):
     """A service of REPLICAS replicas under open-loop traffic. `lost` are replicas that the fault itself takes."""
 
     def __init__(
-        self, postgres: PostgresServer | None = None, root: Path | None = None, controller: str = ""
+        self,
+        postgres: PostgresServer | None = None,
+        root: Path | None = None,
+        controller: str = "",
+        cluster: Cluster | None = None,
     ) -> None:
         super().__init__(controller)
         self.postgres = postgres
+        self.cluster = cluster
         if root is not None:
             self.home.root.rmdir()
             self.home = Home(root, f"sqlite:///{root / 'state.db'}")
@@ -107,6 +119,13 @@ class Patient(Stack):
             os.environ.clear()
             os.environ.update(kept)
             self.clock.unlink()
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if self.cluster is not None:
+            config = yaml.safe_load(self.home.config.read_text())
+            config["clouds"]["kubernetes"] = {"kubeconfig": str(self.cluster[1]), "contexts": {"test": {}}}
+            self.home.config.write_text(yaml.safe_dump(config))
 
     def file(self, **options: Any) -> str:
         return service_yaml(NAME, REPLICAS, **options)

@@ -41,7 +41,8 @@ CONTROLLER = (
         "GET", "/v1/services", "List services with their replicas, costs and notes. Supports If-None-Match. With `Cache-Control: max-stale` "
         "it returns the last list, with its age in seconds in the header Age, if the database responds slowly.",
         "{services: [...]}; 304 if nothing has changed",
-        (("all", "also services that are down"), ("ended", "also replicas that have ended")),
+        (("all", "also services that are down"), ("ended", "also replicas that have ended"),
+         ("name", "only the service of that name, if one of that name is up")),
     ),
     Operation(
         "GET", "/v1/services/{name}", "Return one service as /v1/services lists it. Supports If-None-Match.", "the service",

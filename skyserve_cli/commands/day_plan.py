@@ -149,7 +149,7 @@ def recorded(text: str) -> KnownDemand:
 def history_known(name: str, now: float) -> KnownDemand:
     """Return what the load balancers of a service have counted. Raises CommandFailed, ControllerDownError."""
     client = controller()
-    view = find(client.services(), name)
+    view = find(client.services(name), name)
     end = now // MINUTE_S * MINUTE_S
     parts = [client.series(name, since=end - MINUTE_S * minutes) for minutes in (HISTORY_MIN, BY_MINUTE_MIN)]
     requests = by_minute(parts, end)

@@ -21,6 +21,7 @@ from skyserve_cli.commands.options import (
     controller,
     find,
     no_such_service,
+    only_name,
 )
 from skyserve_cli.commands.sentences import NO_SERVICE
 from skyserve_cli.controller.api.client import AWAY, ControllerClient
@@ -60,7 +61,7 @@ def down(
     if replica_id is not None and (everything or len(names or ()) != 1 or purge):
         raise WrongUsage("--replica-id goes with the name of one service, and nothing else")
     client = controller()
-    services = client.services()
+    services = client.services(only_name(names or []))
     if replica_id is not None:
         view = find(services, (names or [""])[0])
         _end_replica(client, view, replica_id, yes=yes, no_wait=no_wait, timeout_s=timeout)

@@ -53,7 +53,7 @@ def events(
         count = USUAL_LINES if since is None else MOST_LINES
     client = controller()
     if name is not None:
-        find(client.services(down=True), name)
+        find(client.services(name, down=True), name)
     # One line at least, to know how far the event log goes.
     found = client.events(name, newest=True, limit=max(1, count))
     _print([event for event in found[-count:] if event["at"] >= begin] if count else [], output)

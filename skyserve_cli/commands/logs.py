@@ -93,7 +93,7 @@ def logs(
             return
     else:
         assert name is not None  # noqa: S101 - seen to above
-        view = find(client.services(down=True), name)
+        view = find(client.services(name, down=True), name)
         if of_load_balancer:
             what = _load_balancer(view, wanted)
             if since is not None and not what.startswith("replica/"):
@@ -145,7 +145,7 @@ def _print_file(why: str, tail: int | None) -> None:
 
 def _previous(client: ControllerClient, name: str) -> int:
     """Return the replica that terminated last and left a log. Raises CommandFailed."""
-    view = find(client.services(down=True, ended=True), name)
+    view = find(client.services(name, down=True, ended=True), name)
     ended = [replica for replica in view["replicas"] if replica["ended_at"] and replica["kept_log"]]
     if not ended:
         raise CommandFailed(f"no replica of {name} failed in the last hour and left a log")
@@ -170,7 +170,7 @@ def _print_all(
         for sentence in sorted(set(growing.unread.values()) - said):
             inform(sentence)
             said.add(sentence)
-        up = [each for each in client.services() if each["name"] == name]
+        up = [each for each in client.services(name) if each["name"] == name]
         lines = growing.step(_ids(up[0]) if up else ())
         _write(b"".join(lines))
         if not up:
@@ -229,7 +229,7 @@ def _has_ended(client: ControllerClient, what: str) -> bool:
     if kind == "controller":
         return False
     name, *ids = rest.split("/")
-    view = next((view for view in client.services() if view["name"] == name), None)
+    view = next((view for view in client.services(name) if view["name"] == name), None)
     if view is None or kind == "load_balancer":
         return view is None
     live = (*sentences.live_replicas(view), *view["load_balancers"])

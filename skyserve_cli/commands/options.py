@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,6 +81,11 @@ def no_such_service(name: str, known: Iterable[str]) -> CommandFailed:
     if close:
         return CommandFailed(f"there is no service {name}; did you mean {close[0]}?")
     return CommandFailed(f"there is no service {name}" + (f" (up: {', '.join(names)})" if names else ""))
+
+
+def only_name(names: Collection[str]) -> str:
+    """Return the only one; empty: there are several or none, which for a controller is all services."""
+    return next(iter(names)) if len(names) == 1 else ""
 
 
 def find(services: Iterable[View], name: str) -> View:

@@ -177,9 +177,9 @@ def _target(
     name = spec.name
 
     def ready() -> int:
-        return int(find(controller().services(), name)["ready"])
+        return int(find(controller().services(name), name)["ready"])
 
-    view = find(controller().services(), name)
+    view = find(controller().services(name), name)
     if not view["endpoint"] or not view["ready"]:
         raise CommandFailed(
             f"{name} has no ready replica yet: wait for it (serve status {name}), or profile a server by its URL"

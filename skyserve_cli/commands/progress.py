@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from rich.live import Live
 
 from skyserve_cli.commands.log_streams import LastLines
-from skyserve_cli.commands.options import View
+from skyserve_cli.commands.options import View, only_name
 from skyserve_cli.commands.sentences import exit_message, live_replicas, timed_out, words
 from skyserve_cli.controller.api.client import AWAY, ControllerClient, RefusedError
 from skyserve_cli.controller.api.waiting import DeadlineError
@@ -73,7 +73,11 @@ def _follow(
         while True:
             try:
                 # The views first: all that they show has its event already, still shown before the end.
-                views = {view["name"]: view for view in client.services(down=True) if view["name"] in names}
+                views = {
+                    view["name"]: view
+                    for view in client.services(only_name(names), down=True)
+                    if view["name"] in names
+                }
                 events = client.events(None, after=after)
                 responded = clock.now()
             except AWAY:
@@ -187,7 +191,7 @@ def wanted_agents(view: View) -> list[View]:
 
 def why_failed(client: ControllerClient, name: str, version: int) -> str:
     """Return what the last replica of the version that could not live said, and where its log is."""
-    (view,) = [each for each in client.services(ended=True) if each["name"] == name]
+    (view,) = [each for each in client.services(name, ended=True) if each["name"] == name]
     ended = [r for r in view["replicas"] if r["version"] == version and r["end_reason"] is not None]
     if not ended:
         return view["notes"] or "no replica was launched"

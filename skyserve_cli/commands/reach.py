@@ -24,7 +24,7 @@ Node = Annotated[
 
 def live_ids(client: ControllerClient, name: str) -> list[int]:
     """Return the ids of the live replicas. Raises CommandFailed if there is none."""
-    view: View = find(client.services(down=True), name)
+    view: View = find(client.services(name, down=True), name)
     ids = [int(replica["id"]) for replica in sentences.live_replicas(view)]
     if not ids:
         raise CommandFailed(f"{name} has no live replica")

@@ -44,7 +44,7 @@ def report(
     pictures.insist_on_writable("--out", out)
     last_s = None if since is None else seconds("--since", since)
     client = controller()
-    find(client.services(down=True), name)
+    find(client.services(name, down=True), name)
     history = client.history(name, since=0.0 if last_s is None else SystemClock().now() - last_s)
     try:
         account = service_history(history)

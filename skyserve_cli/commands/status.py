@@ -12,7 +12,15 @@ from typing import Annotated
 
 import typer
 
-from skyserve_cli.commands.options import View, complete_service, controller, find, home, no_such_service
+from skyserve_cli.commands.options import (
+    View,
+    complete_service,
+    controller,
+    find,
+    home,
+    no_such_service,
+    only_name,
+)
 from skyserve_cli.commands.sentences import CONTROLLER_DOWN, NO_SERVICE
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError, RefusedError
 from skyserve_cli.controller.api.reasons import of_activity
@@ -54,7 +62,9 @@ def status(
             _watch(client, names or [], everything, wide=output is Shape.WIDE)
         return
     try:
-        found = client.services_since("", down=everything, ended=everything, may_be_old=True)
+        found = client.services_since(
+            "", only_name(names or []), down=everything, ended=everything, may_be_old=True
+        )
         services = _named(found.views or [], names or [])
     except ControllerDownError as error:
         services, is_sound = _without_controller(error), True
@@ -141,7 +151,7 @@ def _watch(client: ControllerClient, names: Sequence[str], everything: bool, *, 
     with Live(console=screen, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             changed, etag, age_s = client.services_since(
-                etag, down=everything, ended=everything, may_be_old=True
+                etag, only_name(names), down=everything, ended=everything, may_be_old=True
             )
             now = clock.now()
             if changed is not None:

@@ -71,7 +71,7 @@ def test(
 
 def _endpoint(name: str) -> str:
     """Return where the service is. Raises CommandFailed."""
-    view = find(controller().services(), name)
+    view = find(controller().services(name), name)
     if not view["endpoint"]:
         raise CommandFailed(f"{name} has no endpoint yet: wait for it (serve status {name})")
     if not view["ready"]:

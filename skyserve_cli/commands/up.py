@@ -107,7 +107,7 @@ def hint_at_backup(here: Home, clouds: Collection[str]) -> None:
 
 
 def _insist_on_new(client: ControllerClient, name: str) -> None:
-    for view in client.services():
+    for view in client.services(name):
         if view["name"] != name:
             continue
         if view["status"] in ("SHUTTING_DOWN", "FAILED_CLEANUP"):
@@ -150,7 +150,7 @@ def _wait(client: ControllerClient, loaded: Loaded, seen: int, timeout_s: float 
 
 def _show(client: ControllerClient, name: str, output: OutputFormat) -> None:
     """What was requested: the endpoint, and nothing else."""
-    (view,) = [view for view in client.services() if view["name"] == name]
+    (view,) = [view for view in client.services(name) if view["name"] == name]
     if output is OutputFormat.JSON:
         put_json(view)
         return

@@ -65,7 +65,7 @@ def update(
     if loaded.own_name not in (None, name):
         inform(f"warning: name: the file is for service {loaded.own_name}; this updates {name}")
     client = controller()
-    running = find(client.services(), name)
+    running = find(client.services(name), name)
     if running["status"] in ("SHUTTING_DOWN", "FAILED_CLEANUP"):
         raise CommandFailed(f"service {name} is going down and cannot be updated")
 
@@ -103,7 +103,7 @@ def update(
     version = client.put(name, spec_to_json(spec), loaded.secret_values, chosen)
     if not no_wait:
         _wait(client, spec, version, seen, timeout)
-    (view,) = [view for view in client.services() if view["name"] == name]
+    (view,) = [view for view in client.services(name) if view["name"] == name]
     if output is OutputFormat.JSON:
         put_json(view)
     else:

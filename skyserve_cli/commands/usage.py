@@ -73,7 +73,7 @@ def usage(
     groups = [each.value for each in by or (Group.KEY, Group.MODEL)]
     groups = [group for index, group in enumerate(groups) if group not in groups[:index]]
     client = controller()
-    find(client.services(down=True), name)
+    find(client.services(name, down=True), name)
     found = client.usage(name, since=first.isoformat(), until=last.isoformat(), by=groups, top=top)
     if output is UsageFormat.JSON:
         put_json(found)

@@ -66,7 +66,7 @@ def parsed(target: str) -> tuple[str, int | None]:
 
 def explained(client: ControllerClient, name: str, replica_id: int | None = None) -> Explanation:
     """Return the account. Raises CommandFailed, and what calls of the controller raise."""
-    view = find(client.services(down=True, ended=True), name)
+    view = find(client.services(name, down=True, ended=True), name)
     replica = subject(view, replica_id)
     if replica_id is not None and replica is None:
         raise CommandFailed(

@@ -9,15 +9,19 @@ from skyserve_cli.state import tables as t
 from skyserve_cli.state.values import Spent
 
 
-def read_spent(c: Connection, now: float) -> dict[str, Spent]:
-    """Return what each service has cost until `now`."""
-    query = sa.select(t.replicas.c.service, *spent_columns(now)).group_by(t.replicas.c.service)
+def read_spent(c: Connection, now: float, name: str) -> dict[str, Spent]:
+    """Return what each service has cost until `now`, or (`name` not empty) only that one."""
+    r = t.replicas.c
+    query = sa.select(r.service, *spent_columns(now)).group_by(r.service)
+    query = query.where(r.service == name) if name else query
     sums = {row[0]: (row[1] or 0.0, row[2] or 0.0) for row in c.execute(query)}
     s = t.services.c
     nothing = (0.0, 0.0)
+    folded = sa.select(s.name, s.folded_usd, s.folded_on_demand_usd)
+    folded = folded.where(s.name == name) if name else folded
     return {
         name: Spent(usd + sums.get(name, nothing)[0], on_demand + sums.get(name, nothing)[1])
-        for name, usd, on_demand in c.execute(sa.select(s.name, s.folded_usd, s.folded_on_demand_usd))
+        for name, usd, on_demand in c.execute(folded)
     }
 
 

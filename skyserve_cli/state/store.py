@@ -365,10 +365,10 @@ class Store:
                 found.setdefault(row.service, []).append(replica_from_row(row))
         return found
 
-    def spent(self, now: float) -> dict[str, Spent]:
-        """Return what each service has cost so far."""
+    def spent(self, now: float, name: str = "") -> dict[str, Spent]:
+        """Return what each service has cost so far; or only the one of that name."""
         with self.database.reading() as c:
-            return costs.read_spent(c, now)
+            return costs.read_spent(c, now, name)
 
     def spent_by_team(self, since: float, now: float) -> dict[str, float]:
         """Return what the services of each team have cost from `since` to `now`, in USD, as far as replicas have not been archived."""

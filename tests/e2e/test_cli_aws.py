@@ -52,34 +52,39 @@ class Cloud:
         return [*self.live(), *self.aws.live(), *self.aws.belongings("us-east-1")]
 
 
+def amazon(serve: Serve, stack: ExitStack) -> Cloud:
+    """An account with a region, as the home's only cloud."""
+    vms = stack.enter_context(VmWorld("172.31.0.0/16"))
+    aws = AwsWorld(time.time)
+    aws.boot_s = 0.5
+
+    def boot(launched: Launched) -> None:
+        vms.boot(launched.id, addresses=[launched.private_ip], user_data=launched.user_data, gpus=1)
+
+    aws.on_launch = boot
+    aws.on_gone = lambda instance_id: vms.vms[instance_id].kill()
+    stack.enter_context(aws.running())
+    serve.environment |= {
+        "AWS_ENDPOINT_URL": aws.url,
+        "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST",
+        "AWS_SECRET_ACCESS_KEY": "of-nobody",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    config = yaml.safe_load((serve.home / "config.yaml").read_text())
+    config["clouds"] = {"aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": ["us-east-1"]}}
+    (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+    return Cloud(aws, vms)
+
+
 @pytest.fixture
 def cloud(serve: Serve) -> Iterator[Cloud]:
     with ExitStack() as stack:
-        vms = stack.enter_context(VmWorld("172.31.0.0/16"))
-        aws = AwsWorld(time.time)
-        aws.boot_s = 0.5
-
-        def boot(launched: Launched) -> None:
-            vms.boot(launched.id, addresses=[launched.private_ip], user_data=launched.user_data, gpus=1)
-
-        aws.on_launch = boot
-        aws.on_gone = lambda instance_id: vms.vms[instance_id].kill()
-        stack.enter_context(aws.running())
-        serve.environment |= {
-            "AWS_ENDPOINT_URL": aws.url,
-            "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST",
-            "AWS_SECRET_ACCESS_KEY": "of-nobody",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-        config = yaml.safe_load((serve.home / "config.yaml").read_text())
-        config["clouds"] = {"aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": ["us-east-1"]}}
-        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
-        made = Cloud(aws, vms)
+        made = amazon(serve, stack)
         yield made
         serve("controller", "start")
         serve("down", "--all", "--purge", "-y", "--timeout", "60")
         assert made.live() == []
-        assert aws.errors == []
+        assert made.aws.errors == []
 
 
 class Client:

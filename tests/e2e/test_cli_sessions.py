@@ -6,11 +6,12 @@ import json
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -23,6 +24,7 @@ from skyserve_cli.state.database import Database
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
 from tests.e2e.conftest import Serve
+from tests.e2e.test_cli_aws import amazon
 from tests.e2e.test_cli_rented import Cloud, google, microsoft
 from tests.integration.test_controller_api import free_port
 
@@ -40,16 +42,29 @@ run: exec python3 -m http.server --bind 0.0.0.0 $SKYSERVE_REPLICA_PORT
 """
 
 
-@pytest.fixture(params=[google, pytest.param(microsoft, marks=only_long)], ids=["gcp", "azure"])
-def rented(request: pytest.FixtureRequest, serve: Serve, tmp_path: Path) -> Iterator[Cloud]:
+class Rented(NamedTuple):
+    place: str
+    gpu: str
+    left: Callable[[], list[str]]
+
+
+def aws(serve: Serve, _folder: Path, stack: ExitStack) -> Rented:
+    return Rented("aws/us-east-1", "L4", amazon(serve, stack).live)
+
+
+@pytest.fixture(
+    params=[google, pytest.param(microsoft, marks=only_long), pytest.param(aws, marks=only_long)],
+    ids=["gcp", "azure", "aws"],
+)
+def rented(request: pytest.FixtureRequest, serve: Serve, tmp_path: Path) -> Iterator[Cloud | Rented]:
     with ExitStack() as stack:
-        made: Cloud = request.param(serve, tmp_path, stack)
+        made: Cloud | Rented = request.param(serve, tmp_path, stack)
         yield made
         serve("down", "--all", "--purge", "-y", "--timeout", "60")
         assert made.left() == []
 
 
-def test_a_token_of_one_service(serve: Serve, rented: Cloud, tmp_path: Path) -> None:
+def test_a_token_of_one_service(serve: Serve, rented: Cloud | Rented, tmp_path: Path) -> None:
     port = free_port()
     config = yaml.safe_load((serve.home / "config.yaml").read_text())
     (serve.home / "config.yaml").write_text(

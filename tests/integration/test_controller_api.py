@@ -468,6 +468,24 @@ async def test_services_show_every_promised_key(controller: Controller) -> None:
     assert cost["usd_on_demand_equivalent"] >= cost["usd_total"]
 
 
+async def test_one_service_is_listed_alone_if_it_is_up(controller: Controller) -> None:
+    for name in ("one", "other"):
+        await controller.up(name=name)
+
+    async def listed(query: str) -> list[str]:
+        return [
+            each["name"] for each in (await controller.call("GET", f"/v1/services{query}"))[1]["services"]
+        ]
+
+    (both,) = [(await controller.call("GET", "/v1/services"))[1]["services"]]
+    assert (await controller.call("GET", "/v1/services?name=other"))[1]["services"] == both[1:]
+    assert await listed("?name=one&all=1&ended=1") == ["one"]
+    assert await listed("?name=ghost") == ["one", "other"], "the caller says which there are"
+    await controller.call("POST", "/v1/services/one/down")
+    assert await listed("?name=one") == ["other"]
+    assert await listed("?name=one&all=1") == ["one", "other"]
+
+
 async def test_what_is_down_or_ended_is_shown_when_asked_for(controller: Controller) -> None:
     await controller.up()
     replica = a_replica(controller)

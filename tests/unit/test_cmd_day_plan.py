@@ -113,7 +113,7 @@ class Controller:
     def __init__(self, minutes: int) -> None:
         self.minutes = minutes
 
-    def services(self) -> list[dict[str, Any]]:
+    def services(self, name: str = "") -> list[dict[str, Any]]:
         return [{"name": "chat", "slo": {"capacity_qps": 2.5, "headroom": 1.25}}]
 
     def series(self, name: str, *, since: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from policies.goals import UpdateMode
+from policies.goals import ScalingGoal, UpdateMode
 from policies.model import Launched, ProbeFailed, Progressed, Replica, ReplicaState
 from policies.placement import fleet
 from skyserve_cli.controller.clouds.caches import SpecCache
@@ -230,6 +230,26 @@ def test_a_large_service_rests_after_each_turn_but_not_from_what_clouds_list() -
             spent += 0.01
         assert slow.rests("chat", (), now, has_listings=has_listings) is rests
         assert turn.remark == ""
+
+
+def test_a_large_service_is_decided_about_after_the_others_also_before_it_is_launched(world: Stored) -> None:
+    world.up(replace(SPEC, name="big", scaling=ScalingGoal(LARGE, LARGE)))
+    made = reconciler(world)
+    passes: list[list[str]] = []
+    decide = made._decide
+
+    def noted(*args: Any, **options: Any) -> Any:
+        found = decide(*args, **options)
+        passes.append([one.row.name for one in found[1]])
+        return found
+
+    made._decide = noted  # type: ignore[method-assign]
+    tick(made, world)  # what it wants is not known yet
+    passes.clear()
+    assert 0 < len(world.row("big").replicas) < LARGE
+    tick(made, world)
+    assert passes[1] == ["big"]
+    assert "big" not in passes[0]
 
 
 def test_a_service_that_rests_makes_no_call_again_that_has_its_result(world: Stored) -> None:

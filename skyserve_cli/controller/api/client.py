@@ -106,10 +106,10 @@ class ControllerClient:
     def health(self) -> dict[str, Any]:
         return self._json("GET", "/v1/health")
 
-    def services(self, *, down: bool = False, ended: bool = False) -> list[dict[str, Any]]:
-        services: list[dict[str, Any]] = self._json("GET", "/v1/services", query=_flags(down, ended))[
-            "services"
-        ]
+    def services(self, name: str = "", *, down: bool = False, ended: bool = False) -> list[dict[str, Any]]:
+        """Return all services; only the one of that name, if one of that name is up."""
+        found = self._json("GET", "/v1/services", query=_flags(down, ended, name))
+        services: list[dict[str, Any]] = found["services"]
         return services
 
     def activity(self) -> dict[str, Any]:
@@ -117,16 +117,16 @@ class ControllerClient:
         return self._json("GET", "/v1/activity")
 
     def services_since(
-        self, etag: str, *, down: bool = False, ended: bool = False, may_be_old: bool = False
+        self, etag: str, name: str = "", *, down: bool = False, ended: bool = False, may_be_old: bool = False
     ) -> Services:
-        """Return the services; None in place of them if nothing changed since that ETag.
+        """Return what `services` does; None in place of them if nothing changed since that ETag.
 
         `may_be_old`: the last ones that the controller has in memory, if its database responds slowly.
         """
         headers = {"If-None-Match": etag} if etag else {}
         if may_be_old:
             headers["Cache-Control"] = "max-stale"
-        content, got = self._call("GET", "/v1/services", query=_flags(down, ended), headers=headers)
+        content, got = self._call("GET", "/v1/services", query=_flags(down, ended, name), headers=headers)
         age_s = float(got.get("Age", 0))
         if not content:  # 304
             return Services(None, etag, age_s)
@@ -541,8 +541,9 @@ def _state(pid: int | None) -> str:
         return ""
 
 
-def _flags(down: bool, ended: bool) -> dict[str, str]:
-    return {name: "1" for name, wanted in (("all", down), ("ended", ended)) if wanted}
+def _flags(down: bool, ended: bool, name: str) -> dict[str, str]:
+    flags = {flag: "1" for flag, wanted in (("all", down), ("ended", ended)) if wanted}
+    return flags | ({"name": name} if name else {})
 
 
 class _Connection(http.client.HTTPConnection):

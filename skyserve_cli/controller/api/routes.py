@@ -96,20 +96,25 @@ class KernelRoutes:
 
     async def keep_spare(self) -> None:
         """For as long as this runs, have a list of services in memory for `serve status` while the database is slow."""
-        await self._snapshots.keep_spare((False, False), partial(self._all_services, False, False))
+        await self._snapshots.keep_spare((False, False, ""), partial(self._all_services, False, False, ""))
 
     async def _health(self, request: web.Request) -> web.Response:
         rows = await asyncio.to_thread(self._doors.rows)
         return web.json_response({**self._service.health(), **rows})
 
     async def _services(self, request: web.Request) -> web.StreamResponse:
-        kind = "all" in request.query, "ended" in request.query
+        kind: tuple[bool, bool, str] = "all" in request.query, "ended" in request.query, ""
+        name = request.query.get("name", "")
+        if bool(name) and await asyncio.to_thread(
+            self._service.has, name
+        ):  # or the caller learns which there are
+            kind = False, kind[1], name
         content = partial(self._all_services, *kind)
         found = await self._snapshots.get(kind, content, may_be_old=may_be_old(request))
         return await snapshot_response(request, found, self._snapshots.age_s(found))
 
-    def _all_services(self, down: bool, ended: bool) -> dict[str, Any]:
-        return {"services": self._service.services(down=down, ended=ended)}
+    def _all_services(self, down: bool, ended: bool, name: str) -> dict[str, Any]:
+        return {"services": self._service.services(down=down, ended=ended, name=name)}
 
     async def _one(self, request: web.Request) -> web.StreamResponse:
         name, ended = request.match_info["name"], "ended" in request.query

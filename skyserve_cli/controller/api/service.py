@@ -204,12 +204,12 @@ class ControllerService:
             raise NoSuchReplicaError(f"service {name} has no live replica {replica_id}") from None
         self._wake()
 
-    def services(self, *, down: bool, ended: bool) -> list[dict[str, Any]]:
-        """Return the views of all services, by name."""
+    def services(self, *, down: bool, ended: bool, name: str = "") -> list[dict[str, Any]]:
+        """Return the views of all services, by name; or only of the one of that name."""
         with self._store.still():
             now = self._clock.now()
-            rows = self._store.services(down=down)
-            spent = self._store.spent(now)
+            rows = [row for row in self._store.services(down=down) if name in ("", row.name)]
+            spent = self._store.spent(now, name)
             names = [row.name for row in rows if ended or not is_well(row)]
             gone = self._store.recently_ended(names, now - ENDED_SHOWN_FOR_S)
         return [
@@ -223,12 +223,10 @@ class ControllerService:
 
     def one(self, name: str, *, ended: bool) -> dict[str, Any]:
         """Return the view of one service. Raises NoSuchServiceError."""
-        found = next((one for one in self._store.services() if one.name == name), None)
-        if found is None:
+        found = self.services(down=False, ended=ended, name=name)
+        if not found:
             raise NoSuchServiceError(name)
-        now = self._clock.now()
-        gone = self._store.recently_ended([name], now - ENDED_SHOWN_FOR_S).get(name, [])
-        return self._view(found, self._store.spent(now).get(name, Spent(0.0, 0.0)), gone, ended, now)
+        return found[0]
 
     def changes(self) -> int:
         """Return how many times the database has changed."""

@@ -241,12 +241,13 @@ class Reconciler:
                     if has_listings:
                         self._kept.forget(row.name)  # so that it is compared with the next ones
                     continue
-                if is_first and len(row.attempts) >= LARGE:
+                size = max(len(row.attempts), row.wanted)  # also before they are launched
+                if is_first and size >= LARGE:
                     self._later.append(row.name)
                     self._slow.keep(row.name, mine)
                     orders[row.name] = self._waiting(row)
                     continue
-                with self._slow.turn(row.name, mine, tick.now, len(row.attempts)) as turn:
+                with self._slow.turn(row.name, mine, tick.now, size) as turn:
                     team = self._teams.room(row)
                     decision = self._service_turn.decide(
                         row, turn.events, tick.listings, tick.now, room, team, turn.remark
