@@ -48,15 +48,18 @@ def admin(world: RealWorld) -> Iterator[Path]:
     user = world.plane.certificate_of("admin")
     yield world.plane.kubeconfig("manifests", {"manifests": Context(NAMESPACE, user)})
     world.api.delete("namespaces", "", NAMESPACE)
-    until(lambda: not is_there(world, NAMESPACE), "the namespace is not removed")
+    until(lambda: is_removed(world), "the namespace is not removed")
 
 
-def is_there(world: RealWorld, namespace: str) -> bool:
+def is_removed(world: RealWorld) -> bool:
+    """No kubelet removes the Pods in it, which may be on nodes of other tests."""
+    for pod in world.api.list("pods", NAMESPACE):
+        world.api.delete("pods", NAMESPACE, pod["metadata"]["name"], {"gracePeriodSeconds": 0})
     try:
-        world.api.get("namespaces", "", namespace)
+        world.api.get("namespaces", "", NAMESPACE)
     except Refused:
-        return False
-    return True
+        return True
+    return False
 
 
 def for_server(world: RealWorld, body: Json) -> Json | None:
