@@ -50,6 +50,7 @@ _INFO = (
     "operatingSystem",
     "architecture",
 )
+_CORDON = "node.kubernetes.io/unschedulable"
 _UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _ERRORS = (Refused, OSError, urllib3.exceptions.HTTPError)
 
@@ -202,7 +203,11 @@ class Hollow:
         self.api.delete("nodes", "", name)
 
     def taint(self, name: str, *taints: Json) -> None:
-        """Give it these taints; without any those that it had before are gone."""
+        """Give it these taints; without any those that it had before are gone.
+
+        A controller taints nodes that are cordoned, and would undo what is written while it changes that.
+        """
+        until(partial(self._is_settled, name), f"the taint of a cordon of {name} does not come or go")
         own = self.nodes[name].body()["spec"]["taints"]
         self.api.patch("nodes", "", name, {"spec": {"taints": [*own, *taints]}})
 
@@ -219,6 +224,12 @@ class Hollow:
     def _is_usable(self, name: str) -> bool:
         found = self.api.get("nodes", "", name)
         return not any(one["key"] in _UNREADY for one in found["spec"].get("taints") or ())
+
+    def _is_settled(self, name: str) -> bool:
+        spec = self.api.get("nodes", "", name)["spec"]
+        return bool(spec.get("unschedulable")) == any(
+            one["key"] == _CORDON for one in spec.get("taints") or ()
+        )
 
     def _report(self, node: Node) -> None:
         status = {

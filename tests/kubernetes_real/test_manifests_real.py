@@ -15,6 +15,9 @@ import pytest
 import yaml
 
 from provisioners import permissions
+from skyserve_cli.deployment.cluster import ClusterTarget
+from skyserve_cli.deployment.cluster_removal import ClusterRemoval
+from skyserve_cli.home import Home
 from tests.clouds.kubernetes.kube_store import Refused
 from tests.kubernetes_real.cluster import Context, until
 from tests.kubernetes_real.real_api import Json
@@ -115,6 +118,27 @@ def test_applied_twice_nothing_changes(world: RealWorld, admin: Path, folder: st
         assert versions(admin, "-f", "-", text=text) == found
     finally:
         kubectl(admin, "delete", "--ignore-not-found", "--wait=false", "-f", "-", text=text)
+
+
+@needs_kubectl
+def test_undeploy_removes_what_was_applied(world: RealWorld, admin: Path, tmp_path: Path) -> None:
+    """Without Pods, which no kubelet would end."""
+    made = kubectl(admin, "kustomize", str(ROOT / "kubernetes" / "one-controller"))
+    bodies = [found for one in yaml.safe_load_all(made) if one and (found := for_server(world, one))]
+    for body in bodies:
+        if body["kind"] == "Deployment":
+            body["spec"]["replicas"] = 0
+    kubectl(admin, "apply", "--server-side", "-f", "-", text=yaml.safe_dump_all(bodies))
+    removal = ClusterRemoval(
+        Home(tmp_path, ""), ClusterTarget("manifests", NAMESPACE, str(admin)), lambda _: None
+    )
+    removal.insist(force=True)
+    shown = {f"{one['kind']}/{one['metadata']['name']}" for one in bodies}
+    found = removal.run(purge=False)
+    assert set(found.removed) == shown - {"PersistentVolumeClaim/skyserve-home"}
+    until(lambda: not left(admin), lambda: f"there is {left(admin)}")
+    assert kubectl(admin, "get", "clusterroles,clusterrolebindings", *OURS[1:], "-o", "name") == ""
+    assert removal.run(purge=True).removed == ["PersistentVolumeClaim/skyserve-home"]
 
 
 @needs_kubectl
