@@ -141,7 +141,7 @@ class Client:
     def down(
         self, name: str, *, purge: bool = False, wait: bool = True, timeout_s: float | None = None
     ) -> None:
-        """Take a service down. `purge`: do not wait for requests to finish.
+        """Take a service down. `purge`: do not wait for requests to finish, and remove the folders of `cache` from own hosts.
 
         Returns when no replica is left and the clouds list nothing of it any more, or at once without `wait`. Raises
         ServiceFailedError with what cannot be removed, WaitTimeoutError after `timeout_s`.

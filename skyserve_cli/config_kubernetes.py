@@ -11,10 +11,21 @@ from pydantic import BeforeValidator, Field, field_validator
 from provisioners.kubernetes.pod_patch import laid_over
 from provisioners.kubernetes.pod_rules import AGENT, REPLICA, Own, problems
 from provisioners.kubernetes.pod_schema import misfits
-from provisioners.kubernetes.settings import DEFAULT_IMAGE, SCHEDULE_WAIT_S, Cluster, NodePool, NodePrice
+from provisioners.kubernetes.settings import (
+    CACHE_PATH,
+    DEFAULT_IMAGE,
+    SCHEDULE_WAIT_S,
+    Cluster,
+    NodePool,
+    NodePrice,
+)
 from skyserve_cli.config_section import CloudConfig, Strict
 
 _DNS = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+_FOLDER = re.compile(
+    r"/(?!(bin|boot|dev|etc|lib[0-9x]*|proc|root|run|sbin|sys|tmp|usr)/)[A-Za-z0-9_-][A-Za-z0-9._-]*"
+    r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*){1,20}"
+)
 _CURRENT = "default"  # our name of the cluster if config.yaml names none
 
 
@@ -114,8 +125,20 @@ class ContextConfig(Strict):
         default={}, description="of these Services, by which vendors choose the kind of load balancer"
     )
 
+    cache_path: str = Field(
+        default=CACHE_PATH, description="folder of the nodes that `cache: node` of service files uses"
+    )
     pod: Pod = Field(default={}, description=f"{_POD}. Laid over `clouds.kubernetes.pod`")
     agent_pod: AgentPod = Field(default={}, description=_AGENT_POD)
+
+    @field_validator("cache_path")
+    @classmethod
+    def _is_a_folder(cls, path: str) -> str:
+        if not _FOLDER.fullmatch(path):
+            raise ValueError(
+                f"{path!r} is no folder for this: two names or more, such as /mnt/disks/cache, none of the system's"
+            )
+        return path
 
     @field_validator("namespaces")
     @classmethod
@@ -199,6 +222,7 @@ class KubernetesConfig(CloudConfig):
                 dead_man_s=section.dead_man_minutes * 60,
                 pod=pod,
                 agent_pod=laid_over(self.agent_pod, section.agent_pod),
+                cache_path=section.cache_path,
             )
 
 

@@ -24,7 +24,7 @@ def _ports(value: object) -> tuple[int, int]:
 
 
 PodPrivilege = Literal[
-    "hostPath", "privileged", "hostNetwork", "hostPID", "hostIPC", "serviceAccountName", "secrets"
+    "hostPath", "privileged", "hostNetwork", "hostPID", "hostIPC", "serviceAccountName", "secrets", "cache"
 ]
 PortRange = Annotated[tuple[int, int], PlainValidator(_ports)]
 
@@ -68,7 +68,7 @@ class TeamConfig(Strict):
     pod: tuple[PodPrivilege, ...] = Field(
         default=(),
         description="what operators may set in `kubernetes.pod` beyond the Pod itself: hostPath (and other volumes but claims), "
-        "privileged, hostNetwork, hostPID, hostIPC, serviceAccountName, secrets. Default: none of these",
+        "privileged, hostNetwork, hostPID, hostIPC, serviceAccountName, secrets; and cache, for `cache: node` in Kubernetes. Default: none of these",
     )
 
     @property

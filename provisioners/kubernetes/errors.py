@@ -28,6 +28,10 @@ _NOT_ROOT = (
     "of an image that need not run as root, write in kubernetes.pod spec: {securityContext: {runAsNonRoot: true, runAsUser: 1000}}; "
     "the rest follows (docs/howto/company-cluster.md)"
 )
+_NO_NODE_CACHE = (
+    "this namespace lets no Pod have a folder of its node (PodSecurity baseline and restricted refuse hostPath): write "
+    "cache: {kind: pvc, claim: NAME} in the service file, with a claim that is ReadWriteMany"
+)
 
 TABLE = ErrorTable(
     (
@@ -79,6 +83,9 @@ TABLE = ErrorTable(
             _SOURCE,
             r"must be less than or equal to \S+ limit",
             Scope.TYPE,
+        ),
+        ErrorCode(
+            "403", _K.REFUSED, _NO_NODE_CACHE, _SOURCE, r"violates PodSecurity.*skyserve-cache", Scope.REGION
         ),
         ErrorCode("403", _K.REFUSED, _NOT_ROOT, _SOURCE, r"violates PodSecurity", Scope.REGION),
         ErrorCode(

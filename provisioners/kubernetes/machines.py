@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from provisioners.clock import unix_now
-from provisioners.kubernetes import translate
+from provisioners.kubernetes import placement, translate
 from provisioners.kubernetes.agent_objects import is_agent
 from provisioners.kubernetes.api import ConflictError, Json, KubeApi
 from provisioners.kubernetes.errors import CLOUD, wanted_limits
@@ -21,6 +21,7 @@ from provisioners.kubernetes.pod_cache import PodCache
 from provisioners.kubernetes.pod_state import is_ours, is_over, was_placed
 from provisioners.kubernetes.quantities import rfc3339
 from provisioners.kubernetes.settings import Cluster
+from provisioners.kubernetes.warm_nodes import WarmNodes
 from provisioners.multi_node import for_each
 from provisioners.port.base import Instance, InstanceState, LaunchOrder
 from provisioners.port.errors import CapacityError, ProvisionError, RefusedError, TransientError
@@ -48,6 +49,7 @@ class RegionPods:
         self._now = now
         self._sleep = sleep
         self._limited: frozenset[str] = frozenset()  # resources of which the namespace wants limits
+        self._warm_nodes = WarmNodes()
 
     def launch(
         self, order: LaunchOrder, accelerator_labels: Iterable[tuple[str, str]], *, has_node: bool = True
@@ -76,6 +78,7 @@ class RegionPods:
         pods = {pod["metadata"]["name"]: pod for pod in self.cache.pods(instance.token).values()}
         if not pods:
             pods = {pod["metadata"]["name"]: pod for pod in self._listed(instance.token)}
+        self._warm_nodes.note(pods.values())
         heads = [pod["metadata"]["uid"] for pod in pods.values() if pod["metadata"]["name"] == instance.token]
         if instance.id and heads and instance.id not in heads:
             return  # another one of that name
@@ -152,6 +155,9 @@ class RegionPods:
         while True:
             namespace, limited = self.api.namespace, self._limited
             body = translate.pod_of(order, rank, self.cluster, namespace, labels, files, limited)
+            if order.cache is not None and order.cache.claim is None:
+                pods = self.cache.of_service(order.owner, order.service)
+                placement.prefer(body["spec"], self._warm_nodes.free(order.owner, order.service, pods))
             try:
                 return self.api.create("pod", body, order.offer.zone)
             except RefusedError as error:

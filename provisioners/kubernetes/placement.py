@@ -14,6 +14,7 @@ from policies.model import CapacityType
 from provisioners.port.accelerator_names import Vendor, canonical, vendor
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
+NAME_LABEL = "kubernetes.io/hostname"
 TYPE_LABEL = "node.kubernetes.io/instance-type"
 NO_ZONE = "default"  # of nodes without the label
 
@@ -112,6 +113,14 @@ def affinity(
     kinds = [[_is_in(key, sorted(values))] for key, values in sorted(by_key.items())] or [[]]
     terms = [{"matchExpressions": [*base, *market, *kind]} for market in markets for kind in kinds]
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def prefer(spec: dict[str, Any], nodes: Sequence[str]) -> None:
+    """Add to the specification of a Pod that it prefers these nodes."""
+    if nodes:
+        term = {"weight": 100, "preference": {"matchExpressions": [_is_in(NAME_LABEL, nodes)]}}
+        near = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+        near.setdefault("preferredDuringSchedulingIgnoredDuringExecution", []).append(term)
 
 
 def tolerations(

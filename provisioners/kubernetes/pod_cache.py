@@ -32,7 +32,7 @@ from provisioners.kubernetes.sightings import Instant, Sightings
 from provisioners.kubernetes.translate import COMPLETE_NOTE, PARTS_NOTE
 from provisioners.multi_node import instance_of_nodes
 from provisioners.port.base import Instance, InstanceState
-from provisioners.port.vm import NODES_TAG, OWNER_TAG, RANK_TAG, TOKEN_TAG
+from provisioners.port.vm import NODES_TAG, OWNER_TAG, RANK_TAG, SERVICE_TAG, TOKEN_TAG
 
 KEPT_S = 3600.0
 _S = InstanceState
@@ -162,6 +162,13 @@ class PodCache:
         with self._lock:
             group = self._groups.get(token)
             return {} if group is None else {rank: known.pod for rank, known in group.pods.items()}
+
+    def of_service(self, owner: str, service: str) -> list[Pod]:
+        """Return the Pods of a service that exist."""
+        wanted = {OWNER_TAG: owner, SERVICE_TAG: service}
+        with self._lock:
+            pods = [known.pod for group in self._groups.values() for known in group.pods.values()]
+        return [pod for pod in pods if wanted.items() <= (pod["metadata"].get("labels") or {}).items()]
 
     def waits_s(self, pod: Pod) -> tuple[float, str] | None:
         """Return for how long the Pod has found no node, with the scheduler's sentence; None if it has one, or will be looked at."""

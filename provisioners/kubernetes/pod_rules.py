@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from provisioners.kubernetes.pod_schema import DIRECTIVE, Path, PodProblem, dotted, misfits
-from provisioners.kubernetes.scripts import FILES, ROOT
+from provisioners.kubernetes.scripts import CACHE, FILES, ROOT
 
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 _LABEL_KEY = re.compile(
@@ -85,7 +85,7 @@ class Own(NamedTuple):
     mounts: frozenset[str]
 
 
-REPLICA = Own("main", _OF_MAIN, frozenset({"files"}), frozenset({ROOT, FILES}))
+REPLICA = Own("main", _OF_MAIN, frozenset({"files", "skyserve-cache"}), frozenset({ROOT, FILES, CACHE}))
 AGENT = Own(
     "agent",
     _OF_AGENT,
@@ -201,7 +201,10 @@ def _container(one: Mapping[str, Any], own: Own, at: Path) -> Iterator[PodProble
 Uses = list[tuple[str, Path]]
 
 #: What operators of a team may set only where `teams.NAME.pod` names it.
-PRIVILEGES = ("hostPath", "privileged", "hostNetwork", "hostPID", "hostIPC", "serviceAccountName", "secrets")
+PRIVILEGES = (
+    *("hostPath", "privileged", "hostNetwork", "hostPID", "hostIPC", "serviceAccountName", "secrets"),
+    "cache",  # not of a patch: `cache: node` in a service file
+)
 _SECURITY: Mapping[str, tuple[Any, ...]] = {
     "privileged": (None, False),
     "allowPrivilegeEscalation": (False,),

@@ -59,7 +59,7 @@ def of_replica(
     for volume in pod["spec"]["volumes"]:
         name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
         if name:
-            yield _of_claim(api, str(name))
+            yield _of_claim(api, str(name), is_shared=volume["name"] == translate.CACHE_VOLUME)
 
 
 def of_agent(cluster: Cluster, api: KubeApi, order: LaunchOrder) -> Iterator[Rehearsed]:
@@ -81,14 +81,21 @@ def of_agent(cluster: Cluster, api: KubeApi, order: LaunchOrder) -> Iterator[Reh
         yield _of(api, kind, body)
 
 
-def _of_claim(api: KubeApi, name: str) -> Rehearsed:
-    """A server admits a Pod whose claim is not there, and no node ever takes it."""
+def _of_claim(api: KubeApi, name: str, *, is_shared: bool) -> Rehearsed:
+    """A server admits a Pod whose claim is not there, and no node ever takes it. A claim that `is_shared` is of all nodes."""
     try:
         found = api.find("persistent_volume_claim", name)
     except ProvisionError as error:
         return Rehearsed(CLAIM, error)
-    if found is not None:
+    modes = [] if found is None else (found.get("spec") or {}).get("accessModes") or []
+    if found is not None and (not is_shared or "ReadWriteMany" in modes):
         return Rehearsed(CLAIM)
+    if found is not None:
+        message = (
+            f"the PersistentVolumeClaim {name} is {' and '.join(modes)}, so the next replica waits for it on any other node: "
+            "for `cache` make one with accessModes: [ReadWriteMany], of a storage class that has it"
+        )
+        return Rehearsed(CLAIM, RefusedError(message, cloud=CLOUD, code="AccessMode"))
     message = f"there is no PersistentVolumeClaim {name} in the namespace {api.namespace}: make it first"
     return Rehearsed(CLAIM, RefusedError(message, cloud=CLOUD, code="NotFound"))
 

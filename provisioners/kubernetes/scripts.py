@@ -13,12 +13,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from provisioners.port.base import is_url
-from provisioners.remote.bootstrap_steps import bucket_script
+from provisioners.remote.bootstrap_steps import bucket_script, cache_script
 
 ROOT = "/skyserve"
 FILES = f"{ROOT}-files"
+CACHE = f"{ROOT}-cache"
 SETUP_FAILED = "setup failed"  # how the message of a container begins whose `setup` did
 NO_FILES = "the work directory cannot be unpacked"
+NO_CACHE = "the folder of `cache` cannot be written by the container's user: a node's folder is root's, a claim's gets the group fsGroup"
 _ROOT = '"${SKYSERVE_ROOT:-/skyserve}"'
 _LOG = '"${SKYSERVE_TERMINATION_LOG:-/dev/termination-log}"'
 
@@ -39,18 +41,25 @@ def unpack(targets: Sequence[str]) -> str:
 
 
 def main(
-    mounts: Mapping[str, str], copied: Mapping[str, str], variables: Mapping[str, str], nodes: Sequence[str]
+    mounts: Mapping[str, str],
+    copied: Mapping[str, str],
+    variables: Mapping[str, str],
+    nodes: Sequence[str],
+    cached: Sequence[str] = (),
 ) -> str:
     """Return the script of the second container.
 
     `mounts` are the buckets by target, `copied` what the first container has unpacked, by target. `nodes` are the host names
-    of all nodes by rank, if there are several. The user's scripts are in SKYSERVE_SETUP and SKYSERVE_RUN.
+    of all nodes by rank, if there are several. `cached` are the variables of folders that outlive the Pod. The user's scripts are in
+    SKYSERVE_SETUP and SKYSERVE_RUN.
     """
     lines = [
         f"cd {_ROOT}/work",
         "shell=$(command -v bash || command -v sh)",
         f'failed() {{ code=$1; echo "{SETUP_FAILED}: $2" >{_LOG}; exit "$code"; }}',
     ]
+    if cached:
+        lines.append(f"( {cache_script(cached)}\n) || failed 1 {shlex.quote(NO_CACHE)}")
     for target, source in copied.items():
         where = _target(target)
         lines.append(

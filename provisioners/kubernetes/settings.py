@@ -9,6 +9,7 @@ from typing import Any
 from provisioners.port.lease import LEASE_S
 
 DEFAULT_IMAGE = "python:3.12-slim"
+CACHE_PATH = "/var/lib/skyserve/cache"
 SCHEDULE_WAIT_S = 10.0
 GRACE_S = 30
 
@@ -44,6 +45,7 @@ class Cluster:
     `namespace` None is that of the context. `schedule_wait_s` is how long a Pod may be unschedulable before the zone counts
     as having no room: seconds where the number of nodes is fixed, minutes where an autoscaler adds some.
     `agent_image` is that of load balancer agents, which cannot be here without; clients come to a Service of `service_type`.
+    Below `cache_path` of the nodes are the folders that outlive replicas.
     `pod` is a patch over the Pods of replicas, `agent_pod` over those of load balancers (`pod_rules`).
     With `reaper_account` Pods that no controller has visited for `dead_man_s` are deleted by a CronJob of that service account.
     """
@@ -71,6 +73,7 @@ class Cluster:
     dead_man_s: int = LEASE_S
     pod: Mapping[str, Any] = field(default_factory=dict)
     agent_pod: Mapping[str, Any] = field(default_factory=dict)
+    cache_path: str = CACHE_PATH
 
     def is_meant(self, region: str | None) -> bool:
         """Return whether a service file that names `region` means this namespace.

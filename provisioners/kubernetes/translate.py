@@ -46,6 +46,7 @@ COMPLETE_NOTE = "skyserve.dev/complete"  # all of them exist
 END_NOTE = "skyserve.dev/terminated"  # we requested its end
 DEFAULT_PORT = 8080
 MAIN = "main"
+CACHE_VOLUME = "skyserve-cache"
 _FILES = "files"
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 _LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
@@ -141,7 +142,7 @@ def _own_pod(
             offer.capacity_type, resource if gpus else "", cluster.tolerations
         ),
         "containers": [_main(order, rank, cluster, namespace, files, size, resource)],
-        "volumes": _volumes(order, files),
+        "volumes": _volumes(order, files, cluster, namespace),
     }
     if files.pieces:
         spec["initContainers"] = [_unpacker(order, cluster, files)]
@@ -294,7 +295,8 @@ def _main(
 ) -> dict[str, Any]:
     variables = {**order.env, **order.secrets}
     nodes = host_names(order.token, order.num_nodes) if order.num_nodes > 1 else []
-    script = scripts.main(order.file_mounts, files.copied, variables, nodes)
+    cached = order.cache.variables if order.cache else ()
+    script = scripts.main(order.file_mounts, files.copied, variables, nodes, cached)
     requests = {"cpu": f"{size.cpus:g}", "memory": f"{size.memory_gb:g}G"}
     gpus = {resource: str(gpus_of(order))} if resource else {}
     port = order.port or DEFAULT_PORT
@@ -315,6 +317,7 @@ def _main(
         "volumeMounts": [
             {"name": "work", "mountPath": scripts.ROOT},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 (engines exchange tensors by it)
+            *_cache_mounts(order),
         ],
     }
 
@@ -346,6 +349,7 @@ def _environment(order: LaunchOrder, rank: int, namespace: str) -> list[dict[str
         "SKYSERVE_REPLICA_PORT": str(order.port or DEFAULT_PORT),
         "SKYSERVE_SETUP": order.setup or "",
         "SKYSERVE_RUN": order.run,
+        **(order.cache.environment(scripts.CACHE) if order.cache else {}),
     }
     if order.num_nodes > 1:
         plain["SKYSERVE_PEERS"] = f"{service_of(order.token)}.{namespace}.svc"
@@ -366,7 +370,16 @@ def _literal(value: str) -> str:
     return value.replace("$", "$$")
 
 
-def _volumes(order: LaunchOrder, files: PackedFiles) -> list[dict[str, Any]]:
+def _cache_mounts(order: LaunchOrder) -> list[dict[str, Any]]:
+    if order.cache is None:
+        return []
+    own = {} if order.cache.claim is None else {"subPath": f"{MANAGER}/{order.cache.folder}"}
+    return [{"name": CACHE_VOLUME, "mountPath": scripts.CACHE, **own}]
+
+
+def _volumes(
+    order: LaunchOrder, files: PackedFiles, cluster: Cluster, namespace: str
+) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {"name": "work", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
@@ -374,6 +387,11 @@ def _volumes(order: LaunchOrder, files: PackedFiles) -> list[dict[str, Any]]:
     if files.pieces:
         sources = [{"secret": {"name": piece_name(order, number)}} for number in range(len(files.pieces))]
         found.append({"name": _FILES, "projected": {"sources": sources}})
+    if order.cache is not None and order.cache.claim is not None:
+        found.append({"name": CACHE_VOLUME, "persistentVolumeClaim": {"claimName": order.cache.claim}})
+    elif order.cache is not None:
+        path = f"{cluster.cache_path}/{namespace}/{order.cache.folder}"
+        found.append({"name": CACHE_VOLUME, "hostPath": {"path": path, "type": "DirectoryOrCreate"}})
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -27,8 +28,9 @@ from provisioners.local.store import CLOUD, InstanceFolder, LaunchRecord, LocalS
 from provisioners.local.translate import PORT_VARIABLE, check_order, check_token, node_environment
 from provisioners.offers.explain_no_offer import NoOffer
 from provisioners.offers.zone_offers import ZonePrices, explain_no_offer, offers_for
-from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.base import Cache, Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.port.errors import CapacityError, InvalidRequestError, ProvisionError, TransientError
+from provisioners.remote.bootstrap_steps import cached_setup
 from provisioners.remote.host_agent.log_times import read_times
 
 _RETENTION_S = 3600.0
@@ -80,8 +82,9 @@ class LocalProvisioner:
             check_order(order, cloud)
             self._clean_up()
             self._check_capacity(order, cloud)
+            cache = self._cache(order)
             records, folder = self._create(order, cloud)
-            self._start(folder, records, order, cloud)
+            self._start(folder, records, replace(order, env={**order.env, **cache}), cloud)
         launched = folder.instance()
         if launched is None or not folder.was_launched():
             raise TransientError("the host process died before it lived", cloud=CLOUD)
@@ -214,7 +217,7 @@ class LocalProvisioner:
         for node, record in reversed(list(zip(folder.nodes(), records, strict=True))):
             host_order = HostOrder(
                 home=str(self._home),
-                setup=order.setup,
+                setup=cached_setup(order),
                 run=order.run,
                 env=node_environment(order, record, node_ips),
                 workdir=order.workdir,
@@ -229,6 +232,28 @@ class LocalProvisioner:
             except OSError as error:
                 self._undo(folder)
                 raise TransientError(f"the host process did not start: {error}", cloud=CLOUD) from error
+
+    def _cache(self, order: LaunchOrder) -> dict[str, str]:
+        """Return the variables of the folder that outlives the replica, which is made."""
+        if order.cache is None or order.cache.claim is not None:
+            return {}
+        path = self._store.cache_path(order.cache)
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise TransientError(f"the folder of the cache cannot be made: {error}", cloud=CLOUD) from error
+        return order.cache.environment(str(path))
+
+    def remove_cache(self, cache: Cache) -> tuple[list[str], list[str]]:
+        """Return the folder if it was there, and why it could not be removed."""
+        path = self._store.cache_path(cache)
+        if not path.exists():
+            return [], []
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            return [], [f"{path} is not removed: {error}"]
+        return [str(path)], []
 
     def _mark_gone_nodes(self, folder: InstanceFolder) -> None:
         for node in folder.nodes():

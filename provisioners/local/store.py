@@ -5,6 +5,7 @@
       sequence               how many instances were ever launched
       cloud.yaml             zones, prices, capacities: the user's, see `local_config`
       market.json            what the spot market does: see `local_market`
+      cache/OWNER/TEAM/SERVICE/    what replicas leave for those after them
       instances/TOKEN/
         record.json          the launch, never changed afterwards (no secrets, no scripts)
         alive                locked for as long as the host process runs: the kernel lets go when it exits,
@@ -37,7 +38,8 @@ from pathlib import Path
 from policies.model import CapacityType, Zone
 from provisioners.files import read_json, write_json, write_text
 from provisioners.multi_node import instance_of_nodes
-from provisioners.port.base import Instance, InstanceState
+from provisioners.port.base import Cache, Instance, InstanceState
+from provisioners.port.errors import InvalidRequestError
 
 CLOUD = "local"
 _NODE = "node."  # no token has a dot in it
@@ -288,6 +290,15 @@ class LocalStore:
     @property
     def market_path(self) -> Path:
         return self.root / "market.json"
+
+    def cache_path(self, cache: Cache) -> Path:
+        """Return the folder that outlives replicas. No link leads elsewhere."""
+        path = self.root.resolve() / "cache" / cache.folder
+        if path.resolve() != path:
+            raise InvalidRequestError(
+                f"{path} is a link, or in one: a cache is a folder of ours", cloud=CLOUD
+            )
+        return path
 
     def create(self) -> None:
         self.instances_path.mkdir(parents=True, exist_ok=True)

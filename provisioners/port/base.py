@@ -8,6 +8,7 @@ One contract suite (`provisioners.contract`) runs over every implementation and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from provisioners.port.commands import HostConnection, Login
 
 DOCKER = "docker:"
+CACHE_VARIABLE = "SKYSERVE_CACHE"
 DISK_GB = 256  # SkyPilot's default: it holds an engine, its image and the weights of a model
 
 
@@ -75,6 +77,28 @@ def peers_port(port: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Cache:
+    """Folders that outlive replicas, one for each of `variables`, below `folder` (OWNER/TEAM/SERVICE) of the node.
+
+    With `claim` they are in that PersistentVolumeClaim of Kubernetes. Raises ValueError for another `folder`.
+    """
+
+    folder: str
+    variables: tuple[str, ...]
+    claim: str | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(
+            r"[A-Za-z0-9-][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9-][A-Za-z0-9._-]{0,99}){2}", self.folder
+        ):
+            raise ValueError(f"{self.folder!r} is no folder of a cache")
+
+    def environment(self, root: str) -> dict[str, str]:
+        """Return the variables of a replica that sees the folder at `root`."""
+        return {CACHE_VARIABLE: root, **{name: f"{root}/{name.lower()}" for name in self.variables}}
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchOrder:
     """Everything one launch needs; the same order with the same token may be sent any number of times.
 
@@ -114,6 +138,7 @@ class LaunchOrder:
     disk_gb: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     pod: str | None = None
+    cache: Cache | None = None
 
     @property
     def machine_image(self) -> str | None:

@@ -11,13 +11,13 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from provisioners.port.accelerator_names import Vendor, vendor
-from provisioners.port.base import LaunchOrder, is_url
+from provisioners.port.base import Cache, LaunchOrder, is_url
 from provisioners.remote import container_steps
 from provisioners.remote.machine_tools import needs, pip_install
 from provisioners.remote.step import TRANSFER_S, Content, Step, Tree
@@ -119,8 +119,15 @@ def gpu_count(order: LaunchOrder, maker: Vendor = Vendor.NVIDIA) -> int:
     return 0 if not name or vendor(name) is not maker else math.ceil(order.offer.accelerator_count)
 
 
+def cache_folder(cache: Cache) -> str:
+    """Return the folder of a host of the user's own that replicas leave behind."""
+    return f"{ROOT}/cache/{cache.folder}"
+
+
 def task_for(order: LaunchOrder, node: ReplicaNode) -> dict[str, Any]:
     """Return what the agent receives, and keeps. No secrets."""
+    cache = order.cache if order.offer.zone.cloud in _OWN_HOSTS else None
+    is_cached = cache is not None and cache.claim is None
     return {
         "token": node.token,
         "owner": order.owner,
@@ -129,7 +136,8 @@ def task_for(order: LaunchOrder, node: ReplicaNode) -> dict[str, Any]:
         "num_nodes": order.num_nodes,
         "has_port": order.port is not None,
         "front": None if node.front is None else {"port": node.front.port, "to": node.port},
-        "setup": order.setup,
+        "setup": cached_setup(order) if is_cached else order.setup,
+        "cache": cache.environment(f"~/{cache_folder(cache)}") if cache is not None and is_cached else {},
         "run": order.run,
         "env": node_environment(order, node),
         "secrets_path": secrets_path(node),
@@ -209,6 +217,32 @@ def bucket_script(source: str, target: str, variables: Mapping[str, str]) -> str
     where = shlex.quote(target)
     program, command = bucket.fetch(bucket, where, known)
     return f'{needs(program, source)}\nas=; mkdir -p "$(dirname {where})" && {{ {command}; }}'
+
+
+def cache_script(variables: Sequence[str]) -> str:
+    """For sh, in the environment of the replica: make the folders of its cache, and print what earlier replicas have left there.
+
+    Nothing is locked here. Replicas of a node share the folders, as programs that use such a variable expect of processes of a machine.
+    """
+    folders = " ".join(f'"${name}"' for name in variables)
+    return "\n".join(
+        (
+            f"for folder in {folders}; do",
+            'mkdir -p "$folder" && [ -w "$folder" ] || '
+            '{ echo "cache: $folder cannot be written by the user $(id -u)"; exit 1; }',
+            'if [ -z "$(ls -A "$folder")" ]; then echo "cache: $folder is empty"',
+            'else size=$(du -sh "$folder" 2>/dev/null | cut -f1)',
+            'echo "cache: $folder has ${size:-files} of earlier replicas"; fi',
+            "done",
+        )
+    )
+
+
+def cached_setup(order: LaunchOrder) -> str | None:
+    """Return `setup`, after the script of the cache of the node if the order has one."""
+    if order.cache is None or order.cache.claim is not None:
+        return order.setup
+    return f"( {cache_script(order.cache.variables)}\n) || exit 1\n{order.setup or ''}"
 
 
 def _check_gpus(accelerator: str, count: int, maker: Vendor) -> Step:

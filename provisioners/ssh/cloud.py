@@ -57,3 +57,4 @@ class SshProvisioner(VmProvisioner):
             return plain if order.port is not None else replace(plain, ports=(), public_ports=())
 
         super().__init__(machines, hosts, order_here, lambda need: offers_of(known, need))
+        self.remove_cache = machines.remove_cache

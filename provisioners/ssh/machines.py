@@ -16,6 +16,7 @@ tried again after a while, so that the only thing to do is to fix it. It is list
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,6 +25,7 @@ from typing import Any, ClassVar, TypeVar
 
 from policies.model import CapacityType, Zone
 from provisioners.clock import unix_now
+from provisioners.port.base import Cache
 from provisioners.port.commands import (
     Commands,
     DiskFullError,
@@ -58,7 +60,7 @@ from provisioners.port.vm import (
     Silent,
 )
 from provisioners.remote.async_ssh import connect_commands
-from provisioners.remote.bootstrap_steps import ROOT
+from provisioners.remote.bootstrap_steps import ROOT, cache_folder
 from provisioners.remote.host import Host
 from provisioners.remote.ssh_config import has_authorities
 from provisioners.ssh.host_cache import SeenClaims
@@ -168,6 +170,23 @@ class SshMachines:
         host = self._pools.host(name)
         if host is not None:
             self._call(host, "release", token, f"{STOP_GRACE_S:g}", timeout_s=STOP_GRACE_S + _STOP_TIMEOUT_S)
+
+    def remove_cache(self, cache: Cache) -> tuple[list[str], list[str]]:
+        """Return the hosts whose folder was removed, and why others could not be cleaned."""
+        folder = shlex.quote(cache_folder(cache))
+        script = f"[ -e {folder} ] || exit 0; rm -rf {folder} 2>/dev/null || sudo -n rm -rf {folder} && echo removed"
+
+        def of(host: PoolHost) -> tuple[str, str]:
+            try:
+                said = self._shell(host).run(script).out
+            except (ProvisionError, ShellError) as error:
+                return "", f"{host.name}: {folder} is not removed: {error.message}"
+            return (host.name if said else ""), ""
+
+        hosts = [host for host in self._pools.hosts if self._seen.has_met(host.name)]
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ssh-cache") as pool:
+            found = list(pool.map(of, hosts))
+        return [name for name, _ in found if name], [why for _, why in found if why]
 
     def shared(self, owner: str, silent: Silent | None = None) -> Sequence[OrphanedResource]:
         return ()

@@ -85,7 +85,7 @@ CONTROLLER = (
     ),
     Operation(
         "POST", "/v1/services/{name}/down", "Terminate a service.", "{}",
-        body=(("purge", "true: do not wait for running requests"),),
+        body=(("purge", "true: do not wait for running requests, and let `POST /v1/tidy` remove the folders of `cache` from own hosts"),),
     ),
     Operation("POST", "/v1/services/{name}/replicas/{id}/down", "Terminate one replica, which is replaced.", "{}"),
     Operation(

@@ -49,6 +49,12 @@ PATTERNS = (
         "the disk of its machine is full", "raise resources.disk_size",
     ),
     Pattern(
+        "cache_refused", _p(r"cache: (\S+) cannot be written by the user (\d+)"),
+        "the user {1} of its container cannot write the folder of `cache`",
+        "have the folder given to that user, or write cache: {{kind: pvc, claim: NAME}} with spec.securityContext.fsGroup in kubernetes.pod",
+        also_alive=False,
+    ),
+    Pattern(
         "gpu_missing",
         _p(
             r"no CUDA-capable device|NVIDIA-SMI has failed|No CUDA GPUs are available|Found no NVIDIA driver|Failed to infer device type"

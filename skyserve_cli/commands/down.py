@@ -46,7 +46,12 @@ def down(
         int | None,
         typer.Option("--replica-id", metavar="N", help="One replica only; another takes its place."),
     ] = None,
-    purge: Annotated[bool, typer.Option("-p", "--purge", help="Do not wait for requests to finish.")] = False,
+    purge: Annotated[
+        bool,
+        typer.Option(
+            "-p", "--purge", help="Do not wait for requests to finish; remove `cache` of own hosts."
+        ),
+    ] = False,
     yes: Yes = False,
     no_wait: NoWait = False,
     timeout: Timeout = PATIENCE_S,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -134,7 +135,7 @@ def plan(
     decided = first_plan(loaded.spec, offers, clouds, unix_now())
     insist_on_offers(decided, loaded)
     candidates = [{**offer_view(offer), "num_nodes": loaded.spec.num_nodes} for offer in offers]
-    decided["candidates"] = candidates[:limit]
+    decided |= {"candidates": candidates[:limit], "cache": loaded.spec.cache and asdict(loaded.spec.cache)}
     if output is OutputFormat.TABLE:
         _put_plan(decided, candidates, limit)
     if ask:
@@ -200,6 +201,9 @@ def _put_plan(decided: dict[str, Any], candidates: list[dict[str, Any]], limit: 
     put(plan_total(decided))
     _put_candidates(candidates, MOST_SHOWN if limit is None else limit)
     put(f"Placement: {decided['placement']}. Load balancing: {decided['load_balancing_policy']}.")
+    if cache := decided["cache"]:
+        where = f"in the claim {cache['claim']}" if cache["claim"] else "on the node"
+        put(f"Cache: {', '.join(cache['variables'])} outlives replicas, {where}.")
     for note in decided["notes"]:
         inform(note)
 

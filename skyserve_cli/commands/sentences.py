@@ -44,6 +44,7 @@ EVENTS = {
     "Removed": "removed",
     "clock": "clock",
     "backup": "backup",
+    "cache": "cache",
     "error": "error",
     "goal": "goal",
     "network": "network",

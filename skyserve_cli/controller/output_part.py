@@ -16,6 +16,7 @@ from policies.model import Replica, ReplicaState
 from provisioners.port.base import Instance, LogSource, Provisioner
 from provisioners.port.errors import ProvisionError
 from skyserve_cli.causes.log_text import cleaned, last_line
+from skyserve_cli.controller.cache_starts import CacheStarts
 from skyserve_cli.controller.part import Kernel, Part
 from skyserve_cli.state.values import ServiceRow
 
@@ -47,15 +48,20 @@ class OutputPart(Part):
     def lead(self) -> None:
         service = self._kernel.service
         reader = OutputReader(self._kernel.store.services, service.sighted, service.printed)
-        threading.Thread(target=self._run, args=(reader,), name="output", daemon=True).start()
+        starts = CacheStarts(self._kernel.store, service.sighted, self._has_cache, self._kernel.clock.now)
+        threading.Thread(target=self._run, args=(reader, starts), name="output", daemon=True).start()
 
     async def stop(self) -> None:
         self._stopping.set()
 
-    def _run(self, reader: OutputReader) -> None:
+    def _has_cache(self, service: str, version: int) -> bool:
+        return self._kernel.specs.get(service, version).cache is not None
+
+    def _run(self, reader: OutputReader, starts: CacheStarts) -> None:
         while not self._stopping.wait(POLL_S):
             try:
                 reader.step()
+                starts.step(self._kernel.store.services())
             except SQLAlchemyError as error:
                 log.warning(
                     "the output of replicas is not read: %s", type(error).__name__

@@ -7,6 +7,7 @@ from policies.goals import PlacementGoal, ScalingGoal
 from skyserve_cli.spec.balancer import load_balancer
 from skyserve_cli.spec.candidates import ParsedAlternatives
 from skyserve_cli.spec.model import (
+    CacheSpec,
     FileMount,
     GitSource,
     Probe,
@@ -74,6 +75,7 @@ def build(
         resources_ordered=found.ordered,
         event_callback=file.event_callback or None,
         pod=file.kubernetes.pod,
+        cache=CacheSpec(file.cache.kind, file.cache.variables, file.cache.claim) if file.cache else None,
     )
 
 

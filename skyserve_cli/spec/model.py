@@ -216,6 +216,15 @@ class FileMount:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """Folders that outlive replicas, one for each of `variables`, which name them: of the node, or (`pvc`) in a `claim` of Kubernetes."""
+
+    kind: str = "node"
+    variables: tuple[str, ...] = ("HF_HOME",)
+    claim: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ResourceChoice:
     """One way to get a node. None means "any"; `accelerator` None means a node without one.
 
@@ -295,6 +304,7 @@ class ServiceSpec:
     resources_ordered: bool = False
     event_callback: str | None = None
     pod: str | None = None
+    cache: CacheSpec | None = None
 
     @property
     def autoscaling(self) -> bool:
@@ -322,6 +332,7 @@ class ServiceSpec:
             "ordered": self.resources_ordered,
             "content": content_digest,
             **({} if self.pod is None else {"pod": json.loads(self.pod)}),
+            **({} if self.cache is None else {"cache": asdict(self.cache)}),
         }
         return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -53,8 +53,13 @@ def _is_mounted(mount: object) -> bool:
     return str(mode).lower() != "copy"
 
 
+def _is_claim(cache: object) -> bool:
+    return cache == "pvc" or (isinstance(cache, dict) and cache.get("kind") == "pvc")
+
+
 _SKYPILOT_ONLY = "it is a setting of SkyPilot's own machinery"
 _LOCAL, _OWN = ("local",), ("local", "ssh")
+_RENTED = ("aws", "gcp", "azure", "lambda")
 
 NOT_YET: tuple[NotYet, ...] = (
     NotYet("resources.instance_type", "every machine is this one", clouds=_LOCAL),
@@ -82,6 +87,10 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet("file_mounts.*.mount_options", "files are copied, not mounted"),
     NotYet("file_mounts.*.config", "files are copied, not mounted"),
     NotYet("volumes", "no volume is mounted"),
+    NotYet(
+        "cache", "a rented machine is deleted with its disk, and weights are downloaded again", clouds=_RENTED
+    ),
+    NotYet("cache", "a claim is of Kubernetes, and weights are downloaded again", _is_claim, _OWN),
     NotYet("managed_secrets", "replicas do not get them; name them in secrets"),
     NotYet("config", f"{_SKYPILOT_ONLY}; its kubernetes.pod_config is written as kubernetes.pod"),
     NotYet("inputs", _SKYPILOT_ONLY),

@@ -43,6 +43,10 @@ def problems(file: ServiceFile, candidates: ParsedAlternatives, sound: Sound) ->
         yield Problem("run", "is missing: the commands that start the server")
     yield from _images(candidates)
     yield from _mounts(file, sound)
+    if file.cache is not None and sound("cache"):
+        from skyserve_cli.spec import cache_rules
+
+        yield from cache_rules.problems(file.cache, file.envs or (), file.secrets or (), candidates.choices)
     if len(candidates.choices) > MAX_ALTERNATIVES:
         message = f"names {len(candidates.choices):,} alternatives; {MAX_ALTERNATIVES:,} are the most"
         yield Problem("resources", message)
@@ -313,6 +317,10 @@ def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
             yield SpecWarning(path, message)
     if policy.target_qps_by_accelerator:
         yield from _mismatches(policy.target_qps_by_accelerator, spec.resources)
+    if spec.cache is not None and spec.pod is not None:
+        from skyserve_cli.spec import cache_rules
+
+        yield from cache_rules.warnings(spec.cache, spec.pod)
     asks = any(name.lower() == "authorization" for name, _ in spec.probe.headers)
     access = spec.load_balancer.access
     if asks and (access.keys or access.keys_file):

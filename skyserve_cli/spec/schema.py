@@ -12,6 +12,7 @@ from pydantic import Field
 from policies.routing.names import SERVICE_POLICY
 from skyserve_cli.spec.accelerators import AcceleratorsValue, TargetQps
 from skyserve_cli.spec.balancer import LoadBalancerSection
+from skyserve_cli.spec.cache import CacheSection
 from skyserve_cli.spec.fields import (
     AboveZero,
     AnyText,
@@ -350,6 +351,8 @@ class ServiceFile(Section):
     """Path on the replica: local path, bucket URL, or a mapping."""
     volumes: dict[str, Any] | None = None
     """Path on the replica: volume to mount there."""
+    cache: Annotated[CacheSection | None, Shorthand({"type": "string"}), word_as("kind")] = None
+    """Folders that outlive the replica: the next one on the same node finds the weights of its model there."""
     managed_secrets: dict[str, Any] | list[Any] | None = None
     """Secrets kept by a SkyPilot API server."""
     config: dict[str, Any] | None = None

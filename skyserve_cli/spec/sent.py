@@ -28,6 +28,7 @@ _KEYS: Mapping[str, str] = {
     "num_nodes": "num_nodes",
     "event_callback": "event_callback",
     "pod": "kubernetes.pod",
+    "cache": "cache",
     "workdir": "workdir.path",
     "workdir_git": "workdir",
     "secrets": "secrets",
@@ -65,7 +66,8 @@ _KEYS: Mapping[str, str] = {
 #: The values that are written as they are, by section.
 _PLAIN: Mapping[str, str] = {
     "": "name run setup num_nodes event_callback pod team load_balancing_policy drain_timeout_s notice_drain_s "
-    "workdir ports port secrets workdir_git.url workdir_git.ref tls.keyfile tls.certfile",
+    "workdir ports port secrets workdir_git.url workdir_git.ref tls.keyfile tls.certfile "
+    "cache.kind cache.variables cache.claim",
     "probe": "path post_data initial_delay_s timeout_s interval_s failure_threshold_s",
     "replica_policy": "min_replicas max_replicas target_ongoing_requests_per_replica target_queue_length "
     "target_kv_cache_usage upscale_delay_s downscale_delay_s "

@@ -143,7 +143,8 @@ def mounts_of(volumes: Sequence[str], folder: Path) -> tuple[dict[str, str], lis
                 f"volume {volume}: not carried over; a path of this machine can be copied with file_mounts"
             )
         elif re.search(r"\.cache|huggingface|/data$|\.ollama|ollama", f"{source} {target}"):
-            notes.append(f"volume {volume}: not carried over; each replica downloads its models")
+            kept = "write `cache: node` to keep them on nodes of Kubernetes and on your own hosts"
+            notes.append(f"volume {volume}: not carried over; each replica downloads its models; {kept}")
         elif source.startswith((".", "/", "~")) and where.exists():
             mounts[target] = str(where) if source.startswith(("/", "~")) or folder != Path() else source
         else:

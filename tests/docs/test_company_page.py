@@ -15,8 +15,9 @@ from provisioners.kubernetes import agent_objects, pod_rules, translate
 from provisioners.kubernetes.dead_man import job_of
 from provisioners.kubernetes.settings import Cluster
 from provisioners.port.agents import AgentRelease
-from provisioners.port.base import LaunchOrder
+from provisioners.port.base import Cache, LaunchOrder
 from skyserve_cli.config_kubernetes import KubernetesConfig
+from skyserve_cli.controller.reconcile.mappers import cache_of
 from skyserve_cli.spec.load import load_text
 from tests.clouds.kubernetes import kube_schemas
 from tests.clouds.kubernetes.kube_admission import Admission, violations
@@ -43,10 +44,10 @@ def pods_of(block: Json) -> list[Json]:
         cluster = KubernetesConfig.model_validate(block["clouds"]["kubernetes"]).clusters()[0]
         order = ORDER
     else:
-        patch = load_text(
-            yaml.safe_dump({"name": "x", "service": {}, "run": "x", **block}), needs_values=False
-        ).spec.pod
-        cluster, order = Cluster("prod"), replace(ORDER, pod=patch)
+        text = yaml.safe_dump({"name": "x", "service": {}, "run": "x", **block})
+        spec = load_text(text, needs_values=False).spec
+        cluster = Cluster("prod")
+        order = replace(ORDER, pod=spec.pod, cache=cache_of("me", "", "chat", spec))
     cluster = replace(cluster, agent_image=cluster.agent_image or "agent:1")
     deployment = agent_objects.deployment_of(ORDER, cluster)
     template = agent_objects.with_release(deployment, AgentRelease("r", (), (8000,)), cluster, "")["spec"][
@@ -68,6 +69,7 @@ def test_the_page_has_a_patch_for_each_kind_of_namespace() -> None:
         "Queues",
         "Meshes",
         "Private registries",
+        "Weights that outlive a replica",
         "Weights on a volume",
         "No way out",
     }
@@ -87,6 +89,18 @@ def test_the_patch_for_pod_security_passes_restricted_and_load_balancers_and_the
     assert list(violations(plain["spec"], "baseline")) == []
     job = job_of("me", "ml", Cluster("prod"))["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     assert list(violations(job, "restricted")) == []
+
+
+def test_a_cache_in_a_claim_passes_restricted_and_one_on_a_node_is_where_the_cluster_says() -> None:
+    claim, node = [block for heading, block in BLOCKS if heading == "Weights that outlive a replica"]
+    pod = pods_of(claim)[0]
+    assert list(violations(pod["spec"], "restricted")) == []
+    assert pod["spec"]["volumes"][-1]["persistentVolumeClaim"] == {"claimName": "weights"}
+    cluster = KubernetesConfig.model_validate(node["clouds"]["kubernetes"]).clusters()[0]
+    kept = translate.pod_of(replace(ORDER, cache=Cache("me/-/chat", ("HF_HOME",))), 0, cluster, "ml")
+    assert kept["spec"]["volumes"][-1]["hostPath"]["path"] == "/mnt/disks/ssd0/skyserve/ml/me/-/chat"
+    (made,) = [block for heading, block in blocks() if block.get("kind") == "PersistentVolumeClaim"]
+    kube_schemas.check(made)
 
 
 def test_the_patch_for_quotas_is_admitted_where_each_limit_is_wanted() -> None:

@@ -16,7 +16,7 @@ import yaml
 
 from tests.clouds.kubernetes.kube_places import living
 from tests.clouds.kubernetes.kube_server import TOKEN
-from tests.clouds.kubernetes.kube_world import KubeWorld
+from tests.clouds.kubernetes.kube_world import NAMESPACE, KubeWorld
 from tests.e2e.conftest import ROOT, Serve
 
 pytestmark = pytest.mark.long
@@ -179,3 +179,29 @@ def test_a_controller_that_is_killed_follows_the_pods_that_there_are(
     assert len(world.launches) == 3
     serve.ok("down", "chat", "-y")
     assert world.pod_names() == []
+
+
+def test_a_claim_keeps_what_replicas_write(serve: Serve, world: KubeWorld, tmp_path: Path) -> None:
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "weights"}}
+    world.create("persistentvolumeclaims", NAMESPACE, {**kind, "spec": spec})
+    file = tmp_path / "chat.yaml"
+    setup = 'cache: {kind: pvc, claim: weights}\nsetup: echo "$SKYSERVE_REPLICA_ID" >>"$HF_HOME/ids"\n'
+    file.write_text(SERVICE.replace("replicas: 2", "replicas: 1") + setup)
+    serve.ok("up", file, "-y")
+    (first,) = (one["id"] for one in serve.view("chat")["replicas"])
+
+    def starts() -> list[str]:
+        lines = map(json.loads, serve.ok("events", "chat", "-o", "json").out.splitlines())
+        return [f"{one['replica_id']}: {one['message']}" for one in lines if one["kind"] == "cache"]
+
+    serve.eventually(lambda: len(starts()) == 1)
+    serve.ok("down", "chat", "--replica-id", str(first), "-y")
+    serve.eventually(lambda: len(starts()) == 2)
+    empty, warm = starts()
+    assert empty.startswith(f"{first}: ready after ")
+    assert empty.endswith("; its cache was empty")
+    assert f" in its cache; replica {first} took " in warm
+    serve.ok("down", "chat", "-y")
+    (kept,) = tmp_path.rglob("claims/weights/skyserve/*/-/chat/hf_home/ids")
+    assert kept.read_text().split() == [str(first), warm.partition(":")[0]]

@@ -10,6 +10,7 @@ import yaml
 from tests.clouds.kubernetes.kube_admission import Admission
 from tests.clouds.kubernetes.kube_places import living
 from tests.clouds.kubernetes.kube_server import TOKEN
+from tests.clouds.kubernetes.kube_world import NAMESPACE
 from tests.e2e.conftest import Serve
 
 FILE = """
@@ -48,6 +49,31 @@ def test_a_namespace_that_enforces_restricted(serve: Serve, tmp_path: Path) -> N
         assert "admission of replicas  fine   accepted" in serve.ok("check").out.replace("│", " ")
         assert "kubernetes/test: admitted" in serve.ok("plan", str(plain), "--ask").out
         assert world.store.version == before
+
+
+def test_a_namespace_that_refuses_folders_of_nodes(serve: Serve, tmp_path: Path) -> None:
+    node, claim = tmp_path / "node.yaml", tmp_path / "claim.yaml"
+    node.write_text(f"{FILE}cache: node\n")
+    claim.write_text(f"{FILE}cache: {{kind: pvc, claim: weights}}\n")
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+    with living(tmp_path, token=TOKEN) as (world, kubeconfig):
+        world.admission = Admission(security="baseline")
+        configure(serve, kubeconfig)
+        refused = serve("plan", str(node), "--ask")
+        assert refused.code == 1
+        assert (
+            'violates PodSecurity "baseline:latest": hostPath volumes (volume "skyserve-cache")'
+            in refused.out
+        )
+        assert "write cache: {kind: pvc, claim: NAME} in the service file" in refused.out
+        assert "there is no PersistentVolumeClaim weights" in serve("plan", str(claim), "--ask").out
+        world.create(
+            "persistentvolumeclaims", NAMESPACE, {**kind, "metadata": {"name": "weights"}, "spec": spec}
+        )
+        asked = serve.ok("plan", str(claim), "--ask").out
+        assert "Cache: HF_HOME outlives replicas, in the claim weights.\n" in asked
+        assert "kubernetes/test: admitted" in asked
 
 
 @pytest.mark.parametrize(

@@ -280,3 +280,27 @@ def _get(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=20) as answer:
         body: bytes = answer.read()
         return body
+
+
+def test_what_a_replica_keeps_on_its_host_is_there_for_the_next_one(
+    serve: Serve, rack: dict[str, Vm], tmp_path: Path
+) -> None:
+    file = tmp_path / "web.yaml"
+    writes = 'setup: echo "$SKYSERVE_REPLICA_ID" >>"$HF_HOME/ids"; cp "$HF_HOME/ids" index.html'
+    file.write_text("cache: node" + SERVICE.replace(SERVICE.splitlines()[7], writes))
+    serve.ok("up", file, "-y", "--name", "web")
+    serve.eventually(lambda: serve.view("web")["ready"] == 2)
+
+    def kept(host: str) -> list[str]:
+        return rack[host].run("cat ~me/.skyserve/cache/*/-/web/hf_home/ids || true").split()
+
+    before = {one["zone"]: str(one["id"]) for one in serve.view("web")["replicas"]}
+    assert {host: kept(host) for host in rack} == {host: [one] for host, one in before.items()}
+    rack["h1"].run("pkill -f '[h]ttp.server'")
+    serve.eventually(lambda: len(kept("h1")) == 2 and serve.view("web")["ready"] == 2)
+    assert kept("h1")[0] == before["h1"]
+    assert rack["h1"].run("stat -c %a ~me/.skyserve/cache/*/-/web").strip() == "700"
+
+    gone = serve.ok("down", "web", "--purge", "-y")
+    assert {f"removed the cache of web on ssh: {host}" for host in rack} <= set(gone.err.splitlines())
+    assert [rack[host].run("ls ~me/.skyserve/cache/*/-") for host in rack] == ["", ""]

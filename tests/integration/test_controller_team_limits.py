@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
+from skyserve_cli.config_teams import TeamConfig
+from skyserve_cli.controller.api.team_rules import beyond_limits
+from skyserve_cli.controller.reconcile.mappers import requirements_of
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.load import load_text
 from tests.integration.test_controller_sent_specs import running
@@ -110,6 +114,34 @@ async def test_what_operators_may_set_in_a_pod(
         assert status == (403 if says else 200), answer
         assert answer.get("error", "")[: len(says)] == says
         assert (await call(here, held["admin"], "POST", "/v1/plan", order))[0] == 200
+
+
+CACHES = {
+    "a folder of nodes": (
+        "infra: kubernetes",
+        "cache: node",
+        "",
+        "cache: operators may not keep folders on nodes",
+    ),
+    "a folder of nodes among others": (
+        "any_of: [{infra: ssh/lab}, {infra: kubernetes}]",
+        "cache: node",
+        "pod: [privileged]",
+        "cache: operators may not keep folders on nodes of Kubernetes",
+    ),
+    "a folder of nodes, which the team may": ("infra: kubernetes", "cache: node", "pod: [cache]", ""),
+    "with every folder of nodes": ("infra: kubernetes", "cache: node", "pod: [hostPath]", ""),
+    "a claim": ("infra: kubernetes", "cache: {kind: pvc, claim: weights}", "", ""),
+    "a folder of hosts": ("infra: ssh/lab", "cache: node", "", ""),
+}
+
+
+@pytest.mark.parametrize(("infra", "cache", "limits", "says"), CACHES.values(), ids=CACHES)
+def test_what_operators_may_keep_on_nodes(infra: str, cache: str, limits: str, says: str) -> None:
+    spec = load_text(f"name: chat\nservice: {{}}\nresources: {{{infra}}}\n{cache}\nrun: x\n").spec
+    team = TeamConfig.model_validate(yaml.safe_load(f"{{{limits}}}"))
+    found = list(beyond_limits(team, spec, requirements_of(spec)))
+    assert [one[: len(says)] for one in found] == [says] * bool(says)
 
 
 async def test_the_api_checks_a_pod_as_a_file_is_checked(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from policies.model import FailureKind
 from provisioners.kubernetes.settings import Cluster
+from provisioners.port.base import Cache
 from provisioners.port.errors import ProvisionError
 from provisioners.port.vm import Level
 from skyserve_cli.deployment.cluster_objects import ClusterValues, objects
@@ -188,16 +189,54 @@ def test_a_claim_that_is_not_there_is_found_before_a_pod_waits_for_it() -> None:
         assert seen["prod: claims"] == "cannot be seen: the role may not get persistentvolumeclaims"
         assert seen["prod: admission of replicas"] == "accepted"
         kube.world.troubles.denied = set()
-        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-        body = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "weights"},
-            "spec": spec,
-        }
-        kube.world.create("persistentvolumeclaims", NAMESPACE, body)
+        kube.world.create("persistentvolumeclaims", NAMESPACE, claim("weights", ["ReadWriteMany"]))
         found = [one for one in kube.cloud.check() if one.what == "prod: admission of replicas"]
         assert [one.message for one in found] == ["accepted"]
+
+
+@pytest.mark.parametrize(
+    ("modes", "security", "cache", "sentence"),
+    [
+        ([], "", Cache("o/-/chat", ("HF_HOME",)), None),
+        (
+            [],
+            "baseline",
+            Cache("o/-/chat", ("HF_HOME",)),
+            "write cache: {kind: pvc, claim: NAME} in the service file",
+        ),
+        (["ReadWriteMany"], "baseline", Cache("o/-/chat", ("HF_HOME",), "weights"), None),
+        ([], "", Cache("o/-/chat", ("HF_HOME",), "weights"), "there is no PersistentVolumeClaim weights"),
+        (
+            ["ReadWriteOnce"],
+            "",
+            Cache("o/-/chat", ("HF_HOME",), "weights"),
+            "is ReadWriteOnce, so the next replica waits",
+        ),
+    ],
+)
+def test_a_cache_that_a_namespace_does_not_let_be_is_named_before_a_launch(
+    modes: list[str], security: str, cache: Cache, sentence: str | None
+) -> None:
+    with company() as kube:
+        if security:
+            kube.world.admission.security = security
+        if modes:
+            kube.world.create("persistentvolumeclaims", NAMESPACE, claim("weights", modes))
+        before = kube.world.store.version
+        refused = [str(why) for _, why in kube.cloud.rehearse(order_of(cache=cache)) if why is not None]
+        assert kube.world.store.version == before
+        assert len(refused) == (sentence is not None)
+        assert (sentence or "") in "".join(refused)
+
+
+def claim(name: str, modes: list[str]) -> Json:
+    spec = {"accessModes": modes, "resources": {"requests": {"storage": "1Gi"}}}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 def test_load_balancers_and_controllers_pass_pod_security_restricted() -> None:

@@ -17,6 +17,7 @@ from provisioners.kubernetes.cloud import KubernetesProvisioner
 from provisioners.kubernetes.settings import Cluster
 from provisioners.port.agents import AgentRelease
 from provisioners.port.base import (
+    Cache,
     Candidate,
     InstanceState,
     LogSource,
@@ -28,7 +29,9 @@ from provisioners.port.base import (
 from provisioners.port.errors import AuthError, CapacityError, QuotaError, RefusedError, TransientError
 from provisioners.port.vm import Checked, Level
 from tests.clouds.kubernetes.kube_controller import OWNER, PRICES, ZONE, Controller, controller, order_of
+from tests.clouds.kubernetes.kube_schemas import check
 from tests.clouds.kubernetes.kube_store import POD_NET
+from tests.clouds.kubernetes.kube_world import NAMESPACE
 
 S = InstanceState
 
@@ -59,6 +62,61 @@ def until(holds: Callable[[], bool], pass_time: Callable[[], object] = lambda: N
 
 def reaches(kube: Controller, token: str, state: InstanceState) -> bool:
     return until(lambda: kube.listed()[token].state is state, lambda: kube.advance(1.0))
+
+
+KEPT = """
+echo "found: $(cat "$HF_HOME/weights" 2>/dev/null)"; echo of-$SKYSERVE_REPLICA_ID >"$HF_HOME/weights"; echo wrote; exec sleep 1000
+"""
+
+
+@pytest.mark.parametrize("claim", [None, "weights"])
+def test_a_successor_on_the_node_finds_the_weights_and_another_service_does_not(
+    kube: Controller, claim: str | None
+) -> None:
+    def start(name: str, replica_id: int, service: str = "chat") -> str:
+        cache = Cache(f"{OWNER}/-/{service}", ("HF_HOME",), claim)
+        kube.cloud.launch(order_of(name, run=KEPT, replica_id=replica_id, service=service, cache=cache))
+        assert reaches(kube, name, S.RUNNING)
+        log = ""
+
+        def has_written() -> bool:
+            nonlocal log
+            log = kube.cloud.read_log(kube.listed()[name], 0, 10_000).decode()
+            return "wrote" in log
+
+        assert until(has_written, lambda: kube.advance(1.0))
+        return log
+
+    first = start("chat-1", 1)
+    assert "hf_home is empty" in first
+    assert "found: \n" in first
+    kube.cloud.terminate(kube.listed()["chat-1"])
+    assert until(lambda: not kube.world.pod_names(), lambda: kube.advance(1.0))
+    second = start("chat-2", 2)
+    assert "of earlier replicas" in second
+    assert "found: of-1\n" in second
+    assert "found: \n" in start("other-1", 3, "other")
+
+
+def test_a_successor_prefers_the_node_that_its_predecessor_has_left(paper: Controller) -> None:
+    def launch(number: int, **changes: object) -> str:
+        cache = Cache(f"{OWNER}/-/chat", ("HF_HOME",))
+        paper.cloud.launch(order_of(f"chat-{number}", replica_id=number, **{"cache": cache, **changes}))
+        pod = paper.world.store.get("pods", NAMESPACE, f"chat-{number}")
+        check(pod)
+        return str(pod["spec"]["nodeName"])
+
+    paper.world.add_node("later", ZONE.name)
+    paper.world.cordon("fixed")
+    assert launch(1) == "later"
+    paper.world.cordon("fixed", on=False)
+    assert launch(2) == "fixed", "the other one stays where it is"
+    for number in (1, 2):
+        paper.cloud.terminate(paper.listed()[f"chat-{number}"])
+    assert until(lambda: not paper.world.pod_names(), lambda: paper.advance(1.0))
+    assert launch(3, cache=None) == "fixed"
+    assert launch(4) == "later", "which is the one that nobody uses"
+    assert launch(5, service="other") == "fixed"
 
 
 def test_it_is_everything_that_a_provisioner_can_be(paper: Controller) -> None:

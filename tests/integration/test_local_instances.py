@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 from urllib.request import urlopen
@@ -23,7 +24,7 @@ from provisioners.local import process_tree as local_process
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.local.host import HostOrder
 from provisioners.local.store import InstanceFolder, LocalStore
-from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
+from provisioners.port.base import Cache, Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.port.errors import InvalidRequestError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
@@ -109,6 +110,49 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         assert made.now(instance).state.is_gone
         assert not local_process.marked(instance.id)
         assert not made.folder(instance).work_path.exists()
+
+
+# --- What they leave for others -------------------------------------------------------------------------------
+
+KEPT = 'echo "found: $(cat "$HF_HOME/weights" 2>/dev/null)"; echo "of $SKYSERVE_REPLICA_ID" >"$HF_HOME/weights"; exec sleep 1000'
+
+
+def test_a_successor_finds_what_a_replica_that_was_killed_has_written(lab: Lab) -> None:
+    cache = Cache("owner-1/-/chat", ("HF_HOME",))
+
+    def start(replica_id: int, cache: Cache | None = cache) -> Instance:
+        order = replace(lab.order(run=KEPT, replica_id=replica_id), cache=cache)
+        return lab.until(lab.cloud.launch(order), InstanceState.RUNNING)
+
+    first = start(1)
+    lab.until_logged(first, "found: \n")
+    kept = lab.home / "local" / "cache" / "owner-1" / "-" / "chat"
+    eventually((kept / "hf_home" / "weights").exists, "the weights are written")
+    lab.host(first).kill()
+    lab.until(first, InstanceState.TERMINATED)
+    second = start(2)
+    assert "of earlier replicas" in lab.until_logged(second, "found: of 1\n")
+    third = start(3)  # beside the second
+    lab.until_logged(third, "found: of 2\n")
+    lab.until_logged(start(4, Cache("owner-1/-/other", ("HF_HOME",))), "found: \n")
+    lab.until_logged(start(5, Cache("owner-1/ml/chat", ("HF_HOME",))), "found: \n")
+
+    assert lab.cloud.remove_cache(cache) == ([str(kept)], [])
+    assert not kept.exists()
+    assert lab.cloud.remove_cache(cache) == ([], [])
+
+
+def test_a_cache_is_no_link(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    owner = lab.home / "local" / "cache" / "owner-1"
+    owner.mkdir(parents=True)
+    (owner / "-").symlink_to(tmp_path / "elsewhere")
+    cache = Cache("owner-1/-/chat", ("HF_HOME",))
+    with pytest.raises(InvalidRequestError, match="is a link"):
+        lab.cloud.launch(replace(lab.order(), cache=cache))
+    assert not lab.cloud.instances(OWNER)
+    with pytest.raises(InvalidRequestError, match="is a link"):
+        lab.cloud.remove_cache(cache)
 
 
 # --- How they start -----------------------------------------------------------------------------------------

@@ -138,6 +138,7 @@ FAULTS = {
     ),
     "killed": (Fault([exited(137, "loading weights")], "loading weights\n"), "out_of_memory", "exit code 137", "resources.memory"),
     "killed by a signal": (Fault([exited(-9, "loading", oom=True)]), "out_of_memory", "by signal SIGKILL", "resources.memory"),
+    "cache refused": (Fault([set_up("setup failed: the folder of `cache` cannot be written (exit code 1)")], "cache: /skyserve-cache/hf_home cannot be written by the user 1000\n"), "cache_refused", "the user 1000 of its container cannot write the folder of `cache`", "write cache: {kind: pvc, claim: NAME}"),
     "disk full": (Fault([set_up("`setup` failed with exit code 1: tar: write error")], "tar: w: Cannot write: No space left on device\n"), "disk_full", "`setup` failed with exit code 1 on replica 1: the disk of its machine is full", "resources.disk_size"),
     "no GPU": (Fault([exited(1)], "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"), "gpu_missing", "finds no GPU", UPDATE),
     "no CUDA device": (Fault([exited(1)], "RuntimeError: no CUDA-capable device is detected\n"), "gpu_missing", "finds no GPU", UPDATE),

@@ -25,6 +25,7 @@ from provisioners.remote.host_agent.log import drain, last_line, pipe_of
 
 MARK = "SKYSERVE_MACHINE"  # in the environment of all that belongs to the machine's replica
 PORT_VARIABLE = "SKYSERVE_REPLICA_PORT"
+CACHE_VARIABLE = "SKYSERVE_CACHE"
 NAMES = ("setup", "run")
 _PR_SET_CHILD_SUBREAPER = 36
 _LAST_WORDS_S = 2.0
@@ -101,13 +102,21 @@ def environment(order: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
     own["PATH"] = (
         f"{Path.home()}/.local/bin:{own.get('PATH', os.defpath)}"  # where `pip install` puts programs
     )
-    given = {**order["env"], **(read_json(Path(order["secrets_path"])) or {})}
+    given = {**order["env"], **cache_of(order), **(read_json(Path(order["secrets_path"])) or {})}
     claim = claim_of(order)
     if claim is not None:  # of a host that is shared, only these are ours
         given["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, claim["gpus"]))
         if not order["has_port"]:
             given[PORT_VARIABLE] = str(claimed_port(order))
     return {**own, **given, MARK: order["token"]}, sorted(given)
+
+
+def cache_of(order: dict[str, Any]) -> dict[str, str]:
+    """Return the variables of the folder that outlives the replica, which is made."""
+    found = {name: str(Path(path).expanduser()) for name, path in order.get("cache", {}).items()}
+    if CACHE_VARIABLE in found:
+        Path(found[CACHE_VARIABLE]).mkdir(parents=True, exist_ok=True, mode=0o700)
+    return found
 
 
 def claim_of(order: dict[str, Any]) -> Any:
@@ -153,7 +162,8 @@ def container_command(folder: Path, order: dict[str, Any], env: dict[str, str]) 
         command += ["--gpus", f'"device={chosen}"' if chosen else "all"]
     for device in order.get("devices", ()):
         command += ["--device", device]
-    for path in [str(folder / "work"), *order["mounts"]]:
+    kept = [env[CACHE_VARIABLE]] if CACHE_VARIABLE in order.get("cache", {}) else []
+    for path in [str(folder / "work"), *order["mounts"], *kept]:
         command += ["--volume", f"{path}:{path}"]
     return [*command, order["image"], "infinity"]
 

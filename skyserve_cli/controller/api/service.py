@@ -193,7 +193,12 @@ class ControllerService:
                 if one.launched_at is not None or one.end_reason not in _REFUSED:
                     here |= {one.zone.region, one.zone.name}
         steps = (self.garbage_collector.tidy(cloud, names, here) for cloud, here in sorted(places.items()))
-        return sum(steps, Collected()).view()
+        done = sum(steps, Collected())
+        if not done.waiting and self._leadership.may_terminate():
+            from skyserve_cli.controller.clouds.node_caches import purged
+
+            done += purged(names, self._store.services(down=True), self._specs, self._owner, self.clouds)
+        return done.view()
 
     def kill(self, name: str, replica_id: int) -> None:
         """Raise NoSuchServiceError, NoSuchReplicaError."""

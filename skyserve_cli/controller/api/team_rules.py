@@ -27,6 +27,7 @@ from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.mappers import requirements_of
 from skyserve_cli.controller.reconcile.ports import Specs
 from skyserve_cli.controller.reconcile.team_ledger import month_start, use_of
+from skyserve_cli.spec.infra import KUBERNETES
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.store import Store
 
@@ -160,6 +161,9 @@ def beyond_limits(limits: TeamConfig, spec: ServiceSpec, need: Requirements) -> 
         patch = json.loads(spec.pod)
         yield from pod_rules.beyond(patch, limits.pod, "kubernetes.pod")
         yield from pod_rules.other_images(patch, limits.images, "kubernetes.pod")
+    keeps = spec.cache is not None and spec.cache.kind == "node" and not {"cache", "hostPath"} & {*limits.pod}
+    if keeps and any(each.cloud == KUBERNETES for each in need.candidates):
+        yield "cache: operators may not keep folders on nodes of Kubernetes"
     host = spec.load_balancer.host
     if limits.hosts is not None and host is not None and host not in limits.hosts:
         yield f"load_balancer.host: {host}: operators may use {_listed(limits.hosts)}"

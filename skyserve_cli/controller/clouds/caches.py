@@ -85,7 +85,7 @@ class SpecCache:
             admin_token = self._admin_token(token)
             return agent_order_of(owner, call.service, call.incarnation, call.replica, spec, admin_token)
         secrets = self.secrets(call.service, version)
-        order = order_of(owner, call.service, call.incarnation, call.replica, spec, secrets)
+        order = order_of(owner, call.service, call.incarnation, call.replica, spec, secrets, call.team)
         return replace(
             order,
             workdir=None if order.workdir is None else self._path_of(order.workdir),

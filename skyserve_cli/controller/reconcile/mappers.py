@@ -11,7 +11,7 @@ from policies.balancers import AgentFleetState, AgentRegion
 from policies.goals import Goal, ScalingGoal, SloGoal
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Role
 from policies.registry import MIXERS
-from provisioners.port.base import Candidate, LaunchOrder, Requirements
+from provisioners.port.base import Cache, Candidate, LaunchOrder, Requirements
 from provisioners.port.dns import Endpoint
 from provisioners.port.vm import MAX_TOKEN
 from skyserve_cli.controller.agent_files import TOKEN_VARIABLE, supervisor_file
@@ -134,6 +134,7 @@ def order_of(
     replica: Replica,
     spec: ServiceSpec,
     secrets: Mapping[str, str],
+    team: str = "",
 ) -> LaunchOrder:
     """Everything the launch of `replica` needs."""
     choice = spec.resources[replica.offer.choice]
@@ -156,7 +157,15 @@ def order_of(
         disk_gb=choice.disk_size_gb,
         labels=dict(choice.labels),
         pod=spec.pod,
+        cache=cache_of(owner, team, service, spec),
     )
+
+
+def cache_of(owner: str, team: str, service: str, spec: ServiceSpec) -> Cache | None:
+    """Return the cache of the service. No other owner or team has its folder; the next life of the service does."""
+    if spec.cache is None:
+        return None
+    return Cache(f"{owner}/{team or '-'}/{service}", spec.cache.variables, spec.cache.claim)
 
 
 def agent_requirements_of(regional: RegionalAgents) -> Requirements:

@@ -34,6 +34,7 @@ class CloudOperation(NamedTuple):
     incarnation: str
     kind: OperationKind
     replica: Replica
+    team: str = ""
 
     @property
     def key(self) -> tuple[str, int]:

@@ -223,7 +223,7 @@ class OrderMaker:
             if kind is None and replica.instance_id in alone:
                 kind = OperationKind.ATTEND
             if kind is not None:
-                calls.append(CloudOperation(row.name, row.incarnation, kind, replica))
+                calls.append(CloudOperation(row.name, row.incarnation, kind, replica, row.team))
         probed = [  # the state of others is known from bringing them their tables
             one
             for one in live

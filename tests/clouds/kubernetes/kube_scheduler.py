@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 def place(pod: Json, nodes: Iterable[Json], pods: Iterable[Json]) -> tuple[str | None, str]:
     """Return the node for a Pod, or the reason as a sentence."""
-    nodes = sorted(nodes, key=lambda one: str(one["metadata"]["name"]))
+    nodes = sorted(nodes, key=lambda one: (-_preference(pod, one), str(one["metadata"]["name"])))
     taken: dict[str, Counter[str]] = {}
     for other in pods:
         where = other["spec"].get("nodeName")
@@ -78,6 +78,16 @@ def _is_near(pod: Json, labels: Json) -> bool:
     terms = rules.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms")
     return terms is None or any(
         all(_holds(one, labels) for one in term["matchExpressions"]) for term in terms
+    )
+
+
+def _preference(pod: Json, node: Json) -> int:
+    rules = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    labels = node["metadata"].get("labels") or {}
+    return sum(
+        one["weight"]
+        for one in rules.get("preferredDuringSchedulingIgnoredDuringExecution", ())
+        if all(_holds(each, labels) for each in one["preference"]["matchExpressions"])
     )
 
 

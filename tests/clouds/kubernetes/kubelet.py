@@ -329,7 +329,26 @@ class Kubelet:
                 found[one["name"]] = values[path]
             else:
                 found[one["name"]] = _expanded(one.get("value", ""), found)
-        return found
+        return {name: self._on_node(pod, container, value) for name, value in found.items()}
+
+    def _on_node(self, pod: Json, container: Json, value: str) -> str:
+        """A path in a volume of the node, or of a claim, is one of this machine: processes share its file system."""
+        volumes = {one["name"]: one for one in pod["spec"].get("volumes") or ()}
+        for mount in container.get("volumeMounts") or ():
+            source = self.kept(pod, volumes.get(mount["name"], {}))
+            if source is not None and f"{value}/".startswith(f"{mount['mountPath']}/"):
+                folder = source / mount.get("subPath", "")
+                folder.mkdir(parents=True, exist_ok=True)
+                return str(folder) + value.removeprefix(mount["mountPath"])
+        return value
+
+    def kept(self, pod: Json, volume: Json) -> Path | None:
+        """Return the folder of this machine that stands for a volume which outlives the Pod."""
+        if "hostPath" in volume:
+            return self.root / "nodes" / str(pod["spec"]["nodeName"]) / volume["hostPath"]["path"].lstrip("/")
+        if "persistentVolumeClaim" in volume:
+            return self.root / "claims" / str(volume["persistentVolumeClaim"]["claimName"])
+        return None
 
     def _secret(self, pod: Json, name: str) -> dict[str, bytes] | None:
         try:
