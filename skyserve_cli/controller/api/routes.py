@@ -15,7 +15,6 @@ import orjson
 from aiohttp import web
 
 from provisioners.port.base import LogSource
-from provisioners.port.errors import ProvisionError
 from skyserve_cli.controller.api.access import AccessRole, calling, insist_on
 from skyserve_cli.controller.api.activity import Activity
 from skyserve_cli.controller.api.json_body import json_body, sent_order
@@ -190,12 +189,7 @@ class KernelRoutes:
         kept = await asyncio.to_thread(self._service.log_archive.find, name, replica_id, node)
         is_whole = kept is not None and kept[1] == 0  # no need to call a machine that may be dying
         if instance is not None and isinstance(source, LogSource) and not is_whole:
-            try:
-                first, end = await asyncio.to_thread(source.log_window, instance, node)
-            except ProvisionError as error:
-                if kept is None:
-                    return refuse(503, f"the log of replica {replica_id} cannot be read: {error.message}")
-                end = 0
+            first, end = await asyncio.to_thread(source.log_window, instance, node)
             if end:
                 return await log_response(
                     request,
