@@ -4,8 +4,8 @@
 
 The service has 14 days of minutes. CPU is that of this process, not wall-clock time.
 
-* `scaler`: one decision of the scaler, over `--minutes` minutes, of a service that learns capacity and cold start on four kinds of
-  replicas. `fit` are the minutes in which the forecast is fitted; `unchanged` is a second decision in the same minute.
+* `scaler`: one decision of the scaler, over `--minutes` minutes, of a service that learns weights of tokens, capacity and cold start
+  on four kinds of replicas. `fit` are the minutes in which the forecast is fitted; `unchanged` is a second decision in the same minute.
 * `tick`: the production tick of a controller with this service alone, in a simulated world, once a minute and in between.
 * `memory`: the scaler's memory as JSON at the end.
 * `database`: how much the file grows by the demand of one service: 14 days of minutes and 6 weeks of means of ten minutes.
@@ -83,7 +83,8 @@ def scaler(minutes: int) -> tuple[list[float], list[float], list[bool], Json]:
     series = demand(HISTORY_MIN + minutes)
     within = series * np.where(np.arange(len(series)) % 97, 1.0, 0.97)
     ready = np.full(len(series), 16.0)
-    whole = History.of(0, series.tolist(), within.tolist(), ready.tolist())
+    tokens = 700.0 * series, 200.0 * series
+    whole = History.of(0, series.tolist(), within.tolist(), ready.tolist(), tokens)
     goal = Goal(1, ScalingGoal(1, 60, slo=SloGoal(0.995, None, 300.0, learns_cold_start=True)))
     fleet = replicas()
     starts = {kind.value: [240 + index for index in range(KEPT)] for kind in CapacityType}
@@ -96,10 +97,13 @@ def scaler(minutes: int) -> tuple[list[float], list[float], list[bool], Json]:
             first=known.end - HISTORY_MIN,
             requests=known.requests[-HISTORY_MIN:],
             within_slo=known.within_slo[-HISTORY_MIN:],
-            ready=None if known.ready is None else known.ready[-HISTORY_MIN:],
+            **{
+                name: None if (one := getattr(known, name)) is None else one[-HISTORY_MIN:]
+                for name in ("ready", "prompt", "response")
+            },
         )
         seen = Observation(
-            60.0 * end, goal, fleet, (fleet[0].offer,), Load(60.0, 0, known=True), history=known
+            60.0 * end, goal, fleet, (fleet[0].offer,), Load(60.0, 0, ongoing=90.0, known=True), history=known
         )
         misses = predictive._cached_fit.cache_info().misses
         began = time.process_time()

@@ -9,17 +9,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """Requests, requests within the SLO and ready replicas of consecutive minutes; NaN where nothing was reported.
+    """Requests, requests within the SLO, ready replicas and tokens of consecutive minutes; NaN where nothing was reported.
 
     `first` is the number of the first minute since 1970. The series are read-only buffers of doubles, which NumPy reads without
     a copy; this module needs no NumPy. Requests that turned out to be late are subtracted in the minute in which they ended, so
-    of a quiet minute after a busy one fewer than none may be within the SLO. `ready` None: not known.
+    of a quiet minute after a busy one fewer than none may be within the SLO. `prompt` and `response` are tokens of requests that
+    ended in the minute. None: not known.
     """
 
     first: int
     requests: memoryview
     within_slo: memoryview
     ready: memoryview | None = None
+    prompt: memoryview | None = None
+    response: memoryview | None = None
 
     @classmethod
     def of(
@@ -28,15 +31,15 @@ class History:
         requests: Iterable[float],
         within_slo: Iterable[float],
         ready: Iterable[float] | None = None,
+        tokens: tuple[Iterable[float], Iterable[float]] | None = None,
     ) -> History:
-        """Return a history of series of the same length. Raises ValueError if they differ in length."""
-        views = [memoryview(_copy(series)).toreadonly() for series in (requests, within_slo, ready or ())]
-        lengths = [len(series) for series in views]
-        if lengths[0] != lengths[1] or (ready is not None and lengths[0] != lengths[2]):
-            raise ValueError(
-                f"{lengths[0]} minutes of requests, {lengths[1]} of requests within the SLO and {lengths[2]} of ready replicas"
-            )
-        return cls(first, views[0], views[1], None if ready is None else views[2])
+        """Return a history of series of the same length; `tokens` are those of prompts and of responses. Raises ValueError if they differ in length."""
+        given = (requests, within_slo, ready, *(tokens or (None, None)))
+        views = [None if series is None else memoryview(_copy(series)).toreadonly() for series in given]
+        lengths = [len(view) for view in views if view is not None]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"series of {', '.join(map(str, lengths))} minutes in one history")
+        return cls(first, *views)  # type: ignore[arg-type]
 
     @property
     def end(self) -> int:
@@ -46,8 +49,13 @@ class History:
     def until(self, end: int) -> History:
         """Return what was known when minute `end` began. No copy."""
         length = min(max(0, end - self.first), len(self.requests))
-        ready = None if self.ready is None else self.ready[:length]
-        return History(self.first, self.requests[:length], self.within_slo[:length], ready)
+        optional = (self.ready, self.prompt, self.response)
+        return History(
+            self.first,
+            self.requests[:length],
+            self.within_slo[:length],
+            *(None if series is None else series[:length] for series in optional),
+        )
 
 
 def _copy(series: Iterable[float]) -> array[float]:

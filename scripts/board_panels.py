@@ -94,7 +94,13 @@ SERVICES = (
         ),
         "percentunit",
     ),
-    Panel("Headroom", ((f"skyserve_headroom{_OF}", "{{service}}"),)),
+    Panel(
+        "Headroom and size of requests",
+        (
+            (f"skyserve_headroom{_OF}", "{{service}} headroom"),
+            (f"skyserve_work_per_request{_OF}", "{{service}} work per request"),
+        ),
+    ),
     Panel(
         "Versions",
         (

@@ -1,1 +1,1 @@
-"""Forecasts: how full the memory of an engine will get, what replicas can serve, and how much demand will come."""
+"""Forecasts: how full the memory of an engine will get, the work of tokens, what replicas can serve of it, and how much demand will come."""

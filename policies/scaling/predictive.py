@@ -5,13 +5,16 @@ Once a minute, with capacity c of one replica within the SLO, cold start d and h
     needed = max(g * F(busiest minute in [now + d, now + d + 2 min)), g * demand of the last minute) / (60 c) + backlog
     kept   = max(needed, g * F(busiest minute until now + d + 10 min) / (60 c))
 
-F is the 55 % quantile of `forecast.demand`. The size rises to `needed` at once, and sinks to `kept`: a replica that is
-terminated now and wanted again would be missing for a cold start. Since `needed` counts the demand of the last minute, a
-forecast can add replicas to what the present requests, and never take one away. Without a forecast (`forecast` False) F is
-the last minute's demand, and the busiest of the last 15 minutes for the replicas kept.
+Demand, backlog and capacity are work (`forecast.work`): requests by their tokens, in requests of the usual size; requests where no
+tokens are known. F is the 55 % quantile of `forecast.demand`. As in PreServe (Algorithm 2) the work of prompts and of responses is also
+forecast apart for `needed`; F is the larger of the sum of the two and of the forecast of the sum. The size rises to `needed` at once, and sinks to `kept`: a replica that is
+terminated now and wanted again would be missing for a cold start. It does not sink while the last replicas it launched have not
+had a cold start's time: what one minute wanted and the next did not would be launched and never serve. Since `needed` counts the
+demand of the last minute, a forecast can add replicas to what the present requests, and never take one away. Without a forecast
+(`forecast` False) F is the last minute's demand, and the busiest of the last 15 minutes for the replicas kept.
 
-*Headroom* is steered by an error budget, as in RiskHedge: b grows with every late request and shrinks by what the SLO allows,
-in units of what it allows in a day, within -2.5 and +6. g = 1.06 + 0.045 b, at least 1. A service whose demand jumps buys
+*Headroom* is steered by an error budget, as in RiskHedge: b grows with the work of every late request and shrinks by what the SLO
+allows, in units of what it allows in a day, within -2.5 and +6. g = 1.06 + 0.045 b, at least 1. A service whose demand jumps buys
 more headroom than one that is calm, and no user has to guess a target.
 
 *Ignorance.* Between two minutes, and without a report of the last one, the size stays; a missing minute is not zero demand.
@@ -31,7 +34,8 @@ within two cold starts, if that is longer.
 replicas will still be wanted then (at the 90 % quantile), and how likely the demand as such, without headroom, exceeds them.
 Headroom is for the noise of demand and has its budget here; it is not hedged again there.
 
-Memory: {"target": n, "minute": the first that is not counted yet, "spent": b, "capacity": as in `forecast.capacity`, "starts": as
+Memory: {"target": n, "minute": the first that is not counted yet, "launched": when the size last rose, "spent": b, "work": as in
+`forecast.work`, "fit" in it: by which fit its weights are, "capacity": as in `forecast.capacity`, "starts": as
 in `scaling.cold_start`, "seen": the inputs of the last decision, "outlook": [now, then, [chances]]}.
 
 The idea (forecast one cold start ahead, top up by measured load) is that of PreServe's scaler; the quantile of the busiest minute,
@@ -42,16 +46,16 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from policies.forecast import waking
+from policies.forecast import waking, work
 from policies.forecast.capacity import UNKNOWN_QPS, capacity, kind_of, learn, prior, ready_kinds
 from policies.forecast.demand import DAY_MIN, Floats, Horizon, Model, fit
 from policies.goals import SloGoal
 from policies.history import History
-from policies.model import CapacityType, Json, Observation
+from policies.model import CapacityType, Json, Observation, Offer
 from policies.rollout import COUNTED
 from policies.scaling import cold_start
 from policies.scaling.base import Outlook, Size
@@ -73,7 +77,8 @@ LEAST_SPENT, MOST_SPENT = -2.5, 6.0
 
 FIT_EVERY_MIN = 360
 FIRST_FITS_EVERY_MIN = 60
-FIT_MIN = 14 * DAY_MIN - FIT_EVERY_MIN  # the oldest minutes of two weeks go one by one, a fit stays
+#: The oldest minutes of two weeks go one by one, a fit stays.
+FIT_MIN = 14 * DAY_MIN - FIT_EVERY_MIN - work.SIZE_MIN
 READ_MIN = 7 * DAY_MIN + 180  # what a forecast looks at: a week, and some
 DRAINED_IN_S = 300.0  # a backlog gets replicas that drain it in this time
 LEAST_TO_WAKE = 0.5  # requests of the busiest minute
@@ -99,54 +104,105 @@ class Predictive:
         if history.end < counted:  # the clock was set back
             memory = {**memory, "minute": history.end - 1}
         requests = np.frombuffer(history.requests, dtype=np.float64)
-        spent = _budget_spent(history, requests, memory, slo)
+        learned = _weights(history, memory, observation)
+        of = work.in_use(learned)
+        demand = requests if of is None else work.work(history, requests, of)
+        spent = _budget_spent(history, demand, memory, slo)
         kept = {name: value for name, value in memory.items() if name != "outlook"}
-        after = {**kept, "minute": history.end, "spent": round(spent, 6)}
-        last = float(requests[-1])
-        if math.isnan(last):
+        after = {**kept, "minute": history.end, "spent": round(spent, 6), "work": learned}
+        if math.isnan(requests[-1]):
             return Size(floor, {**after, "target": floor})
         if slo.capacity_qps is None:
-            after["capacity"] = _learn_capacity(history, memory, observation)
-        ahead = _Minute(
-            capacity_qps=slo.capacity_qps or learned_qps(observation, after),
-            cold_start_s=cold_start_s(observation, memory),
-            headroom=headroom_of(spent),
-            last=last,
-        )
-        add, keep, then = _without_forecast(requests)
-        if slo.computes_forecast:
-            add, keep, then = forecast_demand(
-                history, requests, ahead.cold_start_s, _may_use_spot(observation)
-            )
-        wanted = _size(ahead, add, keep, requests, current, observation)
-        why, seen = ahead.sentence(add, load.queued), ahead.seen(add, keep)
-        if not slo.forecast:
-            if slo.computes_forecast:
-                seen["would_want"] = wanted
-            wanted = _size(ahead, *_without_forecast(requests)[:2], requests, current, observation)
-            why = ahead.sentence(last, load.queued)
-        after = {**after, "target": wanted, "seen": seen}
-        if slo.forecast:
-            after["outlook"] = _outlook(ahead, then, wanted, observation)
+            after["capacity"] = _learn_capacity(history, demand, memory, observation)
+        ahead = _ahead(demand, memory, after, current, observation)
+        decided = _decide(ahead, history, demand, current, observation)
+        wanted = decided["target"]
+        launched = {"launched": history.end} if wanted > current else {}
+        after = {**after, **decided, **launched}
         outlook, until = _last_outlook(after, wanted, observation.now)
+        add = ahead.last if not slo.forecast else after["seen"]["add"]
+        why = ahead.sentence(add, load.queued)
         return Size(wanted, after, wake_at=until, why=why, outlook=outlook)
 
 
+def _ahead(demand: Floats, memory: Json, after: Json, current: int, observation: Observation) -> _Minute:
+    """Return the inputs of the decision; `after` has what the last minute taught."""
+    slo, history = observation.goal.scaling.slo, observation.history
+    assert slo is not None  # noqa: S101 - the registry chose this scaler by it
+    assert history is not None  # noqa: S101 - its last minute is decided about
+    start_s, last = cold_start_s(observation, memory), float(demand[-1])
+    size = last / history.requests[-1] if last else 1.0
+    starting = 0 <= history.end - memory.get("launched", -DAY_MIN) < _minutes(start_s)
+    return _Minute(
+        capacity_qps=slo.capacity_qps or learned_qps(observation, after),
+        cold_start_s=start_s,
+        headroom=headroom_of(after["spent"]),
+        last=last,
+        size=size,
+        weights=work.in_use(after["work"]),
+        least=current if starting else 0,
+    )
+
+
+def _decide(
+    ahead: _Minute, history: History, demand: Floats, current: int, observation: Observation
+) -> dict[str, Any]:
+    """Return the target, what it was decided by, and the outlook, as the memory has them."""
+    slo = observation.goal.scaling.slo
+    assert slo is not None  # noqa: S101 - the registry chose this scaler by it
+    add, keep, then = _without_forecast(demand)
+    if slo.computes_forecast:
+        add, keep, then = _forecast(ahead, history, demand, _may_use_spot(observation))
+    wanted = _size(ahead, add, keep, demand, current, observation)
+    seen = ahead.seen(add, keep)
+    if not slo.forecast:
+        if slo.computes_forecast:
+            seen["would_want"] = wanted
+        wanted = _size(ahead, *_without_forecast(demand)[:2], demand, current, observation)
+        return {"target": wanted, "seen": seen}
+    return {"target": wanted, "seen": seen, "outlook": _outlook(ahead, then, wanted, observation)}
+
+
+def _forecast(
+    ahead: _Minute, history: History, demand: Floats, keeps_spot: bool
+) -> tuple[float, float, Floats]:
+    """Return what `forecast_demand` returns; what to add for is also forecast of prompts and responses apart, and the larger counts."""
+    add, keep, then = forecast_demand(history, demand, ahead.cold_start_s, keeps_spot)
+    if ahead.weights is None or waking.is_idle(demand):
+        return add, keep, then
+    horizon, apart = Horizon(_minutes(ahead.cold_start_s), ADD_MIN), 0.0
+    prompts = demand * work.prompt_share(history, ahead.weights)
+    for part in (prompts, demand - prompts):
+        fitted = _cached_fit(_training(history, part, 0), horizon)
+        apart += float(fitted.quantiles(part[-READ_MIN:], (QUANTILE,))[0])
+    return max(add, apart), keep, then
+
+
 class _Minute(NamedTuple):
-    """The inputs of a decision: capacity of a replica, cold start, headroom, and the requests of the last minute."""
+    """The inputs of a decision: capacity of a replica, cold start, headroom, the work of the last minute and of a request in it.
+
+    `weights` None: requests are counted. At least `least` replicas stay.
+    """
 
     capacity_qps: float
     cold_start_s: float
     headroom: float
     last: float
+    size: float
+    weights: work.Weights | None
+    least: int
 
     @property
     def carried(self) -> float:
-        """Requests per minute that a replica is given."""
+        """Work per minute that a replica is given."""
         return 60.0 * self.capacity_qps / self.headroom
 
+    def backlog(self, queued: int) -> float:
+        """Return the replicas that drain as many requests in time."""
+        return queued * self.size / (self.capacity_qps * DRAINED_IN_S)
+
     def seen(self, add: float, keep: float) -> dict[str, float]:
-        """Return what `serve status` and metrics show: requests per minute, seconds, and requests per second."""
+        """Return what `serve status` and metrics show: work per minute, seconds, and work per second."""
         values = {
             "last": self.last,
             "add": add,
@@ -154,6 +210,7 @@ class _Minute(NamedTuple):
             "headroom": self.headroom,
             "capacity_qps": self.capacity_qps,
             "cold_start_s": self.cold_start_s,
+            **({} if self.weights is None else {"size": self.size}),
         }
         return {name: float(f"{value:.4g}") for name, value in values.items()}
 
@@ -162,8 +219,9 @@ class _Minute(NamedTuple):
         in_time = math.ceil(self.cold_start_s / 60.0)
         ahead = f", {add:.0f} in {in_time} min when a replica would be ready" if add > self.last else ""
         waiting = f", {queued} waiting" if queued else ""
+        size = "" if self.weights is None else f" of the usual size (each was {self.size:.2f} of it)"
         return (
-            f"{self.last:.0f} requests in the last minute{ahead}{waiting}; a replica carries "
+            f"{self.last:.0f} requests{size} in the last minute{ahead}{waiting}; a replica carries "
             f"{60 * self.capacity_qps:.3g} a minute, headroom {self.headroom:.2f}"
         )
 
@@ -172,20 +230,20 @@ def _size(
     ahead: _Minute, add: float, keep: float, requests: Floats, current: int, observation: Observation
 ) -> int:
     goal, load = observation.goal.scaling, observation.load
-    backlog = load.queued / (ahead.capacity_qps * DRAINED_IN_S)
+    backlog = ahead.backlog(load.queued)
     needed = _or_zero(max(add, ahead.last)) / ahead.carried + backlog
     kept = max(needed, _or_zero(keep) / ahead.carried)
     if np.nanmax(requests[-UNFORECAST_KEEP_MIN:]) > 0.0:
         kept = max(kept, _LITTLE)  # what was just used does not sleep
     size = max(current, _round_up(needed)) if _round_up(needed) > current else min(current, _round_up(kept))
     busy = 1 if load.in_flight + load.queued > 0 else 0
-    return min(max(size, busy, goal.min_replicas), goal.max_replicas)
+    return min(max(size, busy, ahead.least, goal.min_replicas), goal.max_replicas)
 
 
 def _outlook(ahead: _Minute, then: Floats, wanted: int, observation: Observation) -> list[Json | int]:
     """Return the outlook of `wanted` replicas, as JSON; `then` are equally likely demands of the time of a launch."""
     goal, load = observation.goal.scaling, observation.load
-    backlog = load.queued / (ahead.capacity_qps * DRAINED_IN_S)
+    backlog = ahead.backlog(load.queued)
     now = _round_up(ahead.last / (60.0 * ahead.capacity_qps) + backlog)
     sure = _round_up(_or_zero(float(np.quantile(then, SURE_QUANTILE))) / ahead.carried)
     needed = np.ceil(then / (60.0 * ahead.capacity_qps) - _ROUNDING)
@@ -228,21 +286,37 @@ def cold_start_s(observation: Observation, memory: Json) -> float:
     return slo.cold_start_s if found is None else min(MOST_COLD_START_S, max(1.0, found))
 
 
+def _fleet(observation: Observation) -> list[tuple[Offer, int]]:
+    """Return (offer, version) of each replica that counts; of the best offer, if there is no fleet."""
+    fleet = [(one.offer, one.version) for one in observation.replicas if one.state in COUNTED]
+    return fleet or [(offer, observation.goal.version) for offer in observation.offers[:1]]
+
+
 def learned_qps(observation: Observation, memory: Json) -> float:
     """Return what one replica of the fleet carries, on the mean; of the best offer, if there is no fleet."""
     goal, known = observation.goal, memory.get("capacity", {})
     slo = goal.scaling.slo
     assert slo is not None  # noqa: S101 - the registry chose this scaler by it
-    fleet = [(one.offer, one.version) for one in observation.replicas if one.state in COUNTED]
-    fleet = fleet or [(offer, goal.version) for offer in observation.offers[:1]]
     found = [
         capacity(known, kind_of(offer, version, goal), prior(offer), slo.attainment).qps
-        for offer, version in fleet
+        for offer, version in _fleet(observation)
     ]
     return sum(found) / len(found) if found else UNKNOWN_QPS
 
 
-def _learn_capacity(history: History, memory: Json, observation: Observation) -> Json:
+def _weights(history: History, memory: Json, observation: Observation) -> Json:
+    """Return the memory of `forecast.work` after the last minute; weights are taken into use when a forecast is fitted."""
+    known, goal = memory.get("work", {}), observation.goal
+    ready = [kind for kind, _ in ready_kinds(observation.replicas, goal)]
+    known = work.learn(known, history, ready, observation.load)
+    fit_number = history.end // _fit_every_min(len(history.requests))
+    if "weights" in known and known.get("fit") == fit_number:
+        return known
+    known = work.refresh(known, history, [kind_of(*one, goal) for one in _fleet(observation)])
+    return {**known, "fit": fit_number} if known else known
+
+
+def _learn_capacity(history: History, demand: Floats, memory: Json, observation: Observation) -> Json:
     """Return the known capacities after the last minute, if the fleet that served it is known."""
     known: Json = memory.get("capacity", {})
     slo = observation.goal.scaling.slo
@@ -253,7 +327,7 @@ def _learn_capacity(history: History, memory: Json, observation: Observation) ->
     if not asked or math.isnan(met):
         return known
     late_share = min(1.0, max(0.0, 1.0 - met / asked))
-    return learn(known, fleet, asked / 60.0, late_share, slo.attainment)
+    return learn(known, fleet, float(demand[-1]) / 60.0, late_share, slo.attainment)
 
 
 def headroom_of(spent: float) -> float:
@@ -261,23 +335,27 @@ def headroom_of(spent: float) -> float:
     return max(LEAST_HEADROOM, HEADROOM + GAIN * spent)
 
 
-def _budget_spent(history: History, requests: Floats, memory: Json, slo: SloGoal) -> float:
-    """Return the error budget after the minutes that it has not counted yet.
+def _budget_spent(history: History, demand: Floats, memory: Json, slo: SloGoal) -> float:
+    """Return the error budget after the minutes that it has not counted yet; a late request counts by its work.
 
     Without its memory it begins with the last one.
     """
     spent, since = float(memory.get("spent", 0.0)), int(memory.get("minute", history.end - 1))
     start = max(0, since - history.first)
-    within = np.frombuffer(history.within_slo, dtype=np.float64)
-    usual = requests[-DAY_MIN:]
+    requests, within = (
+        np.frombuffer(series, dtype=np.float64)[start:].tolist()
+        for series in (history.requests, history.within_slo)
+    )
+    usual = demand[-DAY_MIN:]
     usual = usual[~np.isnan(usual)]
     mean = float(usual.mean()) if len(usual) else 0.0
     allowed = 1.0 - slo.attainment
-    a_day = mean * allowed * BUDGET_MIN  # late requests that the SLO allows
-    for asked, met in zip(requests[start:].tolist(), within[start:].tolist(), strict=True):
+    a_day = mean * allowed * BUDGET_MIN  # late work that the SLO allows
+    for asked, met, carried in zip(requests, within, demand[start:].tolist(), strict=True):
         if a_day <= 0.0 or math.isnan(asked) or math.isnan(met):
             continue
-        change = (asked - met - allowed * asked) / a_day
+        size = carried / asked if asked else 1.0
+        change = (asked - met - allowed * asked) * size / a_day
         spent = min(MOST_SPENT, max(LEAST_SPENT, spent + change))
     return spent
 
@@ -289,7 +367,7 @@ def forecast_demand(
 
     The third value are `CHANCES` equally likely values of the first.
     """
-    lead = max(1, math.ceil(cold_start_s / 60.0))
+    lead = _minutes(cold_start_s)
     if (
         waking.is_idle(requests)
         and (first_demand := waking.first_demand(requests, lead + ADD_MIN)) is not None
@@ -298,22 +376,21 @@ def forecast_demand(
     until = max(lead + KEEP_MIN, 2 * lead) if keeps_spot else lead + KEEP_MIN
     recent = requests[-READ_MIN:]
     shares = (QUANTILE, *((index + 0.5) / CHANCES for index in range(CHANCES)))
-    to_add, to_keep = _training_minutes(history, requests)
+    to_add, to_keep = (_training(history, requests, late) for late in (0, 1))
     adds = _cached_fit(to_add, Horizon(lead, ADD_MIN)).quantiles(recent, shares)
     keep = _cached_fit(to_keep, Horizon(1, until)).quantiles(recent, (QUANTILE,))
     return float(adds[0]), float(keep[0]), adds[1:]
 
 
-def _training_minutes(history: History, requests: Floats) -> tuple[bytes, bytes]:
-    """Return the minutes that the two forecasts are fitted to.
+def _training(history: History, demand: Floats, late: int) -> bytes:
+    """Return the minutes that a forecast is fitted to, `late` minutes after the others, so that no minute bears all fits."""
+    every = _fit_every_min(len(demand))
+    end = (history.end - late) // every * every - history.first
+    return demand[max(0, end - FIT_MIN) : max(0, end)].tobytes()
 
-    They are the same but for one minute: the second fit comes a minute after the first, so that no minute bears both.
-    """
-    every = FIT_EVERY_MIN if len(requests) >= 2 * DAY_MIN else FIRST_FITS_EVERY_MIN
-    ends = [(history.end - late) // every * every - history.first for late in (0, 1)]
-    first, second = (requests[max(0, end - FIT_MIN) : max(0, end)] for end in ends)
-    training = first.tobytes()
-    return training, training if ends[0] == ends[1] else second.tobytes()
+
+def _fit_every_min(known_min: int) -> int:
+    return FIT_EVERY_MIN if known_min >= 2 * DAY_MIN else FIRST_FITS_EVERY_MIN
 
 
 @lru_cache(maxsize=256)
@@ -324,6 +401,10 @@ def _cached_fit(training: bytes, horizon: Horizon) -> Model:
 def _without_forecast(requests: Floats) -> tuple[float, float, Floats]:
     """Return what `forecast_demand` returns, without a forecast."""
     return float(requests[-1]), float(np.nanmax(requests[-UNFORECAST_KEEP_MIN:])), requests[-1:]
+
+
+def _minutes(seconds: float) -> int:
+    return max(1, math.ceil(seconds / 60.0))
 
 
 def _round_up(replicas: float) -> int:

@@ -20,6 +20,7 @@ from skyserve_cli.sim.forecasts import forecasts
 from skyserve_cli.sim.scaling import AUTOSCALERS, Evaluation, ScalingTrial, goal_for, run
 from skyserve_cli.sim.slo_queue import STEP_S, bridged, drawn
 from skyserve_cli.sim.summary import Estimate, estimate
+from skyserve_cli.sim.token_steps import token_steps
 from skyserve_cli.spec import ServiceSpec
 from skyserve_cli.text_tables import put_table, table
 
@@ -37,6 +38,7 @@ class AutoscalerOptions:
     warm_up: str | None
     cold_start: str
     requests: str | None
+    response_weight: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Comparison:
     recording: str
     factor: float
     bridges: int
+    response_weight: float | None
 
 
 def compare(
@@ -90,9 +93,15 @@ def _setting(asked: Comparison, days: float) -> str:
     holes = f", {plural(asked.bridges, 'bin')} without requests bridged" if asked.bridges else ""
     return (
         f"{asked.recording} x {asked.factor:.4g}{holes}: {span(days * 86400)} judged after "
-        f"{span(trial.known_min * 60)} of history; {trial.capacity_qps:g} requests/s per replica, ready after "
+        f"{span(trial.known_min * 60)} of history; {trial.capacity_qps:g} requests/s {_size(asked)}per replica, ready after "
         f"{span(trial.cold_start_s)}; asked: {100 * trial.attainment:g} % within the SLO"
     )
+
+
+def _size(asked: Comparison) -> str:
+    if asked.response_weight is None:
+        return "(without tokens: all of one size) "
+    return f"of the history's mean size (a response token weighs {asked.response_weight:g} prompt tokens) "
 
 
 def _draw(
@@ -142,15 +151,18 @@ def _asked(words: AutoscalerOptions, spec: ServiceSpec | None, seeds: Sequence[i
             f"--warm-up takes a duration from 1m to an hour less than the recording, {span(length_s)} "
             f"(got {words.warm_up or span(warm_up_s)})"
         )
-    factor = traffic_options.scaled(arrivals, length_s, warm_up_s, words.mean_replicas, capacity_qps)
+    weight = traffic_options.response_weight(arrivals, words.response_weight)
+    factor = traffic_options.scaled(arrivals, length_s, warm_up_s, words.mean_replicas, capacity_qps, weight)
     scaled = arrivals.scaled(factor)
+    tokens = None if weight is None else token_steps(scaled, length_s, warm_up_s, weight)
+    known_min = int(warm_up_s // 60)
     trials = {
         seed: ScalingTrial(
-            drawn(scaled, length_s, seed), int(warm_up_s // 60), capacity_qps, cold_start_s, attainment
+            drawn(scaled, length_s, seed), known_min, capacity_qps, cold_start_s, attainment, tokens
         )
         for seed in seeds
     }
-    return Comparison(names, goal, trials, recording.name, factor, bridges)
+    return Comparison(names, goal, trials, recording.name, factor, bridges, weight)
 
 
 def _is_share(text: str) -> bool:
@@ -239,6 +251,7 @@ def _to_json(asked: Comparison, rows: Mapping[str, Sequence[Evaluation]]) -> dic
         "step_s": STEP_S,
         "known_min": trial.known_min,
         "capacity_qps": trial.capacity_qps,
+        "response_weight": asked.response_weight,
         "cold_start_s": trial.cold_start_s,
         "attainment_asked": trial.attainment,
         "runs": [

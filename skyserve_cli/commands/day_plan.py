@@ -11,11 +11,13 @@ import numpy as np
 
 from policies.forecast.day import HOUR_MIN, Hour, next_day
 from policies.forecast.demand import DAY_MIN, Floats
+from policies.forecast.work import RESPONSE_WEIGHT
 from policies.scaling.predictive import HEADROOM
 from skyserve_cli.commands import runs
 from skyserve_cli.commands.options import View, controller, find
 from skyserve_cli.output import CommandFailed, WrongUsage, date_time, usd
 from skyserve_cli.sim.slo_queue import bridged
+from skyserve_cli.sim.token_steps import token_steps
 from skyserve_cli.spec import ServiceSpec
 from skyserve_cli.spec.schedule import limits_at
 from skyserve_cli.text_tables import Fitted, table
@@ -27,7 +29,10 @@ LEAST_MIN = 60
 
 
 class KnownDemand(NamedTuple):
-    """The requests of consecutive minutes until now, NaN where not known; and what was learned of the service, if anything."""
+    """The requests of consecutive minutes until now, NaN where not known; and what was learned of the service, if anything.
+
+    Where tokens are known, `requests` are of the usual size.
+    """
 
     source: str
     requests: Floats
@@ -143,7 +148,11 @@ def recorded(text: str) -> KnownDemand:
     if minutes < LEAST_MIN:
         raise WrongUsage(f"--requests {text}: shorter than an hour, which says nothing about a day")
     edges = whole.length_s - MINUTE_S * np.arange(min(minutes, HISTORY_MIN), -1, -1)
-    return KnownDemand(arrivals.name, np.diff(np.interp(edges, whole.at_s, whole.counts)))
+    requests = np.diff(np.interp(edges, whole.at_s, whole.counts))
+    tokens = token_steps(whole, MINUTE_S * minutes, 0.0, RESPONSE_WEIGHT, MINUTE_S)
+    if tokens is None:
+        return KnownDemand(f"{arrivals.name} (without tokens)", requests)
+    return KnownDemand(f"{arrivals.name} by its tokens", requests * tokens.size[-len(requests) :])
 
 
 def history_known(name: str, now: float) -> KnownDemand:
@@ -152,22 +161,26 @@ def history_known(name: str, now: float) -> KnownDemand:
     view = find(client.services(name), name)
     end = now // MINUTE_S * MINUTE_S
     parts = [client.series(name, since=end - MINUTE_S * minutes) for minutes in (HISTORY_MIN, BY_MINUTE_MIN)]
-    requests = by_minute(parts, end)
+    slo = view.get("slo") or {}
+    weights = slo.get("token_weights")
+    columns = ("requests",) if weights is None else ("requests", "tokens_in", "tokens_out")
+    series = (by_minute(parts, end, column) for column in columns)
+    requests = sum(weight * one for weight, one in zip(weights or (1.0,), series, strict=True))
     if len(requests) < LEAST_MIN:
         raise CommandFailed(f"{name} has been counted for less than an hour, which says nothing about a day")
-    slo = view.get("slo") or {}
-    return KnownDemand(f"requests to {name}", requests, slo.get("capacity_qps"), slo.get("headroom"))
+    source = f"requests to {name}" + ("" if weights is None else " by their tokens")
+    return KnownDemand(source, requests, slo.get("capacity_qps"), slo.get("headroom"))
 
 
-def by_minute(parts: Sequence[View], end: float) -> Floats:
-    """Return the requests of each minute before `end` (UNIX seconds), from the first that is known on.
+def by_minute(parts: Sequence[View], end: float, column: str = "requests") -> Floats:
+    """Return the requests, or tokens, of each minute before `end` (UNIX seconds), from the first that is known on.
 
     Slots of later `parts` replace those of earlier ones; a slot's requests are spread evenly over its minutes.
     """
     requests = np.full(HISTORY_MIN, np.nan)
     for part in parts:
         minutes = max(1, round(part["span_s"] / MINUTE_S))
-        for at, count in zip(part["at"], part["requests"], strict=True):
+        for at, count in zip(part["at"], part[column], strict=True):
             index = HISTORY_MIN - round((end - at) / MINUTE_S)
             if index >= 0 and index + minutes <= HISTORY_MIN:
                 requests[index : index + minutes] = count / minutes

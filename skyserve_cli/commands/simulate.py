@@ -166,6 +166,14 @@ def simulate(
             help="The part of the recording known beforehand, and not judged. Default: half of it for --autoscaler, else none.",
         ),
     ] = None,
+    response_weight: Annotated[
+        float | None,
+        typer.Option(
+            "--response-weight",
+            metavar="RATIO",
+            help="Where --requests has tokens: the work of a response token, in prompt tokens. Default: 1.",
+        ),
+    ] = None,
     tick: Annotated[str, typer.Option("--tick", metavar="DURATION", help="Of the controller.")] = "30s",
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, max=256, help="Processes. Default: one for each core.")
@@ -206,7 +214,7 @@ def simulate(
     if autoscaler:
         mean = 8.0 if mean_replicas is None else mean_replicas
         words = autoscalers.AutoscalerOptions(
-            autoscaler, attainment, capacity, mean, warm_up, cold_start, requests
+            autoscaler, attainment, capacity, mean, warm_up, cold_start, requests, response_weight
         )
         market_only = {"--trace": trace, "--policy": policy, "--window": window}
         autoscalers.compare(words, load_spec(), runs.seeds(seed), jobs, market_only, report, output)
@@ -225,9 +233,8 @@ def simulate(
     asked = runs.jobs(policies, margins, targets, runs.seeds(seed))
     runs.insist_on_few(len(asked) * len(parts))
     recorded = runs.arrivals(requests, market.length_s)
-    arrivals, traffic = traffic_options.traffic(
-        spec, recorded, capacity_qps=capacity, mean_replicas=mean_replicas, warm_up=warm_up, tick_s=tick_s
-    )
+    given = traffic_options.TrafficOptions(capacity, mean_replicas, warm_up, response_weight)
+    arrivals, traffic = traffic_options.traffic(spec, recorded, given, tick_s)
     common = Setting(
         trace=market,
         n_target=runs.target_size(spec, replicas),

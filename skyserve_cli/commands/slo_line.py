@@ -27,9 +27,11 @@ def slo_line(slo: View) -> str:
         return parts[0]
     start = span(slo["cold_start_s"])
     needed, rate = (
-        f"needs {_replicas(slo, 'requests_per_min')}",
+        f"needs {_replicas(slo, 'work_per_min')}",
         f"{slo['requests_per_min']:.0f} requests/min",
     )
+    size = slo["work_per_request"]
+    rate += " (tokens not known)" if size is None else f" x {size:.2f} of the usual tokens"
     if slo["autoscaler"] != "reactive":
         needed += f" -> {_replicas(slo, 'forecast_per_min')}"
         rate += f" -> {slo['forecast_per_min']:.0f} in {start}"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from policies.forecast.work import RESPONSE_WEIGHT
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.output import WrongUsage, span
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.served import MINUTE_S, Traffic
+from skyserve_cli.sim.token_steps import work_share
 from skyserve_cli.spec import ServiceSpec
 
 TARGET_SHARE = 0.8  # of its capacity, a target that was not measured loads a replica with
 DEFAULT_CAPACITY_QPS = 2.0
 MOST_REPLICAS = 1000
+MOST_WEIGHT = 1000.0
 
 
 def capacity_of(spec: ServiceSpec | None, capacity_qps: float | None) -> float:
@@ -25,54 +30,78 @@ def capacity_of(spec: ServiceSpec | None, capacity_qps: float | None) -> float:
     return DEFAULT_CAPACITY_QPS if target is None else target / TARGET_SHARE
 
 
+def response_weight(arrivals: Arrivals, weight: float | None) -> float | None:
+    """Return what a response token weighs in prompt tokens; None where the recording has no tokens. Raises WrongUsage."""
+    if weight is not None and not 0 < weight <= MOST_WEIGHT:
+        raise WrongUsage(
+            f"--response-weight takes a number above 0 and up to {MOST_WEIGHT:g} (got {weight:g})"
+        )
+    if arrivals.tokens is None:
+        if weight is not None:
+            raise WrongUsage(
+                f"--response-weight: {arrivals.name} has no tokens, so all its requests weigh the same: leave it out"
+            )
+        return None
+    return RESPONSE_WEIGHT if weight is None else weight
+
+
 def scaled(
-    arrivals: Arrivals, length_s: float, warm_up_s: float, mean_replicas: float, capacity_qps: float
+    arrivals: Arrivals,
+    length_s: float,
+    warm_up_s: float,
+    mean_replicas: float,
+    capacity_qps: float,
+    weight: float | None = None,
 ) -> float:
     """Return by what the requests from `warm_up_s` to `length_s` are multiplied, so that replicas carry their mean.
 
-    Raises WrongUsage.
+    That is the mean of their work, where a response token has a `weight`. Raises WrongUsage.
     """
     if not 0 <= mean_replicas <= MOST_REPLICAS:
         raise WrongUsage(f"--mean-replicas takes a number from 0 to {MOST_REPLICAS} (got {mean_replicas:g})")
     if not mean_replicas:
         return 1.0
-    came = arrivals.count(warm_up_s, length_s)
+    came = float(arrivals.count(warm_up_s, length_s))
     if not came:
         raise WrongUsage(f"--requests: no request after the --warm-up of {span(warm_up_s)}")
+    if weight is not None:
+        came *= work_share(arrivals, length_s, warm_up_s, weight)
     return mean_replicas * capacity_qps * (length_s - warm_up_s) / came
 
 
+class TrafficOptions(NamedTuple):
+    """The options about the requests of a market, as they were given."""
+
+    capacity_qps: float | None = None
+    mean_replicas: float | None = None
+    warm_up: str | None = None
+    response_weight: float | None = None
+
+
 def traffic(
-    spec: ServiceSpec | None,
-    arrivals: Arrivals | None,
-    *,
-    capacity_qps: float | None,
-    mean_replicas: float | None,
-    warm_up: str | None,
-    tick_s: float,
+    spec: ServiceSpec | None, arrivals: Arrivals | None, words: TrafficOptions, tick_s: float
 ) -> tuple[Arrivals | None, Traffic | None]:
     """Return the requests of the market, and by what they are judged: None where it is not known what a replica carries.
 
     Raises WrongUsage.
     """
     if arrivals is None:
-        for option, given in (
-            ("--capacity", capacity_qps),
-            ("--mean-replicas", mean_replicas),
-            ("--warm-up", warm_up),
-        ):
+        options = ("--capacity", "--mean-replicas", "--warm-up", "--response-weight")
+        for option, given in zip(options, words, strict=True):
             if given is not None:
                 raise WrongUsage(f"{option} says something about requests: name them with --requests")
         if spec is not None and spec.slo is not None:
             raise WrongUsage(f"{spec.name} has an SLO: say with --requests which requests come")
         return None, None
-    known_s = 0.0 if warm_up is None else seconds("--warm-up", warm_up)
+    known_s = 0.0 if words.warm_up is None else seconds("--warm-up", words.warm_up)
     if not 0.0 <= known_s < arrivals.length_s:
         raise WrongUsage(
-            f"--warm-up takes a duration below that of the recording, {span(arrivals.length_s)} (got {warm_up})"
+            f"--warm-up takes a duration below that of the recording, {span(arrivals.length_s)} (got {words.warm_up})"
         )
-    capacity = capacity_of(spec, capacity_qps)
-    arrivals = arrivals.scaled(scaled(arrivals, arrivals.length_s, known_s, mean_replicas or 0.0, capacity))
+    capacity = capacity_of(spec, words.capacity_qps)
+    weight = response_weight(arrivals, words.response_weight)
+    mean = words.mean_replicas or 0.0
+    arrivals = arrivals.scaled(scaled(arrivals, arrivals.length_s, known_s, mean, capacity, weight))
     has_slo = spec is not None and spec.slo is not None
     if has_slo and tick_s > MINUTE_S:
         raise WrongUsage(
@@ -80,9 +109,11 @@ def traffic(
         )
     goal = None if spec is None else spec.scaling
     is_known = (
-        capacity_qps is not None or has_slo or (goal is not None and goal.target_qps_per_replica is not None)
+        words.capacity_qps is not None
+        or has_slo
+        or (goal is not None and goal.target_qps_per_replica is not None)
     )
     if goal is not None and goal.target_qps_by_accelerator:
         is_known = False
-    judged = Traffic(arrivals, capacity, known_s) if is_known and tick_s <= MINUTE_S else None
+    judged = Traffic(arrivals, capacity, known_s, weight) if is_known and tick_s <= MINUTE_S else None
     return arrivals.later(known_s), judged

@@ -75,6 +75,7 @@ TRY_AGAIN_S = 1.0
 LOG_TO_STDERR = "SKYSERVE_LOG_TO_STDERR"
 #: A full backlog of a Unix socket refuses a connection at once.
 BACKLOG = 1024
+SWITCH_S = 0.0002  # a thread that computes gives way to others after so long
 
 
 async def run(home: Home, phase: Phase) -> None:
@@ -322,6 +323,8 @@ def main() -> int:
     gc.freeze()
     gc.enable()
     GcPauses(SteadyClock().now).install()
+    # A response takes a dozen turns of the loop and of its threads, each of which may wait so long for a tick that computes.
+    sys.setswitchinterval(SWITCH_S)
     phase = Phase(home.controller_phase, SystemClock().now)
     phase.enter("reading its configuration")
     try:

@@ -12,6 +12,9 @@ A recording is one of these, as it is or compressed by gzip:
                                      `requests`, else in the last column
     {"timestamp": 1500, ...}         JSON lines, in milliseconds; a line counts once, or once per entry of
                                      `requests`
+
+Each may have the tokens of its requests, in two columns (or values of a line, or of an entry): `prompt_tokens` and
+`response_tokens`, or what others call them (`TOKEN_NAMES`). Of a count they are the tokens of all its requests.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ import gzip
 import math
 import zlib
 from bisect import bisect_right
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import orjson
@@ -41,17 +44,45 @@ MAX_LINE_BYTES = 16 << 20
 MAX_BINS = 1_000_000
 MAX_NUMBER = 1e13  # a time in milliseconds since 1970, and some
 
+#: Names of the two token counts, as they are and in lower case.
+TOKEN_NAMES = (
+    ("prompt_tokens", "response_tokens"),
+    ("input_tokens", "output_tokens"),
+    ("input_length", "output_length"),
+    ("contexttokens", "generatedtokens"),
+    ("Prompt Length", "Output Length"),
+)
 _HOURLY_S = {"day": 86400.0, "hour": 3600.0}
 _HAIR = 1e-9  # so that 30 s at 0.1 per second are 3 requests, in spite of binary fractions
 
 
+class TokenMeans(NamedTuple):
+    """Mean tokens of a request of each bin; a bin without requests is between its neighbours."""
+
+    prompt: tuple[float, ...]
+    response: tuple[float, ...]
+
+
+class _Row(NamedTuple):
+    """Requests from an instant on, and their tokens."""
+
+    at_s: float
+    requests: float
+    prompt: float = 0.0
+    response: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """`counts[i]` requests have arrived by `at_s[i]`. Both rise from 0; after the last knot everything repeats."""
+    """`counts[i]` requests have arrived by `at_s[i]`. Both rise from 0; after the last knot everything repeats.
+
+    `tokens` are those of the bins between two knots; None: not known.
+    """
 
     name: str
     at_s: tuple[float, ...]
     counts: tuple[float, ...]
+    tokens: TokenMeans | None = None
 
     @property
     def length_s(self) -> float:
@@ -74,7 +105,7 @@ class Arrivals:
 
     def scaled(self, factor: float) -> Arrivals:
         """`factor` times as many requests at every moment."""
-        return Arrivals(self.name, self.at_s, tuple(count * factor for count in self.counts))
+        return Arrivals(self.name, self.at_s, tuple(count * factor for count in self.counts), self.tokens)
 
     def stretched(self, length_s: float) -> Arrivals:
         """Return the same rise and fall of the rate, drawn out (or pressed together) over `length_s`."""
@@ -83,10 +114,11 @@ class Arrivals:
             self.name,
             tuple(at_s * factor for at_s in self.at_s),
             tuple(count * factor for count in self.counts),
+            self.tokens,
         )
 
     def later(self, start_s: float) -> Arrivals:
-        """Return the same from `start_s` on; what was before it comes after the end."""
+        """Return the same requests from `start_s` on, without tokens; what was before it comes after the end."""
         start = start_s % self.length_s
         if start == 0.0:
             return self
@@ -174,15 +206,16 @@ def _read(path: Path, stream: BinaryIO | gzip.GzipFile) -> Arrivals:
         return _of_instants(path, _json_instants(path, chain([first], lines)))
     header = [name.strip().lower() for name in next(csv.reader([first]), [])]
     rows = csv.reader(lines)
+    tokens = _token_columns(header)
     if "timestamp" in header:
-        return _of_instants(path, _csv_instants(path, rows, header.index("timestamp")))
+        return _of_instants(path, _csv_instants(path, rows, header.index("timestamp"), tokens))
     if "t_s" in header and "requests" in header:
         units_s = {header.index("t_s"): 1.0}
-        return _of_counts(path, _csv_counts(path, rows, units_s, header.index("requests")))
+        return _of_counts(path, _csv_counts(path, rows, units_s, header.index("requests"), tokens), tokens)
     if "hour" in header and header[-1] != "hour":
         units_s = {header.index(name): unit for name, unit in _HOURLY_S.items() if name in header}
         counted = header.index("requests") if "requests" in header else len(header) - 1
-        return _of_counts(path, _csv_counts(path, rows, units_s, counted))
+        return _of_counts(path, _csv_counts(path, rows, units_s, counted, tokens), tokens)
     raise TraceError(
         f"{path}: no recording of requests: its first line names neither `timestamp`, nor `t_s` and `requests`,"
         " nor `hour` and a count"
@@ -206,38 +239,73 @@ def _lines(path: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[str]:
             yield text
 
 
-def _json_instants(path: Path, lines: Iterable[str]) -> Iterator[tuple[float, int]]:
-    """(seconds, requests) by line."""
+def _token_columns(header: list[str]) -> tuple[int, ...]:
+    """Return the columns of prompt and response tokens; none where the file has not both."""
+    for names in TOKEN_NAMES:
+        if all(name in header for name in names):
+            return tuple(header.index(name) for name in names)
+    return ()
+
+
+def _json_instants(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
     for number, line in enumerate(lines, 1):
         try:
             entry = orjson.loads(line)
             requests = entry.get("requests")
-            yield _finite(entry["timestamp"]) / 1000, len(requests) if isinstance(requests, list) else 1
+            each = requests if isinstance(requests, list) else [entry]
+            tokens = [_json_tokens(one) for one in each]
+            prompt, response = (sum(column) for column in zip(*tokens, strict=True)) if tokens else (0.0, 0.0)
+            yield _Row(_finite(entry["timestamp"]) / 1000, len(each), prompt, response)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise TraceError(f'{path}: entry {number} is not {{"timestamp": milliseconds, …}}') from error
 
 
-def _csv_instants(path: Path, rows: Iterable[list[str]], column: int) -> Iterator[tuple[float, int]]:
-    """(seconds, 1) by row."""
+def _json_tokens(entry: object) -> tuple[float, float]:
+    if isinstance(entry, dict):
+        for prompt, response in TOKEN_NAMES:
+            if prompt in entry and response in entry:
+                return _tokens(entry[prompt]), _tokens(entry[response])
+    return 0.0, 0.0
+
+
+def _csv_instants(
+    path: Path, rows: Iterable[list[str]], column: int, tokens: tuple[int, ...]
+) -> Iterator[_Row]:
     for number, row in enumerate(rows, 1):
         try:
-            yield _instant(row[column]), 1
+            at_s = _instant(row[column])
         except (ValueError, IndexError) as error:
             raise TraceError(f"{path}: row {number} has no time in its `timestamp`") from error
+        yield _Row(at_s, 1, *_csv_tokens(path, number, row, tokens))
 
 
 def _csv_counts(
-    path: Path, rows: Iterable[list[str]], units_s: Mapping[int, float], counted: int
-) -> Iterator[tuple[float, float]]:
-    """(seconds, requests) by row. `units_s` is what one is worth in each column that contains the time."""
+    path: Path, rows: Iterable[list[str]], units_s: Mapping[int, float], counted: int, tokens: tuple[int, ...]
+) -> Iterator[_Row]:
+    """`units_s` is what one is worth in each column that contains the time."""
     for number, row in enumerate(rows, 1):
         try:
             count = _finite(row[counted])
-            yield sum(_finite(row[column]) * unit_s for column, unit_s in units_s.items()), count
+            at_s = sum(_finite(row[column]) * unit_s for column, unit_s in units_s.items())
         except (ValueError, IndexError) as error:
             raise TraceError(f"{path}: row {number} has no time or no count") from error
         if count < 0:
             raise TraceError(f"{path}: row {number} counts {count:g} requests")
+        yield _Row(at_s, count, *_csv_tokens(path, number, row, tokens))
+
+
+def _csv_tokens(path: Path, number: int, row: list[str], columns: tuple[int, ...]) -> list[float]:
+    try:
+        return [_tokens(row[column]) for column in columns]
+    except (ValueError, IndexError) as error:
+        raise TraceError(f"{path}: row {number} has no count of tokens where others have one") from error
+
+
+def _tokens(raw: str | float) -> float:
+    count = _finite(raw)
+    if count < 0:
+        raise ValueError(f"{count:g} tokens")
+    return count
 
 
 def _instant(text: str) -> float:
@@ -256,40 +324,61 @@ def _finite(raw: str | float) -> float:
     return number
 
 
-def _of_instants(path: Path, requests: Iterable[tuple[float, int]]) -> Arrivals:
+def _of_instants(path: Path, rows: Iterable[_Row]) -> Arrivals:
     """They need not be in order."""
-    by_bin: Counter[int] = Counter()
+    by_bin: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     zero: float | None = None
-    for at_s, count in requests:
-        zero = at_s if zero is None else zero
-        by_bin[math.floor((at_s - zero) / BIN_S)] += count
+    for row in rows:
+        zero = row.at_s if zero is None else zero
+        sums = by_bin[math.floor((row.at_s - zero) / BIN_S)]
+        for index, count in enumerate(row[1:]):
+            sums[index] += count
     if not by_bin:
         raise TraceError(f"{path}: no request in it")
     first, last = min(by_bin), max(by_bin)
     if last - first >= MAX_BINS:
         raise TraceError(f"{path}: longer than {MAX_BINS * BIN_S / 86400:.0f} days")
     bins = [by_bin[index] for index in range(first, last + 1)]
-    return _of_bins(path.name, [BIN_S] * len(bins), bins)
+    counts, prompt, response = (list(column) for column in zip(*bins, strict=True))
+    return _of_bins(path.name, [BIN_S] * len(bins), counts, _means(counts, prompt, response))
 
 
-def _of_counts(path: Path, rows: Iterable[tuple[float, float]]) -> Arrivals:
+def _of_counts(path: Path, rows: Iterable[_Row], tokens: tuple[int, ...]) -> Arrivals:
     """Return the last row holds for as long as the one before it."""
-    times: list[float] = []
-    counts: list[float] = []
-    for at_s, count in rows:
-        if times and at_s <= times[-1]:
-            raise TraceError(f"{path}: row {len(times) + 1} is not later than the one before it")
-        if len(times) >= MAX_BINS:
+    found: list[_Row] = []
+    for row in rows:
+        if found and row.at_s <= found[-1].at_s:
+            raise TraceError(f"{path}: row {len(found) + 1} is not later than the one before it")
+        if len(found) >= MAX_BINS:
             raise TraceError(f"{path}: more than {MAX_BINS} rows")
-        times.append(at_s)
-        counts.append(count)
-    if len(times) < 2:
+        found.append(row)
+    if len(found) < 2:
         raise TraceError(f"{path}: fewer than two rows, so that it has no length")
+    times, counts, prompt, response = (list(column) for column in zip(*found, strict=True))
     lengths = [later - earlier for earlier, later in pairwise(times)]
-    return _of_bins(path.name, [*lengths, lengths[-1]], counts)
+    means = _means(counts, prompt, response) if tokens else None
+    return _of_bins(path.name, [*lengths, lengths[-1]], counts, means)
 
 
-def _of_bins(name: str, lengths_s: Iterable[float], counts: Iterable[float]) -> Arrivals:
+def _means(counts: list[float], prompt: list[float], response: list[float]) -> TokenMeans | None:
+    """Return the mean tokens of a request of each bin; None where no request has any."""
+    if not any(prompt) and not any(response):
+        return None
+    requests = np.asarray(counts)
+    known = np.flatnonzero(requests > 0.0)
+    prompts, responses = (
+        np.interp(np.arange(len(requests)), known, np.asarray(tokens)[known] / requests[known])
+        for tokens in (prompt, response)
+    )
+    return TokenMeans(tuple(prompts.tolist()), tuple(responses.tolist()))
+
+
+def _of_bins(
+    name: str, lengths_s: Iterable[float], counts: Iterable[float], tokens: TokenMeans | None = None
+) -> Arrivals:
     return Arrivals(
-        name, tuple(accumulate(lengths_s, initial=0.0)), tuple(accumulate(map(float, counts), initial=0.0))
+        name,
+        tuple(accumulate(lengths_s, initial=0.0)),
+        tuple(accumulate(map(float, counts), initial=0.0)),
+        tokens,
     )

@@ -11,7 +11,7 @@ import numpy as np
 from policies.forecast.demand import Floats
 from policies.history import History
 from policies.scaling.predictive import ADD_MIN, CHANCES, forecast_demand
-from skyserve_cli.sim.scaling import MINUTE_S, STEPS, ScalingTrial
+from skyserve_cli.sim.scaling import MINUTE_S, ScalingTrial
 
 MOST_ROWS = 600
 
@@ -19,7 +19,7 @@ MOST_ROWS = 600
 class Forecasts(NamedTuple):
     """A row per forecast: the minute it is about, `CHANCES` equally likely values of the busiest of its `ADD_MIN` minutes, and what came.
 
-    Requests per minute.
+    Requests of the usual size per minute.
     """
 
     minutes: Floats
@@ -37,8 +37,8 @@ class Forecasts(NamedTuple):
 
 def forecasts(trial: ScalingTrial) -> Forecasts | None:
     """Return the forecasts of every few minutes of the judged part; None where it is too short for one."""
-    minutes = len(trial.counts) // STEPS
-    asked = np.reshape(trial.counts[: minutes * STEPS], (minutes, STEPS)).sum(axis=1).astype(np.float64)
+    asked = trial.by_minute(trial.work())
+    minutes = len(asked)
     known = memoryview(array("d", asked)).toreadonly()
     lead = max(1, math.ceil(trial.cold_start_s / MINUTE_S))
     last = minutes - lead - ADD_MIN + 1

@@ -21,12 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies.forecast.demand import Floats
 from policies.goals import Goal, ScalingGoal, SloGoal
 from policies.history import History, Load
 from policies.model import Json, Observation
 from policies.registry import scaler_for
 from policies.scaling.base import Outlook, Scaler
 from skyserve_cli.sim.slo_queue import STEP_S, SloQueue
+from skyserve_cli.sim.token_steps import RUNNING, TokenSteps
 
 MINUTE_S = 60.0
 STEPS = round(MINUTE_S / STEP_S)  # in a minute
@@ -38,6 +40,7 @@ AUTOSCALERS = {
     "reactive": "replicas for the last minute's requests, after the file's delays; reactive:0.9 sets another target",
     "predictive": "replicas for the demand of one cold start later, with headroom steered by the SLO's error budget",
     "predictive_blind": "the same without the forecast",
+    "predictive_requests": "the forecasting one as it would be if the load balancers counted requests and no tokens",
     "oracle": "the smallest fleet of one who knows all requests beforehand, for the same SLO",
 }
 
@@ -47,7 +50,7 @@ class ScalingTrial:
     """What all autoscalers of a comparison share.
 
     `counts` are the requests of each step; those of the first `known_min` minutes are history. The goals are the scalers'
-    own.
+    own. With `tokens` a replica carries their work, `capacity_qps` requests of the usual size per second.
     """
 
     counts: tuple[int, ...]
@@ -55,6 +58,18 @@ class ScalingTrial:
     capacity_qps: float
     cold_start_s: float
     attainment: float
+    tokens: TokenSteps | None = None
+
+    def work(self) -> Floats:
+        """Return what each step asks of the replicas, in requests of the usual size."""
+        counts = np.asarray(self.counts, dtype=np.float64)
+        return counts if self.tokens is None else counts * self.tokens.size
+
+    def by_minute(self, steps: Floats) -> Floats:
+        """Return the sums of whole minutes."""
+        minutes = len(self.counts) // STEPS
+        found: Floats = steps[: minutes * STEPS].reshape(minutes, STEPS).sum(axis=1)
+        return found
 
 
 class Minutes(NamedTuple):
@@ -98,6 +113,7 @@ class SimulatedFleet:
     trial: ScalingTrial
     launched_s: list[float]
     queue: SloQueue
+    work: Sequence[float]
     hours: float = 0.0
     ideal_hours: float = 0.0
     met: float = 0.0
@@ -113,13 +129,15 @@ class SimulatedFleet:
         del self.launched_s[size:]
         self.launched_s += [now_s] * (size - len(self.launched_s))
         asked, met, ready = 0, 0.0, 0
+        counts, works = self.trial.counts, self.work
         for step in range(STEPS):
-            count = self.trial.counts[number * STEPS + step]
+            count, work = counts[number * STEPS + step], works[number * STEPS + step]
             at_s = now_s + step * STEP_S
             ready = sum(launched + self.trial.cold_start_s <= at_s for launched in self.launched_s)
-            met += self.queue.step(count, ready)
+            in_time = self.queue.step(work, ready)
+            met += count * in_time / work if work else 0.0
             asked += count
-            self.ideal_hours += math.ceil(count / STEP_S / self.trial.capacity_qps) * STEP_S / 3600.0
+            self.ideal_hours += math.ceil(work / STEP_S / self.trial.capacity_qps) * STEP_S / 3600.0
         self.hours += len(self.launched_s) * MINUTE_S / 3600.0
         self.asked += asked
         self.met += met
@@ -156,14 +174,16 @@ def goal_for(autoscaler: str, reactive: ScalingGoal, trial: ScalingTrial) -> Sca
     kind, _, share = autoscaler.partition(":")
     if share:
         return replace(reactive, target_qps_per_replica=float(share) * trial.capacity_qps)
-    if kind not in ("predictive", "predictive_blind"):
+    if not kind.startswith("predictive"):
         return reactive
-    slo = SloGoal(trial.attainment, trial.capacity_qps, trial.cold_start_s, autoscaler == "predictive")
+    slo = SloGoal(trial.attainment, trial.capacity_qps, trial.cold_start_s, kind != "predictive_blind")
     return replace(reactive, slo=slo)
 
 
 def run(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Evaluation:
     """Put one autoscaler through the trial. `goal` is that of `goal_for`."""
+    if autoscaler == "predictive_requests" and trial.tokens is not None:
+        trial = replace(trial, tokens=trial.tokens._replace(reported=False))
     return oracle(trial, goal) if autoscaler == "oracle" else evaluate(trial, autoscaler, goal)
 
 
@@ -193,29 +213,42 @@ def decisions(
 ) -> Iterator[Minute]:
     """Yield what the scaler does minute by minute, as the fleet goes through it."""
     scaler: Scaler = scaler_for(goal)
-    minutes = len(trial.counts) // STEPS
-    asked = array(
-        "d", np.reshape(trial.counts[: minutes * STEPS], (minutes, STEPS)).sum(axis=1).astype(float)
-    )
+    counts = trial.by_minute(np.asarray(trial.counts, dtype=np.float64))
+    work = trial.by_minute(trial.work())
+    asked = array("d", counts)
     met = array("d", asked)  # demand known beforehand was in time
     seen = memoryview(asked).toreadonly()
     served = memoryview(met)
-    for number in range(trial.known_min, minutes):
-        history = History(0, seen[:number], served[:number])
-        queued = round(fleet.queue.waiting)
+    tokens = _token_minutes(trial)
+    for number in range(trial.known_min, len(asked)):
+        history = History(0, seen[:number], served[:number], None, *(one[:number] for one in tokens))
+        size = work[number - 1] / asked[number - 1] if number and asked[number - 1] else 1.0
+        queued = round(fleet.queue.waiting / size)
+        running = RUNNING * work[number - 1] / (MINUTE_S * trial.capacity_qps) if tokens else 0.0
         load = Load(
             MINUTE_S,
             round(asked[number - 1]) if number else 0,
             queued=queued,
-            ongoing=queued,
+            ongoing=queued + running,
             known=number > 0,
         )
         observation = Observation(number * MINUTE_S, Goal(1, goal), (), (), load, history=history)
-        size = scaler.target(observation, memory)
-        memory = size.memory
-        count, in_time = fleet.minute(number, size.wanted)
+        found = scaler.target(observation, memory)
+        memory = found.memory
+        count, in_time = fleet.minute(number, found.wanted)
         met[number] = count - round(count - in_time)  # a load balancer counts whole requests
-        yield Minute(number, queued, size.wanted, count, round(met[number]), size.outlook)
+        yield Minute(number, queued, found.wanted, count, round(met[number]), found.outlook)
+
+
+def _token_minutes(trial: ScalingTrial) -> tuple[memoryview, ...]:
+    """Return the tokens of prompts and of responses of each minute; empty where they are not known."""
+    if trial.tokens is None or not trial.tokens.reported:
+        return ()
+    counts = np.asarray(trial.counts, dtype=np.float64)
+    return tuple(
+        memoryview(array("d", trial.by_minute(counts * each).round())).toreadonly()
+        for each in trial.tokens[:2]
+    )
 
 
 def oracle(trial: ScalingTrial, goal: ScalingGoal) -> Evaluation:
@@ -237,7 +270,7 @@ def oracle(trial: ScalingTrial, goal: ScalingGoal) -> Evaluation:
 def _with(trial: ScalingTrial, goal: ScalingGoal, headroom: float, began: float) -> Evaluation:
     """Return the trial with the replicas that each two minutes need, `headroom` times, ready when they begin."""
     minutes = len(trial.counts) // STEPS
-    asked = np.reshape(trial.counts[: minutes * STEPS], (minutes, STEPS)).sum(axis=1) / MINUTE_S
+    asked = trial.by_minute(trial.work()) / MINUTE_S
     cold_start = math.ceil(trial.cold_start_s / MINUTE_S)
     busiest = np.maximum(asked, np.append(asked[1:], asked[-1]))
     needed = np.clip(
@@ -256,9 +289,9 @@ def _with(trial: ScalingTrial, goal: ScalingGoal, headroom: float, began: float)
 def first_fleet(trial: ScalingTrial, goal: ScalingGoal) -> tuple[SimulatedFleet, Json]:
     """Return all begin with the same fleet: ready, and as large as the last known minute needs."""
     start = trial.known_min * STEPS
-    before: Sequence[int] = trial.counts[max(0, start - STEPS) : start]
-    rate = sum(before) / MINUTE_S
+    work: list[float] = trial.work().tolist()
+    rate = sum(work[max(0, start - STEPS) : start]) / MINUTE_S
     size = math.ceil(rate / (FIRST_SIZE_SHARE * trial.capacity_qps))
     size = min(max(size, goal.min_replicas), goal.max_replicas)
-    fleet = SimulatedFleet(trial, [-math.inf] * size, SloQueue(trial.capacity_qps))
+    fleet = SimulatedFleet(trial, [-math.inf] * size, SloQueue(trial.capacity_qps), work)
     return fleet, {"target": size}

@@ -14,6 +14,7 @@ from lb.config.demand import Demand
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.market import EPOCH_S
 from skyserve_cli.sim.slo_queue import SloQueue, drawn
+from skyserve_cli.sim.token_steps import RUNNING, token_steps
 from skyserve_cli.state.values import DemandRow
 
 MINUTE_S = 60.0
@@ -22,25 +23,45 @@ REPORTED_MIN = 10
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests of a market run: `known_s` of the recording are over when it begins; a replica carries `capacity_qps` within its SLO."""
+    """Requests of a market run: `known_s` of the recording are over when it begins; a replica carries `capacity_qps` within its SLO.
+
+    `response_weight` None: all requests weigh the same.
+    """
 
     arrivals: Arrivals
     capacity_qps: float
     known_s: float = 0.0
+    response_weight: float | None = None
 
 
 @dataclass(slots=True)
 class _Minute:
     requests: int = 0
     met: float = 0.0
+    prompt: float = 0.0
+    response: float = 0.0
+    work: float = 0.0
     ready: int = 0
+
+    @property
+    def size(self) -> float:
+        """The work of a request."""
+        return self.work / self.requests if self.work else 1.0
+
+    def add(self, count: int, tokens: tuple[float, float, float]) -> None:
+        prompt, response, size = tokens
+        self.requests += count
+        self.prompt += prompt * count
+        self.response += response * count
+        self.work += size * count
 
 
 @dataclass(slots=True)
 class ServedRequests:
-    """The requests of one run. `counts` are those of each tick."""
+    """The requests of one run. `counts` are those of each tick, `tokens` of one of them its prompt, response and work."""
 
     counts: Sequence[int]
+    tokens: Sequence[tuple[float, float, float]]
     known: Sequence[DemandRow]
     tick_s: float
     queue: SloQueue
@@ -53,13 +74,17 @@ class ServedRequests:
         """Return the requests of `length_s` seconds in ticks of `tick_s`, at most a minute."""
         known_ticks = round(traffic.known_s / tick_s)
         whole = drawn(traffic.arrivals, known_ticks * tick_s + length_s, seed, tick_s)
-        minutes: dict[int, float] = {}
+        tokens = _tokens(traffic, len(whole), tick_s)
+        minutes: dict[int, _Minute] = {}
         for index, count in enumerate(whole[:known_ticks]):
             number = _minute_of((index - known_ticks) * tick_s)
-            minutes[number] = minutes.get(number, 0.0) + count
+            minutes.setdefault(number, _Minute()).add(count, tokens[index])
         minutes.pop(_minute_of(0.0), None)  # it is not over
-        known = [DemandRow(number, asked, 0.0, 0.0, 0.0, 0.0) for number, asked in minutes.items()]
-        return cls(whole[known_ticks:], known, tick_s, SloQueue(traffic.capacity_qps))
+        known = [
+            DemandRow(number, float(one.requests), round(one.prompt), round(one.response), 0.0, 0.0)
+            for number, one in minutes.items()
+        ]
+        return cls(whole[known_ticks:], tokens[known_ticks:], known, tick_s, SloQueue(traffic.capacity_qps))
 
     @property
     def attainment(self) -> float | None:
@@ -73,10 +98,14 @@ class ServedRequests:
         """
         for tick in range(begin, min(end, len(self.counts))):
             count = self.counts[tick]
-            met = self.queue.step(count, ready, self.tick_s) if counted else float(count)
+            tokens = self.tokens[tick]
+            work = count * tokens[2]
+            met = (
+                count * self.queue.step(work, ready, self.tick_s) / work if counted and work else float(count)
+            )
             number = _minute_of(tick * self.tick_s)
             minute = self._minutes.setdefault(number, _Minute(ready=ready))
-            minute.requests += count
+            minute.add(count, tokens)
             minute.met += met
             if counted:
                 self.asked += count
@@ -91,25 +120,39 @@ class ServedRequests:
         first, last = round(max(0.0, start_s) / self.tick_s), round(end_s / self.tick_s)
         return sum(self.counts[first:last])
 
-    @property
-    def waiting(self) -> int:
-        return round(self.queue.waiting)
+    def ongoing(self, now_s: float) -> tuple[int, float]:
+        """Return how many requests wait, and how many waited or were worked on, on the mean of the last minute that is over."""
+        last = self._minutes.get(_minute_of(now_s) - 1, _Minute())
+        waiting = round(self.queue.waiting / last.size)
+        return waiting, waiting + RUNNING * last.work / (MINUTE_S * self.queue.capacity_qps)
 
     def demand(self, now_s: float) -> Demand:
         """Return the last minutes that are over, `now_s` after the market began."""
         over = [
             (number, self._minutes[number]) for number in sorted(self._minutes) if number < _minute_of(now_s)
         ]
-        zeros = (0,) * len(over)
         return Demand(
             EPOCH_S + now_s,
             over[0][0] if over else _minute_of(now_s),
             tuple(minute.requests for _, minute in over),
-            zeros,
-            zeros,
+            tuple(round(minute.prompt) for _, minute in over),
+            tuple(round(minute.response) for _, minute in over),
             tuple(max(0, round(minute.requests - minute.met)) for _, minute in over),
             tuple(minute.ready for _, minute in over),
         )
+
+
+def _tokens(traffic: Traffic, ticks: int, tick_s: float) -> list[tuple[float, float, float]]:
+    """Return of a request in each tick: tokens of its prompt and response, and its work."""
+    weight = traffic.response_weight
+    known = (
+        None
+        if weight is None
+        else token_steps(traffic.arrivals, ticks * tick_s, traffic.known_s, weight, tick_s)
+    )
+    if known is None:
+        return [(0.0, 0.0, 1.0)] * ticks
+    return list(zip(*(column[:ticks].tolist() for column in known[:3]), strict=True))
 
 
 def next_minute_s(now_s: float) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from skyserve_cli.sim.arrivals import Arrivals
+from skyserve_cli.sim.arrivals import Arrivals, TokenMeans
 
 STEP_S = 20.0
 DISPERSION = 2.0
@@ -47,7 +47,7 @@ def bridged(arrivals: Arrivals) -> tuple[Arrivals, int]:
     at_s = np.asarray(arrivals.at_s)
     rates = np.diff(arrivals.counts) / np.diff(at_s)
     empty, busy = EMPTY * rates.mean(), BUSY * rates.mean()
-    bridges = 0
+    bridges, sound = 0, np.ones(len(rates), dtype=np.bool_)
     start = 0
     while start < len(rates):
         end = start
@@ -57,9 +57,19 @@ def bridged(arrivals: Arrivals) -> tuple[Arrivals, int]:
         if inside and min(rates[start - 1], rates[end]) >= busy:
             rates[start:end] = np.linspace(rates[start - 1], rates[end], end - start + 2)[1:-1]
             bridges += end - start
+            sound[start:end] = False
         start = end + 1
     counts = np.concatenate(([0.0], np.cumsum(rates * np.diff(at_s))))
-    return (replace(arrivals, counts=tuple(counts.tolist())), bridges) if bridges else (arrivals, 0)
+    if not bridges:
+        return arrivals, 0
+    known = np.flatnonzero(sound)
+    tokens = arrivals.tokens and TokenMeans(
+        *(
+            tuple(np.interp(np.arange(len(sound)), known, np.asarray(each)[known]).tolist())
+            for each in arrivals.tokens
+        )
+    )
+    return replace(arrivals, counts=tuple(counts.tolist()), tokens=tokens), bridges
 
 
 @dataclass(slots=True)

@@ -155,9 +155,10 @@ class ReplayFleet:
     def load(self, service: str) -> Load:
         now = self._now_s
         if self._served is not None:
-            came, waiting = self._served.came(now - self._window_s, now), self._served.waiting
+            came = self._served.came(now - self._window_s, now)
+            waiting, ongoing = self._served.ongoing(now)
             return Load(
-                self._window_s, came, queued=waiting, ongoing=waiting, empty=self.draining, known=True
+                self._window_s, came, queued=waiting, ongoing=ongoing, empty=self.draining, known=True
             )
         if self._arrivals is None:
             return Load(empty=self.draining, known=True)

@@ -85,7 +85,7 @@ def test_a_recording_ends_now(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     path.write_text("t_s,requests\n" + "".join(f"{600 * n},{600 * (n + 1)}\n" for n in range(12)))
     known = recorded(str(path))
-    assert (known.source, len(known.requests)) == ("requests.csv", 120)
+    assert (known.source, len(known.requests)) == ("requests.csv (without tokens)", 120)
     assert known.requests[0] == pytest.approx(60.0)
     assert known.requests[-1] == pytest.approx(720.0)
 
@@ -130,3 +130,13 @@ def test_history_is_that_of_the_running_service(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(day_plan, "controller", lambda: Controller(20))
     with pytest.raises(CommandFailed, match="less than an hour"):
         asked(SPEC, None, True, None, MONDAY)
+
+
+def test_a_recording_with_tokens_is_planned_by_its_work(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    rows = "".join(f"{600 * n},600,{600 * (300 if n < 6 else 900)},0\n" for n in range(12))
+    path.write_text("t_s,requests,prompt_tokens,response_tokens\n" + rows)
+    known = recorded(str(path))
+    assert known.source == "requests.csv by its tokens"
+    assert known.requests[:50] == pytest.approx(np.full(50, 30.0)), "half of the usual size"
+    assert known.requests[-50:] == pytest.approx(np.full(50, 90.0))

@@ -106,3 +106,14 @@ def test_a_history_is_two_weeks_long_and_keeps_its_end(store: Store) -> None:
     again = DemandCache(store).history("chat", now)
     assert again is not None
     assert list(again.requests) == list(found.requests)
+
+
+def test_tokens_are_in_the_history_of_this_and_of_the_next_process(store: Store) -> None:
+    book = DemandCache(store)
+    report = Demand(0.0, 990, (5, 6), (500, 700), (50, 60), (0, 0), (1, 1))
+    assert book.take("chat", [report, report], 60_000.0)
+    for found in (book.history("chat", 60_000.0), DemandCache(store).history("chat", 60_000.0)):
+        assert found is not None
+        assert found.prompt is not None
+        assert found.response is not None
+        assert (list(found.prompt), list(found.response)) == ([1000.0, 1400.0], [100.0, 120.0])

@@ -12,7 +12,9 @@ SLO: dict[str, Any] = {
     "attainment": 0.9962,
     "attainment_asked": 0.995,
     "headroom": 1.12,
-    "requests_per_min": 276.0,
+    "requests_per_min": 230.0,
+    "work_per_min": 276.0,
+    "work_per_request": 1.2,
     "forecast_per_min": 301.0,
     "forecast_most_per_min": 330.0,
 }
@@ -23,7 +25,7 @@ def samples(slo: dict[str, Any] | None) -> dict[str, float]:
     return {
         " ".join((family.name, *labels)): value
         for family in OF_SERVICE
-        if family.name.startswith(("skyserve_demand", "skyserve_slo", "skyserve_headroom"))
+        if family.name.startswith(("skyserve_demand", "skyserve_slo", "skyserve_headroom", "skyserve_work"))
         for labels, value in family.read({"slo": slo})
     }
 
@@ -37,6 +39,7 @@ def test_an_slo_has_its_demand_attainment_and_headroom() -> None:
             "skyserve_slo_attainment": 0.9962,
             "skyserve_slo_attainment_asked": 0.995,
             "skyserve_headroom": 1.12,
+            "skyserve_work_per_request": 1.2,
         }
     )
 

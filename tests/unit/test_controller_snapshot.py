@@ -104,3 +104,21 @@ async def test_an_old_one_does_for_no_failure_and_never_for_the_first_request() 
     world.time += OLDEST_S
     with pytest.raises(OSError, match="away"):
         await snapshots.get("all", fails, may_be_old=True)
+
+
+async def test_what_is_not_there_takes_no_place() -> None:
+    world = World()
+    snapshots = Snapshots(world.changes, world)
+
+    def missing() -> dict[str, int]:
+        raise LookupError
+
+    for name in ("ghost", "ghoul"):
+        with pytest.raises(LookupError):
+            await snapshots.get(name, missing)
+    assert (snapshots._locks, snapshots._last) == ({}, {})
+    await snapshots.get("all", world.content)
+    with pytest.raises(LookupError):
+        world.count += 1
+        await snapshots.get("all", missing)
+    assert snapshots._last.keys() == {"all"}, "the last one may be shown while the database is slow"

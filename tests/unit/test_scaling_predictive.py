@@ -115,6 +115,80 @@ def test_a_request_in_flight_wakes_a_service_that_sleeps() -> None:
     assert decide(silent, goal=goal, load=replace(KNOWN, in_flight=1)).wanted == 1
 
 
+# --- tokens -------------------------------------------------------------------------------------------------
+
+
+def lengths(requests: Floats, factor: Floats | float, within: Floats | None = None) -> History:
+    """Requests with `factor` times 500 tokens of prompt and 200 of response."""
+    met = requests if within is None else within
+    tokens = (500.0 * requests * factor).tolist(), (200.0 * requests * factor).tolist()
+    return History.of(0, requests.tolist(), met.tolist(), None, tokens)
+
+
+def test_longer_requests_need_more_replicas_though_as_many_come() -> None:
+    series = steady(3 * DAY_MIN)
+    factor = np.where(np.arange(3 * DAY_MIN) < 3 * DAY_MIN - 30, 1.0, 1.5)
+    usual, longer = decide(lengths(series, 1.0)), decide(lengths(series, factor))
+    assert usual.wanted == decide(history(series)).wanted
+    assert longer.wanted == pytest.approx(1.5 * usual.wanted, abs=1)
+    assert longer.memory["seen"]["size"] == pytest.approx(1.5, rel=0.05)
+    assert "of the usual size (each was 1.4" in longer.why
+    assert "size" not in decide(history(series)).memory["seen"]
+
+
+def test_what_waits_counts_by_its_work() -> None:
+    told = lengths(steady(3 * DAY_MIN), np.repeat([1.0, 2.0], [3 * DAY_MIN - 60, 60]))
+    plain, crowded = decide(told), decide(told, load=replace(KNOWN, queued=3000))
+    assert crowded.wanted == pytest.approx(plain.wanted + 10, abs=1)  # twice 3000 requests in 300 s
+
+
+def test_late_requests_spend_the_budget_by_their_work() -> None:
+    series = np.full(600, 1000.0)
+    late = np.where(np.arange(600) % 2, 990.0, 1000.0)
+    heavy, light = (np.where(np.arange(600) // 5 % 2 == half, 1.8, 0.2) for half in (1, 0))
+    late_in_heavy = np.where(np.arange(600) // 5 % 2, late, 1000.0)
+    before = {"target": 8, "minute": 0, "spent": 0.0}
+    spent = [
+        decide(lengths(series, factor, late_in_heavy), before).memory["spent"] for factor in (heavy, light)
+    ]
+    assert spent[0] > spent[1]
+
+
+def test_learned_weights_are_in_the_memory_and_stay_until_a_forecast_is_fitted() -> None:
+    rng = np.random.RandomState(2)
+    requests = np.full(2 * DAY_MIN, 1000.0)
+    prompt, response = rng.uniform(200, 800, (2, 2 * DAY_MIN))
+    told = History.of(0, requests, requests, None, ((requests * prompt), (requests * response)))
+    memory: Json = {}
+    seen: list[list[float]] = []
+    for end in range(2 * DAY_MIN - 300, 2 * DAY_MIN + 1):
+        running = 1e-4 * requests[end - 1] * (prompt[end - 1] + 3.0 * response[end - 1])
+        size = decide(told.until(end), memory, load=replace(KNOWN, ongoing=running))
+        memory = json.loads(json.dumps(size.memory))
+        seen.append(memory["work"]["weights"])
+    changes = [index for index, (one, other) in enumerate(pairwise(seen), 1) if one != other]
+    assert changes
+    assert not [index for index in changes if index % 60]
+    assert seen[-1][2] / seen[-1][1] == pytest.approx(3.0, rel=0.15)
+
+
+# --- a replica that was just launched ---------------------------------------------------------------------------
+
+
+def test_what_was_launched_is_kept_until_it_could_serve() -> None:
+    series = np.full(300, 600.0)
+    series[270] = 1500.0  # a minute's luck
+    slow = replace(GOAL, slo=replace(SLO, cold_start_s=1200.0, forecast=False, computes_forecast=False))
+    sizes, memory = [], {"target": 6}
+    for end in range(270, 300):
+        size = decide(history(series).until(end), memory, slow)
+        sizes.append(size.wanted)
+        memory = dict(size.memory)
+    assert sizes == [6, *[14] * 20, *[6] * 9]
+    set_back = decide(history(series).until(288), {"target": 14, "launched": 900}, slow)
+    assert set_back.wanted == 6, "a launch of the future is none"
+
+
 # --- the error budget ---------------------------------------------------------------------------------------
 
 

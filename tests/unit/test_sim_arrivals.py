@@ -221,3 +221,57 @@ def test_anything_else_is_refused(text: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TraceError, match=r"rate|file|directory"):
         arrivals_of(text, seed=1, length_s=60.0)
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt", "response"),
+    [
+        pytest.param(
+            "t_s,requests,prompt_tokens,response_tokens\n0,10,1000,50\n60,0,0,0\n120,20,6000,100\n",
+            (100.0, 200.0, 300.0),
+            (5.0, 5.0, 5.0),
+            id="by count, a bin without requests between its neighbours",
+        ),
+        pytest.param(
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n0,100,7\n1,300,9\n15,50,2\n",
+            (200.0, 50.0),
+            (8.0, 2.0),
+            id="by request",
+        ),
+        pytest.param(
+            '{"timestamp": 0, "input_length": 100, "output_length": 7}\n{"timestamp": 500, "input_length": 300, "output_length": 9}\n',
+            (200.0,),
+            (8.0,),
+            id="by line",
+        ),
+        pytest.param(
+            '{"timestamp": 0, "requests": [{"Prompt Length": 4, "Output Length": 2}, {"Prompt Length": 6, "Output Length": 4}]}\n',
+            (5.0,),
+            (3.0,),
+            id="by entry",
+        ),
+    ],
+)
+def test_tokens_of_a_recording(
+    tmp_path: Path, text: str, prompt: tuple[float, ...], response: tuple[float, ...]
+) -> None:
+    found = loaded(tmp_path, text)
+    assert found.tokens == (pytest.approx(prompt), pytest.approx(response))
+    assert found.scaled(3.0).tokens == found.tokens
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["t_s,requests\n0,1\n60,2\n", "t_s,requests,prompt_tokens\n0,1,9\n60,2,9\n", '{"timestamp": 0}\n'],
+)
+def test_a_recording_without_both_counts_has_no_tokens(tmp_path: Path, text: str) -> None:
+    assert loaded(tmp_path, text).tokens is None
+
+
+@pytest.mark.parametrize("tokens", ["x,1", "-5,1", "7"])
+def test_tokens_that_are_no_count_are_named_by_their_row(tmp_path: Path, tokens: str) -> None:
+    with pytest.raises(TraceError, match="row 2 has no count of tokens"):
+        loaded(tmp_path, f"t_s,requests,prompt_tokens,response_tokens\n0,1,5,5\n60,1,{tokens}\n")

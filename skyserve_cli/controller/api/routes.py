@@ -22,7 +22,7 @@ from skyserve_cli.controller.api.log_responses import file_response, log_respons
 from skyserve_cli.controller.api.query import MAX_HISTORY_REPLICAS, since_of
 from skyserve_cli.controller.api.route import Route, refuse
 from skyserve_cli.controller.api.service import ControllerService
-from skyserve_cli.controller.api.snapshot import Snapshots, may_be_old, snapshot_response
+from skyserve_cli.controller.api.snapshot import Rendered, Snapshots, may_be_old, snapshot_response
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.home import Home
 from skyserve_cli.spec import spec_to_json
@@ -102,23 +102,26 @@ class KernelRoutes:
         return web.json_response({**self._service.health(), **rows})
 
     async def _services(self, request: web.Request) -> web.StreamResponse:
-        kind: tuple[bool, bool, str] = "all" in request.query, "ended" in request.query, ""
-        name = request.query.get("name", "")
-        if bool(name) and await asyncio.to_thread(
-            self._service.has, name
-        ):  # or the caller learns which there are
-            kind = False, kind[1], name
-        content = partial(self._all_services, *kind)
-        found = await self._snapshots.get(kind, content, may_be_old=may_be_old(request))
+        name, ended, is_old = request.query.get("name", ""), "ended" in request.query, may_be_old(request)
+        try:
+            found = await self._listed(False, ended, name, is_old=is_old) if name else None
+        except NoSuchServiceError:
+            found = None  # the caller learns which there are
+        if found is None:
+            found = await self._listed("all" in request.query, ended, "", is_old=is_old)
         return await snapshot_response(request, found, self._snapshots.age_s(found))
 
+    async def _listed(self, down: bool, ended: bool, name: str, *, is_old: bool) -> Rendered:
+        kind = down, ended, name
+        return await self._snapshots.get(kind, partial(self._all_services, *kind), may_be_old=is_old)
+
     def _all_services(self, down: bool, ended: bool, name: str) -> dict[str, Any]:
-        return {"services": self._service.services(down=down, ended=ended, name=name)}
+        if name:
+            return {"services": [self._service.one(name, ended=ended)]}
+        return {"services": self._service.services(down=down, ended=ended)}
 
     async def _one(self, request: web.Request) -> web.StreamResponse:
         name, ended = request.match_info["name"], "ended" in request.query
-        if not await asyncio.to_thread(self._service.has, name):
-            raise NoSuchServiceError(name)  # before it takes a place among the snapshots
         found = await self._snapshots.get((name, ended), lambda: self._service.one(name, ended=ended))
         return await snapshot_response(request, found)
 

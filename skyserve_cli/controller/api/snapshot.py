@@ -75,15 +75,25 @@ class Snapshots:
         return self._clock.now() - found.at
 
     async def _fresh(self, kind: Hashable, content: Callable[[], Any]) -> Rendered:
-        asked_after = await asyncio.to_thread(self._changes)
-        async with self._locks.setdefault(kind, asyncio.Lock()):
-            last = self._last.get(kind)
-            if last is None or last.changes < asked_after or not 0 <= self._clock.now() - last.at < OLDEST_S:
-                last = self._last[kind] = await asyncio.to_thread(self._render, content)
-            return last
+        lock = self._locks.setdefault(kind, asyncio.Lock())
+        asked_after = await asyncio.to_thread(self._changes) if lock.locked() else None
+        async with lock:
+            try:
+                # One turn of a thread, where it can be: each waits for the loop, which probes thousands of replicas.
+                found = await asyncio.to_thread(self._follow, self._last.get(kind), asked_after, content)
+            except BaseException:
+                if kind not in self._last:  # what is not there takes no place
+                    self._locks.pop(kind, None)
+                raise
+            self._last[kind] = found
+            return found
 
-    def _render(self, content: Callable[[], Any]) -> Rendered:
+    def _follow(self, last: Rendered | None, asked_after: int | None, content: Callable[[], Any]) -> Rendered:
+        """Return the last one if it may be shown after so many changes (None: all that there are now), or a new one."""
         changes, at = self._changes(), self._clock.now()
+        due = changes if asked_after is None else asked_after
+        if last is not None and last.changes >= due and 0 <= at - last.at < OLDEST_S:
+            return last
         return rendered(orjson.dumps(content()), changes, at)
 
 

@@ -86,10 +86,10 @@ def _slo(name: str) -> Callable[[View], Iterable[Sample]]:
 
 
 def _demand(view: View) -> Iterable[Sample]:
-    """Yield requests per second: of the last minute, and as forecast."""
+    """Yield work per second: of the last minute, and as forecast."""
     slo = view.get("slo") or {}
     for of, name in (
-        ("now", "requests_per_min"),
+        ("now", "work_per_min"),
         ("at_launch", "forecast_per_min"),
         ("most", "forecast_most_per_min"),
     ):
@@ -219,10 +219,17 @@ OF_SERVICE = (
     Family(
         "skyserve_demand_forecast",
         "gauge",
-        "Requests per second of a service with an SLO: of the last minute (now), forecast for the busiest minute when a replica "
+        "Requests of the usual size per second of a service with an SLO: of the last minute (now), forecast for the busiest minute when a replica "
         "launched now would be ready (at_launch), and the most until a terminated one could be replaced (most).",
         ("service", "of"),
         _demand,
+    ),
+    Family(
+        "skyserve_work_per_request",
+        "gauge",
+        "Work of a request of the last minute by its tokens; 1 is the usual size of the service's requests.",
+        ("service",),
+        _slo("work_per_request"),
     ),
     Family(
         "skyserve_slo_attainment",

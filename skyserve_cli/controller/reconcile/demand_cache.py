@@ -29,10 +29,12 @@ class _Series:
     """The stored minutes of one service: parallel series, and the history made of them."""
 
     first: int = 0
-    requests: array[float] = field(default_factory=lambda: array("d"))
-    within: array[float] = field(default_factory=lambda: array("d"))
-    ready: array[float] = field(default_factory=lambda: array("d"))
+    columns: tuple[array[float], ...] = field(default_factory=lambda: tuple(array("d") for _ in range(5)))
     history: History | None = None
+
+    @property
+    def requests(self) -> array[float]:
+        return self.columns[0]
 
     @property
     def end(self) -> int:
@@ -43,25 +45,29 @@ class _Series:
             if not self.requests:
                 self.first = row.minute
             missing = [math.nan] * (row.minute - self.end)
-            for series, value in (
-                (self.requests, row.requests),
-                (self.within, row.requests - row.late),
-                (self.ready, row.ready),
-            ):
+            values = (
+                row.requests,
+                row.requests - row.late,
+                row.ready,
+                row.prompt_tokens,
+                row.response_tokens,
+            )
+            for series, value in zip(self.columns, values, strict=True):
                 series.extend(missing)
                 series.append(value)
         surplus = len(self.requests) - KEPT_MIN
         if surplus > 0:
             self.first += surplus
-            for series in (self.requests, self.within, self.ready):
+            for series in self.columns:
                 del series[:surplus]
+        requests, within, ready, *tokens = self.columns
         self.history = (
-            History.of(self.first, self.requests, self.within, self.ready) if self.requests else None
+            History.of(self.first, requests, within, ready, (tokens[0], tokens[1])) if requests else None
         )
 
     def cut(self, end: int) -> None:
         """Forget the minutes from `end` on."""
-        for series in (self.requests, self.within, self.ready):
+        for series in self.columns:
             del series[max(0, end - self.first) :]
         self.add(())
 

@@ -68,7 +68,7 @@ export function slo({ slo: kept, ready }) {
       ["forecast would want", number(kept.would_want)],
     ]),
     bars([
-      ["last minute", kept.requests_per_min], ["forecast when a new replica is ready", kept.forecast_per_min],
+      ["last minute", kept.work_per_min ?? kept.requests_per_min], ["forecast when a new replica is ready", kept.forecast_per_min],
       ["most until one could be replaced", kept.forecast_most_per_min], ["capacity of ready replicas", capacity],
     ], (value) => `${per_min(value)}/min`),
   ];
