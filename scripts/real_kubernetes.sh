@@ -40,6 +40,20 @@ generate() {
     -p k8s.io/kubernetes/$out -r "$folder/build/violations"
 }
 
+# From 1.18 on Go passes the state of an iteration over a map in. The package of that time crashes the API server at the first JSON of a
+# map in an `interface{}`, as the patch of a mutating webhook is one.
+fix_iteration() {
+  cd vendor/github.com/modern-go/reflect2
+  if [ ! -e iterated.go ] && grep -q 'm unsafe.Pointer) \*hiter' unsafe_link.go; then
+    sed -i -e 's/m unsafe.Pointer) \*hiter/m unsafe.Pointer, it *hiter)/' \
+      -e 's|// rest fields are ignored|rest [6]unsafe.Pointer; more [6]uintptr|' unsafe_link.go
+    sed -i 's/hiter: *mapiterinit(/hiter: iterated(/' unsafe_map.go
+    printf '%s\n' 'package reflect2' 'import "unsafe"' 'func iterated(rtype unsafe.Pointer, m unsafe.Pointer) *hiter {' \
+      'it := new(hiter)' 'mapiterinit(rtype, m, it)' 'return it' '}' >iterated.go
+  fi
+  cd - >/dev/null
+}
+
 # The version that the programs report: that of the package, of which 1.20.5+really1.20.2-1.1 is 1.20.2.
 release() {
   dpkg-parsechangelog --show-field Version | sed -e 's/-[^-]*$//' -e 's/.*really//' -e 's/+.*//'
@@ -64,4 +78,5 @@ unpack
 cd "$folder/build/gopath/src/k8s.io/kubernetes"
 export GO111MODULE=off GOPATH=$folder/build/gopath GOCACHE=$folder/build/cache GOFLAGS=-p=2 GOPROXY=off GOTOOLCHAIN=local CGO_ENABLED=0
 generate
+fix_iteration
 build

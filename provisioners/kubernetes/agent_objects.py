@@ -15,7 +15,15 @@ from policies.model import CapacityType
 from provisioners.kubernetes import placement
 from provisioners.kubernetes.pod_patch import merged
 from provisioners.kubernetes.settings import Cluster
-from provisioners.kubernetes.translate import END_NOTE, MANAGED, MANAGER, PORT_NOTE, ZONE_NOTE, size_of
+from provisioners.kubernetes.translate import (
+    END_NOTE,
+    MANAGED,
+    MANAGER,
+    PORT_NOTE,
+    ZONE_NOTE,
+    known_labels,
+    size_of,
+)
 from provisioners.port.agents import AgentRelease
 from provisioners.port.base import Instance, LaunchOrder, peers_port
 from provisioners.port.vm import (
@@ -251,6 +259,7 @@ def _files_name(token: str, release: AgentRelease) -> str:
 
 def _labels(order: LaunchOrder, cluster: Cluster) -> dict[str, str]:
     return {
+        **known_labels(order, ROLE),
         **cluster.labels,
         MANAGED: MANAGER,
         ROLE_LABEL: ROLE,

@@ -30,6 +30,7 @@ from provisioners.rate_limit import Rate, RateLimiter
 Json = dict[str, Any]
 
 CALL_TIMEOUT_S = (5.0, 30.0)  # to connect, to read
+_LOG_TIMEOUT_S = (5.0, 10.0)  # of what someone waits for at a terminal
 WATCH_S = 290  # after which the server closes a watch; a load balancer in between may at 300
 QUIET_S = 90.0  # a watch that has been silent for longer is cut off: bookmarks come about every minute
 _PAGE = 500
@@ -236,6 +237,7 @@ class KubeApi:
             "read_namespaced_pod_log",
             name,
             self.namespace,
+            within=_LOG_TIMEOUT_S,
             container=container,
             timestamps=True,
             limit_bytes=most,
@@ -290,8 +292,16 @@ class KubeApi:
         found = json.loads(self._raw(kind, name, *given, zone=zone, **more))
         return cast(Json, found)
 
-    def _raw(self, kind: str, name: str, *given: Any, zone: Zone | None = None, **more: Any) -> bytes:
-        response = self._open(kind, name, *given, zone=zone, _request_timeout=CALL_TIMEOUT_S, **more)
+    def _raw(
+        self,
+        kind: str,
+        name: str,
+        *given: Any,
+        zone: Zone | None = None,
+        within: tuple[float, float] = CALL_TIMEOUT_S,
+        **more: Any,
+    ) -> bytes:
+        response = self._open(kind, name, *given, zone=zone, _request_timeout=within, **more)
         try:
             return cast(bytes, response.read(cache_content=True) or response.data or b"")
         except Exception as error:
@@ -321,9 +331,9 @@ class KubeApi:
         if isinstance(status, int) and status >= 400:
             headers = getattr(error, "headers", None) or {}
             return error_of(status, getattr(error, "body", None), zone, headers.get("Retry-After"))
-        if type(error).__module__.startswith(("urllib3", "http.client", "socket", "ssl")) or isinstance(
-            error, OSError
-        ):
+        # The client makes 0 of what goes wrong with TLS, as when a server stops while a connection is made.
+        is_lost = type(error).__module__.startswith(("urllib3", "http.client", "socket", "ssl"))
+        if status == 0 or is_lost or isinstance(error, OSError):
             return unreachable(self.region, error, zone)
         raise error  # a defect
 

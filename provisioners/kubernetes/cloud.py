@@ -26,6 +26,7 @@ from provisioners.kubernetes.logs import PodLogs
 from provisioners.kubernetes.machines import RegionPods
 from provisioners.kubernetes.node_cache import NodeCache
 from provisioners.kubernetes.nodes import NodeShape
+from provisioners.kubernetes.own_events import OwnEvents
 from provisioners.kubernetes.pod_cache import PodCache
 from provisioners.kubernetes.pod_events import PodEvents
 from provisioners.kubernetes.rehearsal import CLAIM, of_replica
@@ -144,6 +145,7 @@ class KubernetesProvisioner:
             if error is None:
                 region.dead_man.visit(owner)
                 region.events.visit()
+                region.own_events.visit(owner)
             else:
                 silent[name] = error
         if silent and len(silent) == len(self._regions):
@@ -251,6 +253,7 @@ class _Region:
         self._nodes = NodeCache(at)
         self.cache = PodCache(cluster, at, self._nodes)
         self.events = PodEvents(cluster.region, self.api, self.cache, steady)
+        self.own_events = OwnEvents(cluster.region, self.api, self.cache, steady, now)
         self.dead_man = DeadMan(cluster, self.api, at)
         self.pods = RegionPods(cluster, self.api, self.cache, now, sleep)
         self.agent_cache = AgentCache(cluster, at, self._nodes)

@@ -226,7 +226,7 @@ def not_held(message: str) -> list[str]:
 
 def unreachable(region: str, error: Exception, zone: Zone | None = None) -> TransientError:
     """Return the error for a cluster that does not respond."""
-    why = str(getattr(error, "reason", None) or error) or type(error).__name__
+    why = " ".join(str(getattr(error, "reason", None) or error).split()) or type(error).__name__
     return TransientError(
         f"the cluster {region} does not respond: {why[:300]}",
         cloud=CLOUD,

@@ -13,6 +13,7 @@ from typing import Any
 
 from provisioners.kubernetes.api import KubeApi
 from provisioners.kubernetes.pod_cache import PodCache
+from provisioners.kubernetes.translate import MANAGER
 from provisioners.port.errors import AuthError, ProvisionError
 
 _log = logging.getLogger(__name__)
@@ -59,8 +60,9 @@ class PodEvents:
 
 
 def newest(events: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """Return the reason and the sentence of the event that was written last."""
-    last = max(events, key=lambda one: int(one["metadata"].get("resourceVersion") or 0), default=None)
+    """Return the reason and the sentence of the event that was written last, by others."""
+    theirs = (one for one in events if (one.get("source") or {}).get("component") != MANAGER)
+    last = max(theirs, key=lambda one: int(one["metadata"].get("resourceVersion") or 0), default=None)
     if last is None:
         return None
     return str(last.get("reason") or ""), " ".join(str(last.get("message") or "").split())[:500]

@@ -36,7 +36,8 @@ from provisioners.port.vm import (
     machine_token,
 )
 
-MANAGED = "app.kubernetes.io/managed-by"
+_APP = "app.kubernetes.io"
+MANAGED = f"{_APP}/managed-by"
 MANAGER = "skyserve"
 ZONE_NOTE = "skyserve.dev/zone"
 PORT_NOTE = "skyserve.dev/port"
@@ -242,7 +243,7 @@ def login_of(order: LaunchOrder) -> dict[str, Any] | None:
 
 def _labels(order: LaunchOrder, rank: int, cluster: Cluster) -> dict[str, str]:
     """Ours come last, so that the user's cannot take their place."""
-    wanted = {**cluster.labels, **order.labels}
+    wanted = {**known_labels(order, "replica"), **cluster.labels, **order.labels}
     return {key: value for key, value in wanted.items() if is_label(key, value)} | {
         MANAGED: MANAGER,
         OWNER_TAG: order.owner,
@@ -252,6 +253,16 @@ def _labels(order: LaunchOrder, rank: int, cluster: Cluster) -> dict[str, str]:
         RANK_TAG: str(rank),
         NODES_TAG: str(order.num_nodes),
         CAPACITY_TAG: order.offer.capacity_type.value,
+    }
+
+
+def known_labels(order: LaunchOrder, component: str) -> dict[str, str]:
+    """Return the labels by which tools of others group what they show."""
+    return {
+        f"{_APP}/name": order.service,
+        f"{_APP}/instance": order.token,
+        f"{_APP}/component": component,
+        f"{_APP}/part-of": order.owner,
     }
 
 

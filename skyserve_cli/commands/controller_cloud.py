@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from skyserve_cli.commands import controller_cluster as cluster
 from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.options import Format, OutputFormat, Yes, home
-from skyserve_cli.output import CommandFailed, inform, put, put_json
+from skyserve_cli.output import CommandFailed, WrongUsage, inform, put, put_json
 
 if TYPE_CHECKING:
     from skyserve_cli.config import Config
@@ -86,23 +87,32 @@ def undeploy(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="CLOUD/REGION", show_default=False, help="As it was given to `serve controller deploy`."
+            metavar="TARGET", show_default=False, help="As it was given to `serve controller deploy`."
         ),
     ],
     force: Annotated[
         bool,
         typer.Option("--force", help="Although services are up there, or the controller does not respond."),
     ] = False,
+    purge: cluster.Purge = False,
+    kubeconfig: cluster.Kubeconfig = None,
     yes: Yes = False,
     output: Format = OutputFormat.TABLE,
 ) -> None:
-    """Terminate the machine of a controller that was deployed to a cloud, with its state, and remove its context.
+    """Remove a controller that was deployed to a cloud or a cluster, and its context.
 
-    Refused while services are up there. A run that was interrupted is completed by the next one.
+    In a cloud its machine is terminated, with its state. In Kubernetes the objects that deploy made are deleted; the volume, the Secrets
+    and the namespace stay, and are named. Refused while services are up there. A run that was interrupted is completed by the next one.
 
     \b
     serve controller undeploy aws/us-east-1
+    serve controller undeploy kubernetes/prod/serving
     """
+    if target.partition("/")[0] == "kubernetes":
+        cluster.undeploy(target, kubeconfig, output, force=force, purge=purge, yes=yes)
+        return
+    if purge or kubeconfig is not None:
+        raise WrongUsage(f"{'--purge' if purge else '--kubeconfig'}: is for kubernetes/… alone")
     deployment = _deployment(target, MachineOptions())
     if not deployment.files.exists():
         raise CommandFailed(f"no controller was deployed to {target} from this home", code=2)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.options import OutputFormat, home
 from skyserve_cli.output import WrongUsage, inform, plural, put, put_json
 
@@ -82,6 +83,15 @@ Timeout = Annotated[
     ),
 ]
 
+Purge = Annotated[
+    bool,
+    typer.Option(
+        "--purge",
+        rich_help_panel=_PANEL,
+        help="Also delete the volume, and the Secrets of keys and certificate: the state is lost.",
+    ),
+]
+
 
 def options_of(
     context: str,
@@ -106,10 +116,7 @@ def deploy(name: str, kubeconfig: Path | None, options: ClusterOptions, output: 
     from skyserve_cli.deployment.cluster import ClusterDeployment, target_of
     from skyserve_cli.deployment.deploy import insist_on_context
 
-    if kubeconfig is not None and not kubeconfig.expanduser().is_file():
-        raise WrongUsage(f"--kubeconfig: there is no file {kubeconfig}")
-    file = "" if kubeconfig is None else str(kubeconfig.expanduser().absolute())
-    target = target_of(name, file)
+    target = target_of(name, _file(kubeconfig))
     options = options._replace(context=options.context or target.context)
     insist_on_context(home(), target.remote, options.context)
     result = ClusterDeployment(home(), target, options, inform).run()
@@ -122,6 +129,34 @@ def deploy(name: str, kubeconfig: Path | None, options: ClusterOptions, output: 
         f"{target.namespace} of {target.context}"
     )
     inform(f"`serve context use {options.context}` lets the commands call it")
+
+
+def undeploy(
+    name: str, kubeconfig: Path | None, output: OutputFormat, *, force: bool, purge: bool, yes: bool
+) -> None:
+    """Remove the controller from a namespace, and print what is left there."""
+    from skyserve_cli.deployment.cluster import target_of
+    from skyserve_cli.deployment.cluster_removal import ClusterRemoval
+
+    target = target_of(name, _file(kubeconfig))
+    removal = ClusterRemoval(home(), target, inform)
+    removal.insist(force=force)
+    state = ", with its volume and its keys" if purge else ""
+    confirm(f"Remove the controller in {target.namespace} of {target.context}{state}?", yes=yes)
+    found = removal.run(purge=purge)
+    if output is OutputFormat.JSON:
+        put_json({"target": name, **found._asdict()})
+        return
+    put(f"{plural(len(found.removed), 'object')} removed" if found.removed else "there was none any more")
+    for sentence in found.left:
+        put(f"left: {sentence}")
+
+
+def _file(kubeconfig: Path | None) -> str:
+    """Return where the kubeconfig is; "" for the default one. Raises WrongUsage."""
+    if kubeconfig is not None and not kubeconfig.expanduser().is_file():
+        raise WrongUsage(f"--kubeconfig: there is no file {kubeconfig}")
+    return "" if kubeconfig is None else str(kubeconfig.expanduser().absolute())
 
 
 def read_config(path: Path) -> dict[str, Any]:

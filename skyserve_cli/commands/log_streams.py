@@ -34,13 +34,14 @@ class PrefixedLog:
 
 
 class Growing:
-    """The logs of a changing set of replicas."""
+    """The logs of a changing set of replicas. `unread` is why some could not be read at the last step, by replica."""
 
     def __init__(self, read: Read, name: str, node: int) -> None:
         self._read = read
         self._name = name
         self._node = node
         self._logs: dict[int, tuple[PrefixedLog, int]] = {}
+        self.unread: dict[int, str] = {}
 
     def step(self, live: Iterable[int], *, tail: int | None = None) -> list[bytes]:
         """Return the new lines of all logs, replica after replica, of those that have terminated for the last time.
@@ -68,10 +69,13 @@ class Growing:
 
     def _new_lines(self, replica_id: int, log: PrefixedLog, offset: int) -> tuple[list[bytes], int]:
         lines: list[bytes] = []
+        self.unread.pop(replica_id, None)
         while True:
             try:
                 content, offset = self._read(f"replica/{self._name}/{replica_id}/{self._node}", offset)
-            except RefusedError:  # it terminated, and no log was kept
+            except RefusedError as error:
+                if error.status != 404:  # it has not just terminated without a log
+                    self.unread[replica_id] = str(error)
                 return lines, offset
             if not content:
                 return lines, offset

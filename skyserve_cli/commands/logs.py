@@ -165,7 +165,11 @@ def _print_all(
             f"{name} has no live replica; `serve logs {name} --previous` prints the log of the last that failed"
         )
     _write(b"".join(growing.step(_ids(view), tail=tail)))
+    said: set[str] = set()
     while follow:
+        for sentence in sorted(set(growing.unread.values()) - said):
+            inform(sentence)
+            said.add(sentence)
         up = [each for each in client.services(name) if each["name"] == name]
         lines = growing.step(_ids(up[0]) if up else ())
         _write(b"".join(lines))
@@ -174,6 +178,8 @@ def _print_all(
         if not lines:
             time.sleep(POLL_S)
     _write(b"".join(growing.finish()))
+    if growing.unread:
+        raise CommandFailed("\n".join(growing.unread.values()))
 
 
 def _ids(view: View) -> list[int]:

@@ -106,7 +106,8 @@ class ClusterDeployment:
         """Have a controller there that runs as the options say, and a context for it. Raises CommandFailed or ProvisionError."""
         self._insist_on_version()
         self._insist_on_rights()
-        values = self._values()
+        # Who may not write events cannot grant it, and nothing depends on them.
+        values = self._values()._replace(has_events=may(self.api, manifests.Right("create", "", "events")))
         wanted = manifests.objects(values)
         has_namespace = self._has_namespace()
         self._insist_on_admission(wanted, has_namespace=has_namespace)

@@ -28,7 +28,7 @@ _CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding")
 class ClusterValues(NamedTuple):
     """What the objects differ in. With `database_secret` there are two controllers, which share a PostgreSQL.
 
-    `config` is what the user adds to config.yaml.
+    `config` is what the user adds to config.yaml. Without `has_events` the controller writes no events about its Pods.
     """
 
     namespace: str
@@ -37,6 +37,7 @@ class ClusterValues(NamedTuple):
     storage_class: str = ""
     database_secret: str = ""
     has_cluster_role: bool = True
+    has_events: bool = True
 
 
 class Right(NamedTuple):
@@ -69,6 +70,9 @@ def objects(values: ClusterValues) -> list[Json]:
         if body["kind"] == "ConfigMap":
             config = _configured(body["data"]["config.yaml"], values.config)
             body["data"]["config.yaml"] = config
+        for rule in () if values.has_events else body.get("rules") or ():
+            if rule["resources"] == ["events"]:
+                rule["verbs"] = ["list"]
         if body["kind"] == "PersistentVolumeClaim" and values.storage_class:
             body["spec"]["storageClassName"] = values.storage_class
     for body in found:

@@ -158,7 +158,7 @@ class RegionalAgents:
 
     Without places there is one, beside the controller. `instance_types` are by cloud, "*" standing for all. `port` None:
     one of the machine's choice. `spill` is a policy of `policies.regions.registry`. `usd_per_second` is what a second of a user's
-    waiting is worth; None: what traffic between regions costs does not count.
+    waiting is worth; None: what traffic between regions costs does not count. `url` is what clients call instead of them.
     """
 
     places: tuple[AgentPlace, ...] = ()
@@ -168,6 +168,7 @@ class RegionalAgents:
     dns: DnsName | None = None
     spill: str = DEFAULT_REGION_POLICY
     usd_per_second: float | None = None
+    url: str | None = None
 
     def instance_type(self, cloud: str) -> str | None:
         types = dict(self.instance_types)

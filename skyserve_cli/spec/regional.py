@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
@@ -75,6 +76,19 @@ def _name(value: object) -> str:
     return "" if value == "@" else _domain(value).removesuffix(".")
 
 
+def _url(value: object) -> str:
+    """Without a slash at its end, as endpoints are."""
+    text = value.rstrip("/") if isinstance(value, str) else ""
+    try:
+        found = urlsplit(text)
+        fits = found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
+    except ValueError:
+        fits = False
+    if not fits or found.username is not None or found.path or found.query or found.fragment:
+        raise refuse("must be http://HOST or https://HOST, with :PORT if it is another than usual", value)
+    return text
+
+
 Places = Annotated[
     tuple[AgentPlace, ...],
     PlainValidator(_places),
@@ -87,6 +101,7 @@ InstanceTypes = Annotated[
 ]
 Domain = Annotated[str, PlainValidator(_domain), WithJsonSchema({"type": "string"})]
 Name = Annotated[str, PlainValidator(_name), WithJsonSchema({"type": "string"})]
+Url = Annotated[str, PlainValidator(_url), WithJsonSchema({"type": "string"})]
 _SPILLS = REGION_NAMES
 Spill = Annotated[str, PlainValidator(one_of(*_SPILLS)), WithJsonSchema({"enum": list(_SPILLS)})]
 AgentCount = Annotated[int, BeforeValidator(not_bool), Field(ge=1, le=16)]
@@ -116,6 +131,8 @@ class LoadBalancersSection(Section):
     """What a second of waiting is worth: one_cost counts the price of traffic between regions against it. Default: it does not."""
     dns: DnsSection | None = None
     """One name for all of them; clients are led to the nearest region."""
+    url: Url | None = None
+    """What clients call, if something of yours is before the load balancers: a Gateway that ends TLS, say. Shown as the endpoint."""
 
 
 def regional_agents(section: LoadBalancersSection | None) -> RegionalAgents:
@@ -126,7 +143,14 @@ def regional_agents(section: LoadBalancersSection | None) -> RegionalAgents:
     )
     types = section.instance_type or ()
     return RegionalAgents(
-        section.regions, section.count, types, section.port, dns, section.spill, section.usd_per_second
+        section.regions,
+        section.count,
+        types,
+        section.port,
+        dns,
+        section.spill,
+        section.usd_per_second,
+        section.url,
     )
 
 

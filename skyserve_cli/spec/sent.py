@@ -79,7 +79,7 @@ _PLAIN: Mapping[str, str] = {
     "breaker.longest_s pushing.mode continuation.mode access.overrides access.strict_json access.keys_in_query "
     "access.prices cors.origins cors.methods cors.headers cors.exposed_headers cors.max_age_s cors.credentials "
     "session.cookie session.fields metrics.target_label warming.seconds " + " ".join(LIMITS),
-    "regional": "count port spill usd_per_second",
+    "regional": "count port spill usd_per_second url",
 }
 _ON_SPOT = ("dynamic_ondemand_fallback", "base_ondemand_fallback_replicas", "availability_target")
 #: Names of one resource choice that are others in a file.

@@ -104,8 +104,20 @@ def test_deployed_to_a_cluster_used_through_its_context_and_deployed_again(
     assert ada.view("chat")["ready"] == 2
     changed = {key for key, version in versions(world).items() if before.get(key) != version}
     assert changed == {("deployments", "skyserve-controller")}
+    refused = ada("controller", "undeploy", "kubernetes/test", "-y")
+    assert (refused.code, "services are up there: chat" in refused.err) == (1, True)
     ada.ok("down", "chat", "-y")
     assert [name for name in world.pod_names() if not name.startswith("skyserve-controller")] == []
+
+    wrong = ada("controller", "undeploy", "aws/us-east-1", "--purge", "-y")
+    assert (wrong.code, "--purge: is for kubernetes/" in wrong.err) == (2, True)
+    gone = ada.ok("controller", "undeploy", "kubernetes/test", "-y")
+    assert "left: state and keys: persistentvolumeclaim/skyserve-home, secret/skyserve-api-tls" in gone.out
+    assert world.pod_names() == []
+    assert "kubernetes://" not in (ada.home / "contexts.json").read_text()
+    assert ada.ok("controller", "undeploy", "kubernetes/test", "--purge", "-y", "-o", "json").json()[
+        "removed"
+    ] == ["PersistentVolumeClaim/skyserve-home", "Secret/skyserve-api-tls"]
 
 
 @only_long  # test_kubernetes_home has two controllers, in every run

@@ -107,6 +107,14 @@ def test_nodes_that_go_with_and_without_a_notice_cost_no_request_and_nothing_is_
         )
         before = callers.answered
         serve.eventually(lambda: callers.answered > before + 5)
+        world.troubles.is_down = True
+        for words in (("logs", "chat", "3"), ("logs", "chat")):
+            said = serve(*words)
+            assert said.code == 1, said
+            assert "the cluster test does not respond" in said.err.partition("\n")[0], said
+        assert serve.ok("why", "chat").out
+        world.troubles.is_down = False
+        serve.eventually(lambda: serve("logs", "chat", "3").code == 0)
     finally:
         callers.stop()
     assert callers.failed == []

@@ -30,6 +30,7 @@ from provisioners.port.errors import AuthError, CapacityError, QuotaError, Refus
 from provisioners.port.vm import Checked, Level
 from tests.clouds.kubernetes.kube_controller import OWNER, PRICES, ZONE, Controller, controller, order_of
 from tests.clouds.kubernetes.kube_schemas import check
+from tests.clouds.kubernetes.kube_store import POD_NET
 from tests.clouds.kubernetes.kube_world import NAMESPACE
 
 S = InstanceState
@@ -148,7 +149,7 @@ def test_setup_and_run_have_their_files_variables_and_secrets(kube: Controller, 
         "setting up",
         "from the work directory",
         "mounted",
-        "hello $(not a command) s3cret pid 10",
+        f"hello $(not a command) s3cret pid {len(POD_NET) + 4}",
     ]
     assert kube.cloud.read_log(instance, 8, 2) == b"up"
     first, end = kube.cloud.log_window(instance)

@@ -91,6 +91,7 @@ def live(kube: Controller) -> list[str]:
     for instance in kube.cloud.reported(OWNER):
         attempt(lambda instance=instance: kube.cloud.read_log(instance, 0, 1000))
         attempt(lambda instance=instance: kube.cloud.terminate(instance))
+    attempt(lambda: kube.cloud.listing(OWNER))  # which writes events of what it sees
     live_of_an_agent(kube, attempt)
     return [one for one in errors if not one.startswith("the cluster prod does not respond")]  # the crash
 

@@ -6,20 +6,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from kubernetes.client.exceptions import ApiException
 
 from policies.model import FailureKind
 from provisioners.kubernetes.api import KubeApi
 from provisioners.kubernetes.quantities import unix_s
 from provisioners.kubernetes.settings import Cluster
 from provisioners.port.base import Instance, InstanceState
-from provisioners.port.errors import CapacityError
+from provisioners.port.errors import CapacityError, TransientError
+from tests.clouds.kubernetes import kube_sidecars
 from tests.clouds.kubernetes.kube_controller import OWNER, PRICES, Controller, controller, order_of
+from tests.clouds.kubernetes.kube_sidecars import CASES
 from tests.clouds.kubernetes.kube_store import Json
+from tests.clouds.kubernetes.kube_world import NAMESPACE
 
 S = InstanceState
 
@@ -54,11 +59,15 @@ def after(kube: Controller, holds: Callable[[Instance], bool], most_s: int = 400
     raise AssertionError(look(kube))
 
 
-def reaches(kube: Controller, state: InstanceState) -> bool:
+def reaches(kube: Controller, state: InstanceState, name: str = "chat-1") -> bool:
+    return passes(kube, lambda: look(kube, name).state is state)
+
+
+def passes(kube: Controller, holds: Callable[[], bool]) -> bool:
     """Containers are processes: what they do takes time of this machine."""
     deadline = monotonic() + 60.0
     while monotonic() < deadline:
-        if look(kube).state is state:
+        if holds():
             return True
         kube.advance(0.1)
         sleep(0.02)
@@ -209,45 +218,39 @@ def test_a_zone_whose_nodes_are_silent_is_refused_at_once(paper: Controller) -> 
 # --- sidecars, queues, registries, events -----------------------------------------------------------------------
 
 
-def inject(*, native: bool) -> Callable[[Json], None]:
-    """Return what a service mesh does to every Pod."""
-
-    def admit(pod: Json) -> None:
-        sidecar = {"name": "istio-proxy", "image": "mesh:1", "command": ["sleep", "1000"]}
-        if native:
-            pod["spec"].setdefault("initContainers", []).insert(0, {**sidecar, "restartPolicy": "Always"})
-        else:
-            pod["spec"]["containers"].insert(0, sidecar)
-
-    return admit
-
-
 @pytest.mark.parametrize("native", [False, True], ids=["injected", "native"])
-@pytest.mark.parametrize(
-    ("changes", "state", "message"),
-    [
-        ({"run": "exit 4"}, S.RUN_EXITED, "run exited with code 4"),
-        ({"run": "true"}, S.RUN_EXITED, "run exited with code 0"),
-        ({"setup": "exit 3"}, S.SETUP_FAILED, "setup failed: it exited with code 3"),
-    ],
-    ids=["run", "run ends", "setup"],
-)
 def test_the_end_of_our_container_is_seen_beside_a_sidecar(
-    kube: Controller, native: bool, changes: dict[str, str], state: InstanceState, message: str
+    kube: Controller, native: bool, tmp_path: Path
 ) -> None:
-    kube.world.admit = inject(native=native)
-    kube.cloud.launch(order_of(**changes))
-    assert reaches(kube, state)
-    assert look(kube).message.startswith(message)
-    kube.cloud.terminate(look(kube))
-    assert reaches(kube, S.TERMINATED)
+    kube.world.admit = partial(kube_sidecars.inject, folder=tmp_path, native=native)  # type: ignore[method-assign]
+
+    def has_ended(token: str) -> bool:
+        return kube_sidecars.ended(kube.world.store.get("pods", NAMESPACE, token))
+
+    def done(holds: Callable[[], bool]) -> None:
+        assert passes(kube, holds)
+
+    for case in CASES:
+        kube.cloud.launch(order_of(case.token, **case.changes(tmp_path)))
+    kube_sidecars.play(
+        CASES,
+        tmp_path,
+        partial(look, kube),
+        lambda token, state: done(lambda: look(kube, token).state is state),
+        has_ended,
+        done,
+    )
+    for case in CASES:
+        kube.cloud.terminate(look(kube, case.token))
+        assert reaches(kube, S.TERMINATED, case.token)
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["injected", "native"])
-def test_a_replica_runs_beside_a_sidecar(kube: Controller, native: bool) -> None:
-    kube.world.admit = inject(native=native)
-    kube.cloud.launch(order_of())
-    assert reaches(kube, S.RUNNING)
+def test_a_setup_that_fails_is_seen_beside_a_sidecar(kube: Controller, native: bool, tmp_path: Path) -> None:
+    kube.world.admit = partial(kube_sidecars.inject, folder=tmp_path, native=native)  # type: ignore[method-assign]
+    kube.cloud.launch(order_of(setup="exit 3"))
+    assert reaches(kube, S.SETUP_FAILED)
+    assert look(kube).message.startswith("setup failed: it exited with code 3")
 
 
 def test_a_pod_that_a_queue_holds_back_says_so_and_starts_when_it_is_admitted(paper: Controller) -> None:
@@ -316,6 +319,43 @@ def test_without_the_right_to_events_nothing_else_changes(
     assert caplog.text.count('cannot list resource "events"') == 1
 
 
+def own_events(paper: Controller) -> list[tuple[str, str]]:
+    """Return reason and sentence of the events of ours, after a visit."""
+    look(paper)
+    paper.cloud._regions["prod"].own_events.visit(OWNER)
+    found = paper.world.store.list("events", NAMESPACE)
+    return [(one["reason"], one["message"]) for one in found if one["source"]["component"] == "skyserve"]
+
+
+def test_what_becomes_of_a_pod_is_an_event_of_it_once(paper: Controller) -> None:
+    launched = paper.cloud.launch(order_of())
+    assert own_events(paper) == []
+    paper.world.taint("fixed", "ToBeDeletedByClusterAutoscaler")
+    notice = ("PreemptionNotice", "it will be gone in 30 s: no new requests are sent to it")
+    assert own_events(paper) == [notice]
+    paper.advance(10.0)
+    paper.restart()
+    assert own_events(paper) == [notice]  # another process finds it there
+    paper.cloud.terminate(launched)
+    assert own_events(paper) == [notice, ("Terminated", f"by skyserve, after: {notice[1]}")]
+    assert own_events(paper) == own_events(paper)
+    (event, _) = paper.world.store.list("events", NAMESPACE)
+    assert event["involvedObject"]["uid"] == launched.id
+
+
+def test_without_the_right_to_write_events_they_are_tried_every_ten_minutes(paper: Controller) -> None:
+    paper.world.troubles.denied = {("create", "events")}
+    launched = paper.cloud.launch(order_of())
+    paper.world.taint("fixed", "ToBeDeletedByClusterAutoscaler")
+    for _ in range(65):
+        assert own_events(paper) == []
+        paper.advance(10.0)
+    assert paper.world.counts["create events"] == 2
+    paper.world.troubles.denied = set()
+    paper.cloud.terminate(launched)
+    assert own_events(paper) == []
+
+
 # --- the API ----------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +366,35 @@ def test_a_change_of_another_object_of_that_name_is_none(paper: Controller) -> N
     assert api.patch("pod", "chat-1", body) is None
     assert api.delete("pod", "chat-1", "another") is None
     assert paper.world.pod_names() == ["chat-1"]
+
+
+def test_a_pod_is_changed_once_more_before_it_is_gone(kube: Controller) -> None:
+    """A watch sees its grace period become 0, which is no new deletion."""
+    launched = kube.cloud.launch(order_of())
+    assert reaches(kube, S.RUNNING)
+    kube.cloud.terminate(launched)
+    assert reaches(kube, S.TERMINATED)
+    changes = [one for one in kube.world.store.changes if one.resource == "pods"]
+    graces = [one.item["metadata"].get("deletionGracePeriodSeconds") for one in changes]
+    assert [one.kind for one in changes[-2:]] == ["MODIFIED", "DELETED"]
+    assert graces[-2:] == [0, 0]
+    assert 30 in graces
+
+
+def test_a_connection_that_ends_in_its_handshake_is_a_server_that_does_not_respond(
+    paper: Controller,
+) -> None:
+    client = paper._client(None, None)[0]
+
+    def request(*_given: Any, **_more: Any) -> Any:
+        raise ApiException(status=0, reason="SSLError\n[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred")
+
+    client.rest_client.request = request
+    api = KubeApi("prod", None, lambda: (client, NAMESPACE))
+    with pytest.raises(TransientError, match=r"the cluster prod does not respond: SSLError \[SSL: UNEXP"):
+        api.list("pod")
+    with pytest.raises(TransientError, match="does not respond"):
+        next(api.watch_pods("1"))
 
 
 # --- clocks -----------------------------------------------------------------------------------------------------

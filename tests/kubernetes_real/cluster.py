@@ -21,7 +21,7 @@ from typing import NamedTuple
 import urllib3
 import yaml
 
-from tests.clouds.kubernetes.kube_store import Refused
+from tests.clouds.kubernetes.kube_store import SERVICE_NET, Refused
 from tests.kubernetes_real.certificates import Authority, write_token_keys
 from tests.kubernetes_real.real_api import Json, RealApi
 
@@ -232,7 +232,7 @@ class ControlPlane:
             f"--service-account-key-file={at}/tokens.pub",
             f"--service-account-signing-key-file={at}/tokens.key",
             f"--service-account-issuer={tokens}",
-            "--service-cluster-ip-range=10.96.0.0/16",
+            f"--service-cluster-ip-range={SERVICE_NET}.0.0/16",  # where the hollow kubelet can listen
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             f"--kubelet-client-certificate={at}/admin.crt",

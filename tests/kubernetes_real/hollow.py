@@ -5,6 +5,7 @@ It is the fake's kubelet over another store. Logs and `exec` are served over TLS
 
 from __future__ import annotations
 
+import copy
 import http.server
 import logging
 import ssl
@@ -23,7 +24,9 @@ import urllib3
 
 from tests.clouds.kubernetes import kube_exec
 from tests.clouds.kubernetes.kube_nodes import ready
+from tests.clouds.kubernetes.kube_services import Services
 from tests.clouds.kubernetes.kube_store import Refused, Store, stamp
+from tests.clouds.kubernetes.kube_world import start_on_paper
 from tests.clouds.kubernetes.kubelet import Kubelet
 from tests.kubernetes_real.cluster import ControlPlane, until
 from tests.kubernetes_real.real_api import Json, RealApi
@@ -47,6 +50,7 @@ _INFO = (
     "operatingSystem",
     "architecture",
 )
+_CORDON = "node.kubernetes.io/unschedulable"
 _UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _ERRORS = (Refused, OSError, urllib3.exceptions.HTTPError)
 
@@ -91,6 +95,8 @@ class HollowKubelet(Kubelet):
     def __init__(self, store: RealStore, root: Path) -> None:
         self.real = store
         self.refused: set[str] = set()  # names of Pods for which it finds no room
+        self.on_paper: set[str] = set()  # namespaces whose Pods run at once, without a process
+        self.skews: dict[str, float] = {}  # how far the clocks of nodes are ahead
         self._nodes: dict[str, str] = {}  # by uid of a Pod
         super().__init__(cast(Store, store), root)
 
@@ -100,6 +106,7 @@ class HollowKubelet(Kubelet):
             if node in ("", *self.silent):
                 continue
             self._nodes[pod["metadata"]["uid"]] = node
+            self.real.skew_s = self.skews.get(node, 0.0)
             try:
                 self._tend(pod)
             except _ERRORS as error:
@@ -110,12 +117,23 @@ class HollowKubelet(Kubelet):
         self._write_names()
 
     def _tend(self, known: Json) -> None:
+        if known["metadata"]["namespace"] in self.on_paper:
+            self._tend_on_paper(known)
+            return
         if known["metadata"]["name"] in self.refused and known["status"].get("phase") == "Pending":
             self.kill(known)
             status = {"phase": "Failed", "reason": "OutOfcpu", "message": "Node has too little: cpu"}
             self.real.update("pods", {**known, "status": {**known["status"], **status}})
             return
         super()._tend(known)
+
+    def _tend_on_paper(self, known: Json) -> None:
+        if known["metadata"].get("deletionTimestamp"):
+            self.real.remove_pod(known)
+        elif known["status"].get("phase") == "Pending":
+            pod = copy.deepcopy(known)
+            start_on_paper(pod, self.real.clock("node"))
+            self.real.update("pods", pod)
 
 
 class Hollow:
@@ -125,6 +143,7 @@ class Hollow:
         self.api: RealApi = plane.api
         self.store = RealStore(plane.api, spaces)
         self.kubelet = HollowKubelet(self.store, root)
+        self.services = Services(cast(Store, self.store))
         self.nodes: dict[str, Node] = {}
         self._server = _served(self.kubelet, self.store, plane.folder)
         self.port = int(self._server.server_address[1])
@@ -142,6 +161,7 @@ class Hollow:
         self.store.close()
         self._server.shutdown()
         self._server.server_close()
+        self.services.close()
         for one in self._threads:
             one.join()
         self.kubelet.close()
@@ -183,7 +203,11 @@ class Hollow:
         self.api.delete("nodes", "", name)
 
     def taint(self, name: str, *taints: Json) -> None:
-        """Give it these taints; without any those that it had before are gone."""
+        """Give it these taints; without any those that it had before are gone.
+
+        A controller taints nodes that are cordoned, and would undo what is written while it changes that.
+        """
+        until(partial(self._is_settled, name), f"the taint of a cordon of {name} does not come or go")
         own = self.nodes[name].body()["spec"]["taints"]
         self.api.patch("nodes", "", name, {"spec": {"taints": [*own, *taints]}})
 
@@ -201,15 +225,24 @@ class Hollow:
         found = self.api.get("nodes", "", name)
         return not any(one["key"] in _UNREADY for one in found["spec"].get("taints") or ())
 
+    def _is_settled(self, name: str) -> bool:
+        spec = self.api.get("nodes", "", name)["spec"]
+        return bool(spec.get("unschedulable")) == any(
+            one["key"] == _CORDON for one in spec.get("taints") or ()
+        )
+
     def _report(self, node: Node) -> None:
         status = {
             **node.room(),
             "addresses": [{"type": "InternalIP", "address": ADDRESS}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.port}},
-            "conditions": [ready("True", stamp(time.time()), "KubeletReady")],
+            "conditions": [ready("True", stamp(self._now(node.name)), "KubeletReady")],
             "nodeInfo": dict.fromkeys(_INFO, "hollow"),
         }
         self.api.patch_status("nodes", "", node.name, {"status": status})
+
+    def _now(self, node: str) -> float:
+        return time.time() + self.kubelet.skews.get(node, 0.0)
 
     def _beat(self) -> None:
         for name in list(self.nodes):
@@ -218,7 +251,7 @@ class Hollow:
                     self._renew(name)
 
     def _renew(self, name: str) -> None:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = datetime.fromtimestamp(self._now(name), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": now}
         lease = {
             "apiVersion": "coordination.k8s.io/v1",
@@ -235,6 +268,7 @@ class Hollow:
 
     def _look(self) -> None:
         self.kubelet.look()
+        self.services.look()
 
     def _repeat(self, act: Callable[[], None], every_s: float) -> None:
         while not self._over.wait(every_s):

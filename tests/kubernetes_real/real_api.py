@@ -14,6 +14,7 @@ from tests.clouds.kubernetes.kube_store import Refused
 
 Json = dict[str, Any]
 _GROUPS = {
+    "deployments": "apis/apps/v1",
     "leases": "apis/coordination.k8s.io/v1",
     "roles": "apis/rbac.authorization.k8s.io/v1",
     "rolebindings": "apis/rbac.authorization.k8s.io/v1",

@@ -25,6 +25,7 @@ class RealStore:
         self.spaces = spaces
         self.lock = threading.RLock()
         self.objects: set[tuple[str, str, str]] = set()  # events that were made
+        self.skew_s = 0.0  # how far the clock of the node is ahead whose Pod the kubelet has in hand
         self._known: dict[str, dict[str, Json]] = {one: {} for one in _FOLLOWED}
         self._over = threading.Event()
         self._first = {one: threading.Event() for one in _FOLLOWED}
@@ -44,11 +45,11 @@ class RealStore:
     def now(self) -> float:
         return time.time()
 
-    def clock(self, _whose: str) -> float:
-        return time.time()
+    def clock(self, whose: str) -> float:
+        return time.time() + (self.skew_s if whose == "node" else 0.0)
 
-    def stamp(self, _whose: str) -> str:
-        return stamp(time.time())
+    def stamp(self, whose: str) -> str:
+        return stamp(self.clock(whose))
 
     def of(self, resource: str) -> Iterator[Json]:
         with self.lock:
@@ -85,12 +86,12 @@ class RealStore:
         self._take(resource, made)
         return made
 
-    def remove(self, resource: str, item: Json) -> None:
-        meta = item["metadata"]
+    def remove_pod(self, pod: Json) -> None:
+        meta = pod["metadata"]
         options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
-        self.api.delete(resource, meta["namespace"], meta["name"], options)
+        self.api.delete("pods", meta["namespace"], meta["name"], options)
         with self.lock:
-            self._known[resource].pop(meta["uid"], None)
+            self._known["pods"].pop(meta["uid"], None)
 
     def knows(self, uid: str) -> bool:
         return uid in self._known["pods"]

@@ -18,7 +18,7 @@ class Relay:
     """
 
     def __init__(self, target: int) -> None:
-        self._target = target
+        self.target = target
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port = int(self._listener.getsockname()[1])
         self.is_cut = False
@@ -55,7 +55,7 @@ class Relay:
             threading.Thread(target=self._carry, args=(client,), daemon=True).start()
 
     def _carry(self, client: socket.socket) -> None:
-        with client, suppress(OSError), socket.create_connection(("127.0.0.1", self._target)) as server:
+        with client, suppress(OSError), socket.create_connection(("127.0.0.1", self.target)) as server:
             pair = {client, server}
             with self._lock:
                 self._open |= pair

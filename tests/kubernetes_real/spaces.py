@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import sleep
+from time import sleep, time
 from typing import Any, TypeVar
 
 import urllib3
@@ -29,7 +29,7 @@ PRICES = {"cpu": NodePrice(0.1, 0.03), "L4": NodePrice(0.8, 0.2)}
 SMALL = Candidate(cpus="0.1", memory="0.1")
 T = TypeVar("T")
 _OURS = "app.kubernetes.io/managed-by=skyserve"
-_KINDS = ("pods", "secrets", "services")
+_KINDS = ("deployments", "pods", "secrets", "services")
 
 
 class RealWorld:
@@ -80,9 +80,12 @@ class Space:
             f"{self.name}-admin", {self.name: Context(self.name, plane.certificate_of("admin"))}
         )
 
-    def controller(self, wire: Wire | None = None, **settings: Any) -> KubernetesProvisioner:
-        """Return another controller of the namespace, which remembers nothing."""
-        more: dict[str, Any] = {} if wire is None else {"client": wire.client}
+    def controller(
+        self, wire: Wire | None = None, skew_s: float = 0.0, **settings: Any
+    ) -> KubernetesProvisioner:
+        """Return another controller of the namespace, which remembers nothing. Its clock is ahead by `skew_s`."""
+        more: dict[str, Any] = {"now": lambda: time() + skew_s}
+        more |= {} if wire is None else {"client": wire.client}
         made = KubernetesProvisioner([self.cluster(**settings)], str(self.kubeconfig), **more)
         self._made.append(made)
         return made

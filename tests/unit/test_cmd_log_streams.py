@@ -66,6 +66,23 @@ def test_a_replica_whose_log_is_gone_stops_nothing() -> None:
     assert lines(growing.step([1, 2])) == ["2 | here\n"]
 
 
+def test_a_log_that_cannot_be_read_now_is_named_until_it_can() -> None:
+    whole = Logs({"replica/chat/1/0": b"a\n", "replica/chat/2/0": b"b\n"})
+    away = {"replica/chat/2/0"}
+
+    def read(log: str, offset: int) -> tuple[bytes, int]:
+        if log in away:
+            raise RefusedError(503, "the cluster does not respond")
+        return whole.read(log, offset)
+
+    growing = Growing(read, "chat", 0)
+    assert lines(growing.step([1, 2])) == ["1 | a\n"]
+    assert growing.unread == {2: "the cluster does not respond"}
+    away.clear()
+    assert lines(growing.step([1, 2])) == ["2 | b\n"]
+    assert growing.unread == {}
+
+
 def test_the_last_line_of_a_log_that_grows() -> None:
     logs = Logs({"a": b"downloading the model\n====\n"})
     last = LastLines(logs.read)

@@ -62,6 +62,7 @@ def row(*agents: Replica, version: int = 1, down: bool = False) -> ServiceRow:
 
 EAST_WEST = "{regions: [aws/east, aws/west]}"
 NAMED = "{regions: [aws/east, aws/west], dns: {zone: Example.com, name: chat}}"
+BEHIND = "{regions: [aws/east, aws/west], url: https://chat.example.com/}"
 
 
 @pytest.mark.parametrize(
@@ -187,6 +188,14 @@ def test_a_name_of_before_and_the_name_of_a_service_that_goes_down_mean_nothing(
             ["http://chat.example.com:8000", "http://192.0.2.1:8000"],
             id="the name before all",
         ),
+        pytest.param(
+            BEHIND,
+            [agent(1, "west")],
+            False,
+            ["https://chat.example.com", "http://192.0.2.1:8000"],
+            id="what is before the load balancers",
+        ),
+        pytest.param(BEHIND, [], False, [], id="before nothing"),
     ],
 )
 def test_where_a_service_answers(

@@ -243,7 +243,7 @@ def test_engines_are_reached_from_controllers_and_load_balancers_alone(folder: s
     for_all, for_controllers = balancers["ingress"]
     assert "from" not in for_all
     assert not any(one["port"] <= ADMIN_PORT <= one["endPort"] for one in for_all["ports"])
-    assert for_controllers["ports"] == [{"port": ADMIN_PORT}]
+    assert for_controllers["ports"] == [{"protocol": "TCP", "port": ADMIN_PORT}]
     assert [one["podSelector"]["matchLabels"] for one in for_controllers["from"]] == [CONTROLLERS]
     own = found["NetworkPolicy", "skyserve-controller"]["spec"]
     assert own["podSelector"]["matchLabels"] == CONTROLLERS

@@ -329,6 +329,16 @@ WRONG = {
         "service.load_balancers.dns.name",
         "must be a domain name",
     ),
+    "a URL with a path": (
+        "service: {load_balancers: {regions: aws/a, url: https://example.com/chat}}",
+        "service.load_balancers.url",
+        "must be http://HOST or https://HOST",
+    ),
+    "a URL without a scheme": (
+        "service: {load_balancers: {regions: aws/a, url: chat.example.com}}",
+        "service.load_balancers.url",
+        "must be http://HOST or https://HOST",
+    ),
     "a name with a space": ("name: my service", "name", "letters, digits and dashes"),
     "a name that begins with a digit": ("name: 3d", "name", "begin with a letter"),
     "a variable without a value": ("envs: {HF_HOME: }", "envs.HF_HOME", "pass --env HF_HOME=VALUE, or export HF_HOME"),

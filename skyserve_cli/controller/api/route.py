@@ -12,6 +12,7 @@ from typing import NamedTuple
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
+from provisioners.port.errors import ProvisionError
 from skyserve_cli.clouds import CloudNotEnabledError
 from skyserve_cli.config import ConfigError
 from skyserve_cli.controller.api.access import AccessRole, authorize, calling
@@ -95,6 +96,8 @@ class Route(NamedTuple):
             return refuse(
                 500, f"{error}: the database would not give it back as it was sent; nothing was stored"
             )
+        except ProvisionError as error:  # a cloud that refuses, or does not respond
+            return refuse(503, error.message)
         except SpecError as error:
             return refuse(400, _one_sentence(error))
         except (KeyError, TypeError, ValueError) as error:

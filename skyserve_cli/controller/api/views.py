@@ -300,6 +300,8 @@ def endpoints_of(row: ServiceRow, spec: ServiceSpec, host: str, *, is_local: boo
     if spec.regional.dns is not None and found:
         port = urlsplit(found[0]).port
         found.insert(0, f"{_scheme(spec)}://{spec.regional.dns.full.removesuffix('.')}:{port}")
+    if spec.regional.url is not None and found:
+        found.insert(0, spec.regional.url)
     return [*found, endpoint_of(row, spec, host)] if is_local else found
 
 

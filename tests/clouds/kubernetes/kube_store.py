@@ -240,6 +240,14 @@ class Store:
                 if owners and all(owner["uid"] == uid for owner in owners):
                     self._orphans.append((kind, one))
 
+    def remove_pod(self, pod: Json) -> None:
+        """As a deletion without a grace period does: the API writes that first, and removes the Pod then."""
+        with self.lock:
+            last = copy.deepcopy(pod)
+            last["metadata"].setdefault("deletionTimestamp", self.stamp("api"))
+            last["metadata"]["deletionGracePeriodSeconds"] = 0
+            self.remove("pods", self.update("pods", last))
+
     def collect(self) -> None:
         """Remove what has no owner any more."""
         with self.lock:

@@ -220,7 +220,7 @@ class KubeWorld:
             if grace_s == 0:
                 if self.kubelet is not None and not self.nodes.is_silent(item):
                     self.kubelet.kill(item)
-                self.store.remove(resource, item)
+                self.store.remove_pod(item)
                 self.schedule()
                 return item
             if not meta.get("deletionTimestamp") or grace_s < meta["deletionGracePeriodSeconds"]:
@@ -252,7 +252,7 @@ class KubeWorld:
                     pod["spec"]["nodeName"] = node
                     set_condition(pod, "PodScheduled", True, at)
                     if self.kubelet is None:
-                        _start_on_paper(pod, self.store.clock("node"))
+                        start_on_paper(pod, self.store.clock("node"))
                 self.store.update("pods", pod)
 
     def open_gates(self, name: str) -> None:
@@ -306,7 +306,7 @@ class KubeWorld:
                 why = "PodGC: node no longer exists"
                 set_condition(pod, "DisruptionTarget", True, at, "DeletionByPodGC", why)
             pod["status"]["phase"] = "Failed"
-            self.store.remove("pods", self.store.update("pods", pod))
+            self.store.remove_pod(pod)
             self.schedule()
 
     def cordon(self, node: str, *, on: bool = True) -> None:
@@ -360,10 +360,10 @@ class KubeWorld:
                 and deleted_at <= self.store.clock("api")
                 and not self.nodes.is_silent(known)
             ):
-                self.store.remove("pods", known)
+                self.store.remove_pod(known)
 
 
-def _start_on_paper(pod: Json, now: float) -> None:
+def start_on_paper(pod: Json, now: float) -> None:
     """Without a kubelet every Pod runs at once."""
     pod["status"] |= {"phase": "Running", "podIP": "10.0.0.1"}
     both = {"containerStatuses": pod["spec"]["containers"], "initContainerStatuses": natives(pod)}

@@ -109,14 +109,14 @@ class Kubelet:
         meta, status = pod["metadata"], pod["status"]
         if status.get("phase") in ("Succeeded", "Failed"):
             if meta.get("deletionTimestamp"):
-                self.store.remove("pods", known)
+                self.store.remove_pod(known)
             return
         if meta.get("deletionTimestamp") and self._stop(pod):
             if self._has_begun(pod):
                 self._advance(pod)  # how its containers have ended
             status["phase"] = "Failed"
             self.store.update("pods", pod)
-            self.store.remove("pods", pod)
+            self.store.remove_pod(pod)
             return
         if not meta.get("deletionTimestamp") or self._has_begun(pod):
             self._advance(pod)

@@ -24,7 +24,7 @@ _LEFT = ("/tmp",)
 
 def is_sandboxed(pod: Json) -> bool:
     owners = pod["metadata"].get("ownerReferences") or ()
-    return any(one["kind"] == "Deployment" for one in owners)
+    return any(one["kind"] in ("Deployment", "ReplicaSet") for one in owners)
 
 
 def make_programs(folder: Path) -> None:

@@ -1,0 +1,69 @@
+"""Events of ours on Pods: which there are, and that nothing depends on them."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.model import CapacityType, Zone
+from provisioners.kubernetes.own_events import Note, event_of, note_of
+from provisioners.port.base import Instance, InstanceState
+from tests.clouds.kubernetes.kube_schemas import check
+
+S = InstanceState
+
+
+def replica(state: InstanceState, message: str = "", preempt_at: float | None = None) -> Instance:
+    return Instance(
+        id="uid-1",
+        token="chat-1",
+        owner="me",
+        service="chat",
+        replica_id=1,
+        zone=Zone("kubernetes", "prod", "a"),
+        capacity_type=CapacityType.SPOT,
+        state=state,
+        preempt_at=preempt_at,
+        message=message,
+    )
+
+
+LOST = "its node b1 has stopped responding"
+
+
+@pytest.mark.parametrize(
+    ("one", "before", "note"),
+    [
+        (replica(S.PENDING), {}, None),
+        (replica(S.SETUP), {}, None),
+        (replica(S.RUNNING), {}, None),
+        (
+            replica(S.RUNNING, preempt_at=130.0),
+            {},
+            Note("PreemptionNotice", "it will be gone in 30 s: no new requests are sent to it"),
+        ),
+        (
+            replica(S.RUNNING, preempt_at=90.0),
+            {},
+            Note("PreemptionNotice", "it will be gone in 0 s: no new requests are sent to it"),
+        ),
+        (replica(S.BROKEN, LOST), {}, Note("Lost", LOST)),
+        (replica(S.RUN_EXITED, "run exited with code 1"), {}, Note("Failed", "run exited with code 1")),
+        (replica(S.SETUP_FAILED, "no image"), {}, Note("Failed", "no image")),
+        (replica(S.STOPPING), {}, Note("Terminated", "by skyserve", is_warning=False)),
+        (
+            replica(S.STOPPING),
+            {"PreemptionNotice": "soon", "Lost": LOST},
+            Note("Terminated", f"by skyserve, after: {LOST}", is_warning=False),
+        ),
+    ],
+)
+def test_what_is_said_of_a_replica(one: Instance, before: dict[str, str], note: Note | None) -> None:
+    assert note_of(one, before, 100.0) == note
+
+
+def test_an_event_passes_the_schema_and_is_bounded() -> None:
+    pod = {"metadata": {"name": "chat-1", "namespace": "ml", "uid": "0123456789"}}
+    made = event_of("me", pod, Note("Failed", "x" * 5000), 1_800_000_000.0)
+    check(made)
+    assert made["metadata"]["name"] == "chat-1.failed.01234567"
+    assert len(made["message"]) <= 1024
