@@ -21,11 +21,13 @@ from skyserve_cli.home import Home
 from tests.e2e.warm_commands import WarmCommands
 from tests.integration.sshd import Sshd, serve_script
 from tests.kit.forks import COLD
+from tests.kit.own_number import own_number
 
 ROOT = Path(__file__).parents[2]
 COMMAND_PATIENCE_S = 90
 POLL_S = 0.2
 POLLS = 1000
+_FIRST_PORT = 31000 + 20 * own_number(80)
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def living_in(folder: Path) -> Iterator[Serve]:
     """A home with quick prices of time: nothing is up. Afterwards nothing may be left of what a test brought up."""
     home = folder / "home"
     home.mkdir()
-    first = 31000 + os.getpid() * 20 % 1600
+    first = _FIRST_PORT
     (home / "config.yaml").write_text(f"load_balancer: {{first_port: {first}, last_port: {first + 19}}}\n")
     program = Serve(home)
     namespaces = _namespaces()

@@ -4,7 +4,6 @@ owners, and no object that the published schemas do not allow. Time is given."""
 from __future__ import annotations
 
 import copy
-import os
 import re
 import threading
 import uuid
@@ -16,6 +15,7 @@ from typing import Any
 
 from provisioners.kubernetes.quantities import amount
 from tests.clouds.kubernetes.kube_schemas import Invalid, check
+from tests.kit.own_number import own_number
 
 Json = dict[str, Any]
 KINDS = {
@@ -76,8 +76,9 @@ def not_found(resource: str, name: str) -> Refused:
 
 
 #: Where Pods and Services of this process are on the loopback interface: clusters of two processes must not share addresses.
-POD_NET = f"127.{20 + os.getpid() % 100}"
-SERVICE_NET = f"127.{120 + os.getpid() % 100}"
+_NUMBER = own_number(80)
+POD_NET = f"127.{20 + _NUMBER}"
+SERVICE_NET = f"127.{120 + _NUMBER}"
 
 
 def stamp(at: float) -> str:
