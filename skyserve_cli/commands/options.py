@@ -80,7 +80,7 @@ def no_such_service(name: str, known: Iterable[str]) -> CommandFailed:
     close = difflib.get_close_matches(name, names, n=1)
     if close:
         return CommandFailed(f"there is no service {name}; did you mean {close[0]}?")
-    return CommandFailed(f"there is no service {name}" + (f" (up: {', '.join(names)})" if names else ""))
+    return CommandFailed(f"there is no service {name}" + (f" (known: {', '.join(names)})" if names else ""))
 
 
 def only_name(names: Collection[str]) -> str:
