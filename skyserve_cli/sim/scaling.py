@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -41,6 +42,7 @@ AUTOSCALERS = {
     "predictive": "replicas for the demand of one cold start later, with headroom steered by the SLO's error budget",
     "predictive_blind": "the same without the forecast",
     "predictive_requests": "the forecasting one as it would be if the load balancers counted requests and no tokens",
+    "static": "the smallest fleet of one size that keeps the SLO, by one who knows all requests beforehand",
     "oracle": "the smallest fleet of one who knows all requests beforehand, for the same SLO",
 }
 
@@ -184,7 +186,13 @@ def run(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Evaluation:
     """Put one autoscaler through the trial. `goal` is that of `goal_for`."""
     if autoscaler == "predictive_requests" and trial.tokens is not None:
         trial = replace(trial, tokens=trial.tokens._replace(reported=False))
-    return oracle(trial, goal) if autoscaler == "oracle" else evaluate(trial, autoscaler, goal)
+    match autoscaler:
+        case "oracle":
+            return oracle(trial, goal)
+        case "static":
+            return static(trial, goal)
+        case _:
+            return evaluate(trial, autoscaler, goal)
 
 
 class Minute(NamedTuple):
@@ -265,6 +273,26 @@ def oracle(trial: ScalingTrial, goal: ScalingGoal) -> Evaluation:
         if found is not None and high - low < 0.002:
             break
     return found or _with(trial, goal, high, began)
+
+
+def static(trial: ScalingTrial, goal: ScalingGoal) -> Evaluation:
+    """Return the smallest fleet of one size that meets the SLO; the largest allowed, if none does."""
+    began = time.process_time()
+    sizes = range(max(1, goal.min_replicas), goal.max_replicas + 1)
+
+    def tried(size: int) -> Evaluation:
+        fleet, _ = first_fleet(trial, goal)
+        fleet.launched_s = [-math.inf] * size
+        minutes = range(trial.known_min, len(trial.counts) // STEPS)
+        for number in minutes:
+            fleet.minute(number, size)
+        return fleet.evaluation("static", len(minutes), began, trial.cold_start_s / MINUTE_S)
+
+    most = min(
+        len(sizes), math.ceil(2.0 * max(trial.by_minute(trial.work())) / MINUTE_S / trial.capacity_qps) + 1
+    )
+    enough = bisect_left(sizes[:most], True, key=lambda size: tried(size).attainment >= trial.attainment)
+    return tried(sizes[min(enough, most - 1)])
 
 
 def _with(trial: ScalingTrial, goal: ScalingGoal, headroom: float, began: float) -> Evaluation:

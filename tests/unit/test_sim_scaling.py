@@ -68,6 +68,17 @@ def test_the_oracle_meets_the_slo_with_the_fewest_hours() -> None:
     assert 1.0 < known.hours_over_ideal < reactive.hours_over_ideal
 
 
+def test_the_static_fleet_is_the_smallest_of_one_size_that_meets_the_slo() -> None:
+    found = evaluated("static")
+    size = round(found.hours / 24.0)
+    assert (found.moves_per_day, found.attainment >= 0.995) == (0.0, True)
+    one_less = evaluated("reactive", replace(REACTIVE, min_replicas=size - 1, max_replicas=size - 1))
+    assert one_less.attainment < 0.995
+    assert evaluated("oracle").hours < found.hours
+    limited = evaluated("static", replace(REACTIVE, max_replicas=3))
+    assert limited.hours == pytest.approx(3 * 24.0), "where no size does, the largest allowed"
+
+
 def test_the_known_part_is_not_judged() -> None:
     on = trial(known_days=1.5)
     found = evaluated("reactive", on=on)
