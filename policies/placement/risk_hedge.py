@@ -327,7 +327,9 @@ class _MarketView:
         open_now.sort(key=lambda n: (self.sites[n].usd_hour / self.sites[n].heads, self.per_hour[n]))
         chosen: tuple[int, ...] = ()
         saved = 0.0
-        held = [n for n, count in enumerate(self.have) if count and self.known.retry_at[n] is None]
+        # A market that took the first replica after an outage is left alone for a while; what it holds is on trial all the same.
+        had_room = [self.market.retry_at(name) is None for name in self.known.markets]
+        held = [n for n, count in enumerate(self.have) if count and had_room[n]]
         for number in (*held, *open_now)[:MOST_TRIED]:
             proven = self.market.proven(self.known.markets[number], TRIAL_H, self.window_h)
             more = self._saving((*chosen, number)) - saved

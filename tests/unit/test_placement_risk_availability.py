@@ -24,6 +24,7 @@ def after(*looks: tuple[float, bool]) -> Json:
             fleet=(4,),
             target=0.999,
             window_s=WINDOW,
+            saved=(0.0, 1.0, 0.0, NOW + day * DAY),
         )
         budget = orjson.loads(orjson.dumps(budget))
     assert budget is not None

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.goals import PlacementGoal, ScalingGoal
@@ -763,6 +763,19 @@ class Sized(World):
     st.integers(1, len(MARKET)),
     st.lists(st.integers(0, 4), max_size=3),
     st.sampled_from([1.0, 30.0, 600.0]),
+)
+@example(
+    a_goal(
+        0,
+        placer="risk_hedge",
+        num_overprovision=MOST_EXTRA,
+        dynamic_ondemand_fallback=True,
+        availability_target=1.0,
+    ),
+    [[0], [1], [0], [0], [0]],
+    2,
+    [1, 4, 2],
+    1.0,
 )
 def test_the_laws_hold_in_every_market(
     goal: Any, pattern: list[list[int]], n_zones: int, sizes: list[int], tick_s: float
