@@ -37,7 +37,7 @@ class Services:
             for port in service["spec"]["ports"]:
                 wanted[address, port["port"]] = service, port["targetPort"]
         for key in self._open.keys() - wanted.keys():
-            self._open.pop(key).close()
+            _end(self._open.pop(key))
         for key in wanted.keys() - self._open.keys():
             service, target = wanted[key]
             listener = socket.create_server(key, backlog=256)
@@ -47,9 +47,7 @@ class Services:
 
     def close(self) -> None:
         for listener in self._open.values():
-            with suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
+            _end(listener)
 
     # --- inside, on threads of our own
 
@@ -96,6 +94,13 @@ class Services:
                 if is_selected(one, selector) and is_ready(one) and one["status"].get("podIP")
             ]
         return random.choice(found) if found else None
+
+
+def _end(listener: socket.socket) -> None:
+    """Close it for the thread that waits there, too, or its port stays in use."""
+    with suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
 
 
 def _copy(source: socket.socket, sink: socket.socket) -> None:
