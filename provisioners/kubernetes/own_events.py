@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 _S = InstanceState
 _AT_ONCE = 5
 _CLOSED_S = 600.0  # without permission
+_PAUSED_S = 60.0  # after another failure: a call that hangs must not make each listing late
 _LONGEST = 900  # of 1024 characters
 
 
@@ -52,7 +53,7 @@ class OwnEvents:
         self._closed_until = float("-inf")
 
     def visit(self, owner: str) -> None:
-        """Write what is new about the owner's Pods. What fails is tried again at a later visit."""
+        """Write what is new about the owner's Pods, after a listing. What fails is tried again a minute later at the earliest."""
         if self._steady() < self._closed_until:
             return
         known, due = self._written, []
@@ -79,8 +80,9 @@ class OwnEvents:
         except ConflictError:
             pass  # an earlier process has written it
         except ProvisionError as error:
-            if isinstance(error, AuthError):
-                self._closed_until = self._steady() + _CLOSED_S
+            refused = isinstance(error, AuthError)
+            self._closed_until = self._steady() + (_CLOSED_S if refused else _PAUSED_S)
+            if refused:
                 _log.warning("no events are written in %s: %s", self._region, error.message)
             return False
         self._written.setdefault(uid, {})[note.reason] = note.message

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.kubernetes.own_events import Note, event_of, note_of
+from provisioners.kubernetes.own_events import Note, OwnEvents, event_of, note_of
 from provisioners.port.base import Instance, InstanceState
+from provisioners.port.errors import AuthError, ProvisionError, TransientError
 from tests.clouds.kubernetes.kube_schemas import check
 
 S = InstanceState
@@ -67,3 +70,33 @@ def test_an_event_passes_the_schema_and_is_bounded() -> None:
     check(made)
     assert made["metadata"]["name"] == "chat-1.failed.01234567"
     assert len(made["message"]) <= 1024
+
+
+class Refusing:
+    """An API, and the cache of its Pods, in which one Pod is lost."""
+
+    def __init__(self, error: ProvisionError) -> None:
+        self.error, self.calls = error, 0
+
+    def create(self, *_: object) -> None:
+        self.calls += 1
+        raise self.error
+
+    def server_s(self) -> None:
+        return None
+
+    def instances(self, _: str) -> list[Instance]:
+        return [replica(S.BROKEN, LOST)]
+
+    def pods(self, _: str) -> dict[int, Any]:
+        return {0: {"metadata": {"name": "chat-1", "namespace": "ml", "uid": "uid-1"}}}
+
+
+@pytest.mark.parametrize(("error", "pause_s"), [(TransientError, 60.0), (AuthError, 600.0)])
+def test_a_call_that_fails_is_not_made_at_each_listing(error: type[ProvisionError], pause_s: float) -> None:
+    cluster, now = Refusing(error("no", cloud="kubernetes")), [0.0]
+    events = OwnEvents("prod", cast("Any", cluster), cast("Any", cluster), lambda: now[0], lambda: now[0])
+    for at, calls in ((0.0, 1), (pause_s - 1.0, 1), (pause_s, 2)):
+        now[0] = at
+        events.visit("me")
+        assert cluster.calls == calls
