@@ -134,8 +134,10 @@ async def test_a_stream_comes_piece_by_piece_and_a_tunnel_speaks_first(tmp_path:
         writer.close()
 
     async with engine(slow) as port, front_of(tmp_path, port) as front:
-        reader, _ = await front.connect()
+        reader, writer = await front.connect()
         assert await reader.readexactly(5) == b"hello"
+        session = writer.get_extra_info("ssl_object").session
+        assert session is None or not session.has_ticket, "a ticket takes memory, and nobody uses it"
         turn.set()
         assert await reader.read() == b"again"
 
