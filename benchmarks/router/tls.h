@@ -31,7 +31,7 @@ static inline void tls_serve(const char *certificate, const char *key) {
     if (SSL_CTX_use_certificate_chain_file(tls_context, certificate) != 1 ||
         SSL_CTX_use_PrivateKey_file(tls_context, key, SSL_FILETYPE_PEM) != 1)
         fail("the certificate cannot be read");
-    SSL_CTX_set_num_tickets(tls_context, 0); /* as the program in front of our replicas: nobody resumes */
+    SSL_CTX_set_num_tickets(tls_context, 0); /* as the program in front of our replicas: no session is resumed */
 }
 
 static inline void tls_request(void) { tls_setup(TLS_client_method()); }
