@@ -114,7 +114,7 @@ def _identity(options: ServerOptions) -> Identity | None:
         return None
     from lb.regions.identity import Identity
 
-    return Identity(options.peers_cafile, options.peers_certfile)
+    return Identity(options.peers_cafile, options.peers_certfile, time.time)
 
 
 def _limits(options: ServerOptions) -> LimitStore | None:

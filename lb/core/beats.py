@@ -54,6 +54,11 @@ class Beat(NamedTuple):
     epoch: int = 0
 
 
+def without_room(report: RegionReport) -> RegionReport:
+    """Return what is left of a report on a link on which a certificate is not valid: that its agent lives, and whom it hears."""
+    return RegionReport(0, 0, 0, 0.0, 0.0, 0.0, report.draining, "", report.silent)
+
+
 class UsedReport(NamedTuple):
     """What an agent, of the process `boot`, has taken from the buckets of API keys (see `lb.core.shared_quota`)."""
 

@@ -14,6 +14,7 @@ from lb.config.regions import PeerAgent, Regions
 from lb.config.schema import Table, Target
 from lb.core.hop import NO_REPORT, ReportId, credit_line, read_credit
 from lb.core.peers import Peers, QueuePace, RegionReport, local_cost, region_report
+from lb.core.region_watch import SILENT_AFTER_S
 from lb.core.residency import ANYWHERE, Zones, may_have
 from lb.core.target_choice import choose, takes_another
 from lb.core.targets import Booking, Key, TargetTable
@@ -25,7 +26,6 @@ from policies.routing.request_work import prompt_bytes
 FULL_SLACK_S = 0.25  # a peer keeps a forwarded request that it can start within its reported wait and this
 _ANY = RequestView("", "GET", "/")
 _FIRST_EPOCH = 2**40  # of peers, so that no request takes one for a replica that it has tried
-SILENT_AFTER_S = 5.0
 _RESPONSE_SHARE = 0.1  # of the newest response in their usual length
 
 

@@ -50,8 +50,18 @@ class LinkState:
         """Return how far round trips usually are above the shortest one."""
         return self._distance.deviation_s
 
+    @property
+    def peer_boot(self) -> int:
+        """Return the process of the peer of which the newest beat was; 0 before the first one."""
+        return self._received_boot
+
     def connected(self) -> None:
         """A new connection is open, on which beats go out."""
+        self._sent.clear()
+
+    def was_away(self, away_s: float, now: float) -> None:
+        """This agent has listened to nothing for `away_s`: that is no silence of the peer, and measures no round trip."""
+        self.received_at = min(now, self.received_at + away_s)
         self._sent.clear()
 
     def next_beat(self, report: RegionReport, every_s: float, epoch: int, now: float) -> Beat:

@@ -5,37 +5,55 @@ controller, when all agents of a region are dead: they have been silent for DEAD
 agents that it can reach report the same (`policies.regions.ownership.is_alive`). So one broken link moves nothing where a third
 agent reaches both, and in a partition each side serves by itself.
 
-It hands a region back once it has received beats of an agent there for BACK_AFTER_S without a break. That agent has served its
-targets since it started; here they drain for RETURNING_S, so nothing that runs is moved.
+It hands a region back once it has received beats of an agent there for BACK_AFTER_S without a break, because a process that starts
+again and again must not move replicas. One that goes on (it was stopped, or cut off) waits WENT_ON_AFTER_S only, unless it had been
+dead within FLAPS_S before. That agent has served its targets since it started; here they drain for RETURNING_S, so nothing that runs
+is moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from lb.config.schema import Readiness, Table
-from policies.regions.ownership import DEAD_AFTER_S, AgentLiveness, is_alive
+from policies.regions.ownership import BACK_AFTER_S, DEAD_AFTER_S, AgentLiveness, is_alive
 
 RETURNING_S = 60.0
+WENT_ON_AFTER_S = 1.0
+FLAPS_S = 300.0
 
 
 class PeerLiveness(NamedTuple):
-    """An agent of another region: for how long it has been silent, and to how many of the other agents that can be reached."""
+    """An agent of another region: for how long it has been silent, and to how many of the other agents that can be reached.
+
+    `boot` identifies the process of which the last beat was; 0: it is not known.
+    """
 
     id: str
     region: str
     silent_s: float
     others: int = 0
     others_silent: int = 0
+    boot: int = 0
+
+
+class _Death(NamedTuple):
+    """When an agent died, as which process, and whether it had been dead not long before."""
+
+    at: float
+    boot: int
+    again: bool
 
 
 class Takeovers:
     """The regions that are served in place of their agents."""
 
     def __init__(self) -> None:
-        self._dead: set[str] = set()  # agents
+        self._dead: dict[str, _Death] = {}
+        self._died_at: dict[str, float] = {}  # the last time, of agents that may be alive
         self._back_since: dict[str, float] = {}  # of dead agents whose beats have come again
         self.regions: frozenset[str] = frozenset()
         self._returned_at: dict[str, float] = {}
@@ -57,7 +75,9 @@ class Takeovers:
             known.add(peer.id)
             alive = self._is_alive(peer, now)
             regions[peer.region] = regions.get(peer.region, False) or alive
-        self._dead &= known
+        for gone in (self._dead.keys() | self._died_at.keys()) - known:
+            self._dead.pop(gone, None)
+            self._died_at.pop(gone, None)
         taken = frozenset(region for region, alive in regions.items() if not alive)
         before, self.regions = self.regions, taken
         for region in before - taken:
@@ -84,16 +104,27 @@ class Takeovers:
         return replace(table, targets=(*table.targets, *more)) if more else table
 
     def _is_alive(self, peer: PeerLiveness, now: float) -> bool:
-        was_alive = peer.id not in self._dead
+        death = self._dead.get(peer.id)
         if peer.silent_s >= DEAD_AFTER_S:
             self._back_since.pop(peer.id, None)
-        elif not was_alive:
+        elif death is not None:
             self._back_since.setdefault(peer.id, now)
         ready_s = now - self._back_since.get(peer.id, now)
-        alive = is_alive(was_alive, AgentLiveness(peer.silent_s, ready_s, peer.others, peer.others_silent))
+        if (
+            death is not None
+            and ready_s >= WENT_ON_AFTER_S
+            and not death.again
+            and death.boot == peer.boot != 0
+        ):
+            ready_s = BACK_AFTER_S
+        alive = is_alive(
+            death is None, AgentLiveness(peer.silent_s, ready_s, peer.others, peer.others_silent)
+        )
         if alive:
-            self._dead.discard(peer.id)
+            self._dead.pop(peer.id, None)
             self._back_since.pop(peer.id, None)
-        else:
-            self._dead.add(peer.id)
+        elif death is None:
+            again = now - self._died_at.get(peer.id, -inf) < FLAPS_S
+            self._dead[peer.id] = _Death(now, peer.boot, again)
+            self._died_at[peer.id] = now
         return alive

@@ -99,9 +99,17 @@ def _links(agent: tuple[str, str], regions: Mapping[str, Any]) -> Iterator[Metri
     yield usd
     refused = CounterMetricFamily(
         f"{_PREFIX}refused_peer_connections",
-        "Connections to the port for peers that were refused.",
+        "Connections to the port for peers that were refused, or (expired) are heard and given nothing.",
         labels=(*_AGENT, "reason"),
     )
     for reason, number in regions.get("refused_connections", {}).items():
         refused.add_metric((*agent, reason), number)
     yield refused
+    left = GaugeMetricFamily(
+        f"{_PREFIX}peers_certificate_seconds_left",
+        "Until the agent's certificate for peers expires; negative once it has.",
+        labels=_AGENT,
+    )
+    if regions.get("certificate_left_s") is not None:
+        left.add_metric(agent, regions["certificate_left_s"])
+    yield left

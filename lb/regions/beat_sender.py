@@ -30,14 +30,18 @@ class BeatSender:
         state: LinkState,
         clock: Callable[[], float],
         connected: Callable[[BeatSender], None],
+        lapse: Callable[[ssl.SSLObject], str] = lambda tls: "",
     ) -> None:
+        """`lapse` returns why the peer's certificate is not valid now, or ""."""
         self.peer = peer
         self.state = state
         self.trouble = ""
         self.connections = 0  # made so far
+        self.lapse = ""  # why the peer's certificate was not valid when the newest one was made
         self._tls = tls
         self._clock = clock
         self._connected = connected
+        self._lapse_of = lapse
         self._connection: _Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -98,9 +102,10 @@ class BeatSender:
         transport, connection = await asyncio.wait_for(making, CONNECT_S)
         try:
             self._connection = connection
+            self.lapse = self._lapse_of(transport.get_extra_info("ssl_object"))
             self.state.connected()
             self.connections += 1
-            self.trouble = ""
+            self._troubled(f"the certificate of the peer is not valid: {self.lapse}" if self.lapse else "")
             self._connected(self)
             return await connection.lost
         finally:

@@ -1,8 +1,9 @@
 """The port for peers: accepts connections of agents of the service, and of no others.
 
 A connection is of one of two kinds, by the protocol that its handshake has agreed on: beats, or requests that a peer
-forwards. Who has no certificate by the service's authority, or one that has expired, or whose name is not in the table, is refused
-and counted in `refused`.
+forwards. Who has no certificate by the service's authority, or whose name is not in the table, is refused and counted in `refused`.
+So is a connection for requests with a certificate that has expired. On one for beats such a peer is heard, because it lives: but as one
+without room, and what it reports of API keys is ignored. It is counted as `expired`, too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from lb.config.regions import PeerAgent
-from lb.core.beats import Beat, BeatError, UsedReport, decode, frames
+from lb.core.beats import Beat, BeatError, UsedReport, decode, frames, without_room
 from lb.core.log_limit import LogLimit
 from lb.http.tls_acceptor import MAX_HANDSHAKES, TlsAcceptor
 from lb.http.upstream import keep_alive
@@ -38,7 +39,10 @@ class PeerPort:
         requests: Callable[[PeerAgent], asyncio.Protocol],
         on_used: Callable[[PeerAgent, UsedReport], None] = lambda peer, report: None,
         max_handshakes: int = MAX_HANDSHAKES,
+        lapse: Callable[[ssl.SSLObject], str] = lambda tls: "",
     ) -> None:
+        """`lapse` returns why the certificate of the other side is not valid now, or ""."""
+        self._lapse = lapse
         self._on_used = on_used
         self._loop = asyncio.get_running_loop()
         self._acceptor = TlsAcceptor(tls, lambda: _Arriving(self), lambda: max_handshakes, self.refuse)
@@ -89,12 +93,17 @@ class PeerPort:
             _log.info("refuse connection why=%s left_out=%d", why, left_out)
 
     def protocol_for(self, tls: ssl.SSLObject) -> asyncio.Protocol | None:
-        """Return who takes a connection over whose handshake is done; None for an agent that is not of the table."""
+        """Return who takes a connection over whose handshake is done; None if it is refused, which is counted."""
         known = self._peers()
         peer = next((known[name] for name in names_of(tls) if name in known), None)
+        lapse, is_for_beats = self._lapse(tls), tls.selected_alpn_protocol() == BEATS
         if peer is None:
+            self.refuse("unknown_agent")
             return None
-        return _BeatReceiver(self, peer) if tls.selected_alpn_protocol() == BEATS else self._requests(peer)
+        if lapse:
+            self.refuse(lapse)
+            return _BeatReceiver(self, peer, is_valid=False) if is_for_beats else None
+        return _BeatReceiver(self, peer, is_valid=True) if is_for_beats else self._requests(peer)
 
     # --- for beats
 
@@ -104,12 +113,13 @@ class PeerPort:
     def closed(self, transport: asyncio.Transport) -> None:
         self._open.discard(transport)
 
-    def frame(self, peer: PeerAgent, kind: int, data: bytes) -> None:
-        """A frame has come. Raises BeatError."""
+    def frame(self, peer: PeerAgent, kind: int, data: bytes, *, is_valid: bool) -> None:
+        """A frame has come, from a peer whose certificate is valid or not. Raises BeatError."""
         found = decode(kind, data)
         if isinstance(found, Beat):
-            self._on_beat(peer, found)
-        elif found is not None:
+            beat = found if is_valid else found._replace(report=without_room(found.report))
+            self._on_beat(peer, beat)
+        elif found is not None and is_valid:
             self._on_used(peer, found)
 
     def malformed(self, peer: PeerAgent, error: BeatError) -> None:
@@ -129,7 +139,6 @@ class _Arriving(asyncio.Protocol):
         secure = cast("asyncio.Transport", transport)
         protocol = self._port.protocol_for(secure.get_extra_info("ssl_object"))
         if protocol is None:
-            self._port.refuse("unknown_agent")
             secure.abort()
         else:
             secure.set_protocol(protocol)
@@ -139,9 +148,10 @@ class _Arriving(asyncio.Protocol):
 class _BeatReceiver(asyncio.Protocol):
     """A connection on which a peer sends beats."""
 
-    def __init__(self, port: PeerPort, peer: PeerAgent) -> None:
+    def __init__(self, port: PeerPort, peer: PeerAgent, *, is_valid: bool) -> None:
         self._port = port
         self._peer = peer
+        self._is_valid = is_valid
         self._rest = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -152,7 +162,7 @@ class _BeatReceiver(asyncio.Protocol):
         try:
             whole, self._rest = frames(self._rest + data)
             for kind, frame in whole:
-                self._port.frame(self._peer, kind, frame)
+                self._port.frame(self._peer, kind, frame, is_valid=self._is_valid)
         except BeatError as error:
             self._port.malformed(self._peer, error)
             self._transport.abort()

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lb.config.regions import PeerAgent, Regions
-from lb.core.beats import Beat, UsedReport, encode, encode_report, encode_used
-from lb.core.forwarding import SILENT_AFTER_S, Forwarding
+from lb.core.beats import Beat, UsedReport, encode, encode_report, encode_used, without_room
+from lb.core.forwarding import Forwarding
 from lb.core.hop import ReportId
 from lb.core.link_state import LinkState
 from lb.core.peers import RegionReport
+from lb.core.region_watch import Link, RegionWatch
 from lb.core.shared_quota import SharedQuota
-from lb.core.takeover import PeerLiveness, Takeovers
 from lb.engines.http_get import HttpGetter
 from lb.observe.explain import Explanation
 from lb.proxy.account import Account
@@ -23,11 +23,13 @@ from lb.proxy.downstream import ClientConnection
 from lb.proxy.intake import Intake
 from lb.proxy.peer_entrance import PeerEntrance
 from lb.regions.beat_sender import BeatSender
-from lb.regions.identity import BEATS, REQUESTS, Identity
+from lb.regions.identity import BEATS, EXPIRED, REQUESTS, Identity
+from lb.regions.own_certificate import OwnCertificate
 from lb.regions.peer_explanations import peer_explanations
 from lb.regions.peer_port import PeerPort
 
 CHANGED_S = 0.25  # between two that report something else than the one before it, but nothing of importance
+LOGGED_AWAY_S = 1.0
 EVERY_S = 0.5  # between two beats in any case
 _EARLY_S = 0.05  # by which a tick may be early
 
@@ -55,7 +57,10 @@ class RegionLinks:
         """
         self._engine = engine
         self._on_takeover = on_takeover
-        self.takeovers = Takeovers()
+        self._watch = RegionWatch(dispatch.runtime.clock())
+        self.takeovers = self._watch.takeovers
+        self._identity = identity
+        self._certificate = OwnCertificate(identity)
         self._intake = intake
         self._registry = dispatch.registry
         self._runtime = dispatch.runtime
@@ -69,13 +74,12 @@ class RegionLinks:
         self._clock = dispatch.runtime.clock
         self._by_name: dict[str, PeerAgent] = {}
         self._senders: dict[str, BeatSender] = {}
+        self._links: dict[str, Link] = {}
         self._report: RegionReport | None = None  # the newest one
         self._frame = b""  # of it
         self._state: tuple[object, ...] | None = None  # of the targets when it was made; None: busy
         self._sent: RegionReport | None = None  # to all peers
         self._sent_at = float("-inf")
-        self._silent: tuple[str, ...] = ()
-        self._silent_at = float("-inf")  # when another peer may be silent, at the earliest
         self._logged: frozenset[str] = frozenset()  # as was logged
         self._getter = HttpGetter(dispatch.pools, dispatch.runtime.clock)
         self._quota = quota
@@ -86,6 +90,7 @@ class RegionLinks:
             self._requests,
             self._used_elsewhere,
             intake.max_handshakes,
+            identity.lapse,
         )
 
     def apply(self, regions: Regions | None) -> None:
@@ -107,26 +112,32 @@ class RegionLinks:
         for peer_id, peer in wanted.items():
             if peer_id not in self._senders:
                 state = LinkState(self._boot, now)
-                sender = BeatSender(peer, self._beats_tls, state, self._clock, self._connected)
+                sender = BeatSender(
+                    peer, self._beats_tls, state, self._clock, self._connected, self._identity.lapse
+                )
                 self._senders[peer_id] = sender
                 sender.start()
-        self._silent = self._silent_peers(now)
+        self._links = {
+            peer_id: Link(sender.peer.region, sender.state) for peer_id, sender in self._senders.items()
+        }
+        self._watch.renew(self._links, now)
         self._share_quota(now)
 
     def tick(self) -> None:
         """Send beats, and watch for peers that are silent. Called ten times a second, which is as often as beats may be sent."""
         forwarding, now = self._forwarding, self._clock()
+        self._attend(now)
         if not self._senders:
             return
-        before, self._silent = self._silent, self._silent_peers(now)
-        if self._silent or self.takeovers.is_watching:
-            if self.takeovers.observe(self._liveness(now), now):
-                self._log_takeovers()
-                self._on_takeover()
-            for peer_id in self._silent:
-                if self._senders[peer_id].state.beats_received:
-                    forwarding.silent(peer_id, now)
-        if self._silent or before:
+        self._certificate.look(now)
+        before = self._watch.silent
+        if self._watch.look(self._links, forwarding.agrees, now):
+            self._log_takeovers()
+            self._on_takeover()
+        for peer_id in self._watch.silent:
+            if self._senders[peer_id].state.beats_received:
+                forwarding.silent(peer_id, now)
+        if self._watch.silent or before:
             self._share_quota(now)
         since_s = now - self._sent_at + _EARLY_S
         report, last = self._reported(now, fresh=since_s >= EVERY_S), self._sent
@@ -162,6 +173,9 @@ class RegionLinks:
             "epoch": forwarding.regions.epoch,
             "owned": list(forwarding.regions.owned),
             "taken_over": sorted(self._taken_over()),
+            "certificate": self._certificate.state,
+            "certificate_left_s": self._certificate.left_s,
+            "away_s": round(self._watch.away_s, 3),
             "refused_connections": dict(self.port.refused),
             "refused_requests": self._account.metrics.peers.refusals,
             "came_back": forwarding.returned_count,
@@ -187,6 +201,7 @@ class RegionLinks:
             "connections": sender.connections,
             "reports": state.beats_received,
             "trouble": sender.trouble,
+            "certificate": sender.lapse,
             "forwarded_out": out.get(peer.id, 0),
             "forwarded_in": into.get(peer.id, 0),
             "sent_bytes": sent_bytes,
@@ -195,33 +210,12 @@ class RegionLinks:
 
     # --- liveness
 
-    def _silent_peers(self, now: float) -> tuple[str, ...]:
-        """Return the peers of which no beat has come lately."""
-        if not self._silent and now <= self._silent_at:
-            return ()
-        received = [sender.state.received_at for sender in self._senders.values()]
-        self._silent_at = min(received, default=now) + SILENT_AFTER_S
-        return tuple(
-            peer_id
-            for peer_id, sender in self._senders.items()
-            if sender.state.silent_s(now) > SILENT_AFTER_S
-        )
-
-    def _liveness(self, now: float) -> list[PeerLiveness]:
-        silent = set(self._silent)
-        liveness = []
-        for peer_id, sender in self._senders.items():
-            region = sender.peer.region
-            others = [
-                other
-                for other, link in self._senders.items()
-                if other not in silent and link.peer.region != region
-            ]
-            others_silent = sum(self._forwarding.agrees(other, peer_id) for other in others)
-            liveness.append(
-                PeerLiveness(peer_id, region, sender.state.silent_s(now), len(others), others_silent)
+    def _attend(self, now: float) -> None:
+        away_s = self._watch.attend(self._links, now)
+        if away_s >= LOGGED_AWAY_S:
+            _log.warning(
+                "was away for_s=%.1f why=%r", away_s, "stopped, or without CPU: peers are not silent"
             )
-        return liveness
 
     def _taken_over(self) -> frozenset[str]:
         """Return the regions whose targets are served here in place of their agents."""
@@ -241,12 +235,12 @@ class RegionLinks:
         """Return the report of this moment; if it need not be `fresh`, that of an idle agent may be half a second old."""
         runtime, table, report = self._runtime, self._table, self._report
         draining, queued = runtime.closing or runtime.draining, self._registry.queued
-        state = (table.version(now), table.health_changes, self._silent, draining)
+        state = (table.version(now), table.health_changes, self._watch.silent, draining)
         is_busy = table.in_flight or queued
         if report is not None and not fresh and not is_busy and state == self._state:
             return report
         made = self._forwarding.report(queued, now)
-        made = made._replace(engine=self._engine(), silent=self._silent, draining=draining)
+        made = made._replace(engine=self._engine(), silent=self._watch.silent, draining=draining)
         if made != report:
             self._report, self._frame = made, encode_report(made)
         self._state = None if is_busy else state
@@ -261,6 +255,7 @@ class RegionLinks:
 
     def _connected(self, sender: BeatSender) -> None:
         now = self._clock()
+        self._share_quota(now)
         self._reported(now, fresh=True)
         self._beat(sender, now)
 
@@ -271,12 +266,20 @@ class RegionLinks:
             return
         beat = sender.state.next_beat(report, EVERY_S, forwarding.regions.epoch, now)
         forwarding.report_ids[peer_id] = ReportId(beat.boot, beat.seq)
+        if self._has_lapsed(sender):
+            sender.send(encode(beat, encode_report(without_room(report))), now)
+            return
         used = self._quota.unsent(peer_id, sender.connections, beat.seq)
         news = encode_used(self._boot, used) if used else b""
         sender.send(news + encode(beat, self._frame), now)
 
+    def _has_lapsed(self, sender: BeatSender) -> bool:
+        """Return whether the certificate of the peer, or of this agent, is not valid: they only learn of each other that they live."""
+        return bool(sender.lapse) or self._certificate.state == EXPIRED
+
     def _on_beat(self, peer: PeerAgent, beat: Beat) -> None:
         now, forwarding = self._clock(), self._forwarding
+        self._attend(now)
         sender = self._senders.get(peer.id)
         if sender is None:
             return
@@ -295,8 +298,12 @@ class RegionLinks:
 
     def _share_quota(self, now: float) -> None:
         """Set the agents with which the limits of API keys are shared."""
-        silent = set(self._silent)
-        reachable = self._senders.keys() - silent
+        silent = set(self._watch.silent)
+        reachable = {
+            peer_id
+            for peer_id, sender in self._senders.items()
+            if peer_id not in silent and not self._has_lapsed(sender)
+        }
         # With one peer, a dead agent and a broken link look the same; without any, this agent may be the one that is cut off.
         confirmed = len(self._senders) > 1 and bool(reachable)
         dead = {peer for peer in silent if confirmed and self.takeovers.is_dead(peer)}

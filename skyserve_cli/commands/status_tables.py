@@ -248,7 +248,7 @@ def _peer_table(agents: Sequence[tuple[View, View]], *, wide: bool) -> Fitted:
             rows.append(
                 [
                     *own,
-                    peer["region"] + (" (dead)" if peer.get("dead") else ""),
+                    peer["region"] + _state_of_peer(peer),
                     "-" if rtt_ms is None else f"{rtt_ms:.0f}",
                     str(peer["forwarded_out"]),
                     str(peer["forwarded_in"]),
@@ -258,6 +258,14 @@ def _peer_table(agents: Sequence[tuple[View, View]], *, wide: bool) -> Fitted:
             )
             own[1:], serves = ["", ""], ""  # once for each agent
     return table(columns, rows, drop=() if wide else _LESS_OF_PEERS, folds=not wide)
+
+
+def _state_of_peer(peer: View) -> str:
+    """Return why requests do not go there, if they do not; an agent of an earlier release reports no certificate."""
+    if peer.get("dead"):
+        return " (dead)"
+    lapse = peer.get("certificate")
+    return f" (certificate {lapse.replace('_', ' ')})" if lapse else ""
 
 
 def _ms(seconds: float | None) -> str:

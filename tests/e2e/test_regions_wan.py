@@ -1,7 +1,8 @@
 """Three regions as network namespaces, 90, 150 and 220 ms apart: three agents, six engines, mutual TLS. Tests push the tables.
 
 What agents refuse on their port for peers is in `tests/integration/test_lb_region_links.py`. With SKYSERVE_WAN_CUT_S=20 links are cut for
-that long, with SKYSERVE_WAN_QUOTA_S=60 a limit is watched for a minute.
+that long, with SKYSERVE_WAN_QUOTA_S=60 a limit is watched for a minute, with SKYSERVE_WAN_STOPPED_S=8,20,60 an agent is stopped for
+each of these times.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -34,6 +36,7 @@ STREAMS = 100
 CUT_S = float(os.environ.get("SKYSERVE_WAN_CUT_S", "4"))
 QUOTA_S = float(os.environ.get("SKYSERVE_WAN_QUOTA_S", "30"))
 PER_MINUTE = 600
+STOPPED_S = [float(one) for one in os.environ.get("SKYSERVE_WAN_STOPPED_S", "8").split(",")]
 
 
 @pytest.fixture
@@ -195,6 +198,58 @@ async def adopted_without_controller(service: WanService) -> None:
         return bool((await service.regions("us"))["taken_over"] == [])
 
     await until(handed_back, tries=6000)
+
+
+@pytest.mark.parametrize("stopped_s", STOPPED_S)
+async def test_an_agent_that_was_stopped_takes_over_no_region(service: WanService, stopped_s: float) -> None:
+    """Another one serves eu's replicas meanwhile, and gives them back within 2 s of eu going on."""
+    loop = asyncio.get_running_loop()
+    service.signal_agent("eu", signal.SIGSTOP)
+    await asyncio.sleep(stopped_s)
+    assert await taken_over(service, "us") == ["cloud/eu"]
+    service.signal_agent("eu", signal.SIGCONT)
+    went_on = loop.time()
+    given_back = None
+    while loop.time() < went_on + 12.0:
+        assert await taken_over(service, "eu") == []
+        assert await taken_over(service, "asia") == []
+        if given_back is None and not await taken_over(service, "us"):
+            given_back = loop.time() - went_on
+        await asyncio.sleep(0.1)
+    assert given_back is not None
+    print(f"stopped for {stopped_s:g} s: given back after {given_back:.1f} s")
+    assert given_back <= 2.0
+    for number, name in enumerate(NAMES):
+        assert (await ask(service, name, number))[0] == 200
+
+
+async def taken_over(service: WanService, name: str) -> list[str]:
+    found: list[str] = (await service.regions(name))["taken_over"]
+    return found
+
+
+@pytest.mark.parametrize("expired", [("eu",), NAMES], ids=["one", "all"])
+async def test_no_region_is_taken_over_because_certificates_have_expired(
+    service: WanService, expired: tuple[str, ...]
+) -> None:
+    for name in expired:
+        service.kill_agent(name)
+        await service.start_agent(name, age_days=41)
+
+    async def all_live() -> bool:
+        found = [await service.regions(name) for name in NAMES]
+        return not any(one["taken_over"] or any(row["dead"] for row in one["peers"]) for one in found)
+
+    await until(all_live, tries=6000)
+    for number in range(100):
+        assert await all_live()
+        for name in NAMES:
+            assert (await ask(service, name, number))[0] == 200
+        await asyncio.sleep(0.1)
+    assert (await service.regions("eu"))["certificate"] == "expired"
+    assert (await service.peer("us", "eu"))["certificate"] == "expired"
+    text = await service.admin("us", "GET", "/-/metrics")
+    assert 'reason="expired"' in text
 
 
 async def test_a_broken_link_closes_the_way_and_costs_no_request(service: WanService) -> None:

@@ -80,10 +80,10 @@ class WanService:
         said = (await asyncio.wait_for(process.stderr.readline(), 120)).decode()
         assert re.search(r"http://\S+", said), said
 
-    async def start_agent(self, name: str) -> None:
-        """Start, or start again, the agent of a region. It has the table that it was pushed last."""
+    async def start_agent(self, name: str, age_days: float = 0) -> None:
+        """Start, or start again, the agent of a region, with a certificate of that age. It has the table that it was pushed last."""
         region = self.wan.regions[name]
-        known = identity(self._folder / name, name)
+        known = identity(self._folder / name, name, age_days=age_days)
         words = [
             "--host",
             region.address,
@@ -107,7 +107,10 @@ class WanService:
         assert await asyncio.wait_for(process.stdout.readline(), 120), self.log(name)
 
     def kill_agent(self, name: str) -> None:
-        self._agents[name].send_signal(signal.SIGKILL)
+        self.signal_agent(name, signal.SIGKILL)
+
+    def signal_agent(self, name: str, number: signal.Signals) -> None:
+        self._agents[name].send_signal(number)
 
     def log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def identity(
     (folder / "ca.pem").write_bytes(pem)
     own = Authority(SECRET, "owner", service).of_agent(name, datetime.now(UTC) - timedelta(days=age_days))
     (folder / f"{name}.pem").write_bytes(own)
-    return Identity(folder / "ca.pem", folder / f"{name}.pem")
+    return Identity(folder / "ca.pem", folder / f"{name}.pem", time.time)
 
 
 class Node:
@@ -44,7 +45,9 @@ class Node:
         self.states: dict[str, LinkState] = {}
         self.received: list[tuple[str, Beat]] = []
         self._identity = known
-        self.port = PeerPort(known.server(), lambda: self.peers, self._hears, self.requests)
+        self.port = PeerPort(
+            known.server(), lambda: self.peers, self._hears, self.requests, lapse=known.lapse
+        )
         self.number = 0
         self.forwarded: list[bytes] = []
         self.senders: list[BeatSender] = []
@@ -59,7 +62,9 @@ class Node:
         self.peers[other] = peer
         state = self.states[other] = LinkState(hash(self.name) % 2**40 + 1)
 
-        sender = BeatSender(peer, self._identity.client(BEATS), state, loop.time, self._beat)
+        sender = BeatSender(
+            peer, self._identity.client(BEATS), state, loop.time, self._beat, self._identity.lapse
+        )
         sender.start()
         self.senders.append(sender)
         if self._beating is None:

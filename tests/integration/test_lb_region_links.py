@@ -6,12 +6,15 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lb.core.beats import without_room
 from lb.core.peers import RegionReport
 from lb.regions.identity import BEATS, REQUESTS, Identity
+from lb.regions.own_certificate import OwnCertificate
 from tests.integration.region_links import Node, identity
 
 REPORT = RegionReport(2, 5, 1, 0.5, 0.00001, 0.02)
@@ -71,7 +74,6 @@ def _bare(known: Identity) -> ssl.SSLContext:
     [
         ("nothing", "no_certificate"),
         ("other service", "not_by_our_authority"),
-        ("expired", "expired"),
         ("unknown name", "unknown_agent"),
     ],
 )
@@ -84,8 +86,6 @@ async def test_who_is_no_peer_is_refused_and_counted(
         tls = _bare(identity(tmp_path / "no", "us"))
     elif what == "other service":
         tls = identity(tmp_path / "no", "us", service="other").client(BEATS)
-    elif what == "expired":
-        tls = identity(tmp_path / "no", "us", age_days=41).client(BEATS)
     else:
         tls = identity(tmp_path / "no", "mars").client(BEATS)
     with suppress(ssl.SSLError, ConnectionError):
@@ -129,6 +129,68 @@ async def test_a_certificate_serves_twenty_days_without_a_controller(tmp_path: P
     await until(lambda: us.received and eu.received)
     await us.close()
     await eu.close()
+
+
+@pytest.mark.parametrize("expired", [("us",), ("us", "eu")], ids=["one", "all"])
+async def test_agents_whose_certificates_have_expired_hear_that_they_live_and_nothing_else(
+    tmp_path: Path, expired: tuple[str, ...]
+) -> None:
+    nodes = [
+        Node(name, identity(tmp_path / name, name, age_days=41 * (name in expired)), REPORT)
+        for name in ("us", "eu")
+    ]
+    us, eu = nodes
+    for one in nodes:
+        await one.open()
+    of_eu, of_us = us.link("eu", eu.number), eu.link("us", us.number)
+    await until(lambda: us.states["eu"].rtt_s is not None and eu.states["us"].rtt_s is not None)
+    assert of_us.lapse == "expired"
+    assert "expired" in of_us.trouble
+    assert of_eu.lapse == ("expired" if "eu" in expired else "")
+    assert {beat.report for _, beat in eu.received} == {without_room(REPORT)}
+    assert {beat.report for _, beat in us.received} == {without_room(REPORT) if "eu" in expired else REPORT}
+    assert eu.port.refused == {"expired": 1}
+    for one in nodes:
+        await one.close()
+
+
+@pytest.mark.parametrize("whose", ["of the client", "of the server"])
+async def test_a_request_is_neither_taken_from_nor_sent_to_an_agent_whose_certificate_has_expired(
+    tmp_path: Path, whose: str
+) -> None:
+    ages = {"us": 41 * (whose == "of the client"), "eu": 41 * (whose == "of the server")}
+    eu = Node("eu", identity(tmp_path / "eu", "eu", age_days=ages["eu"]), REPORT)
+    await eu.open()
+    eu.link("us", 1)
+    tls = identity(tmp_path / "us", "us", age_days=ages["us"]).client(REQUESTS)
+    with suppress(ssl.SSLError, ConnectionError):
+        reader, writer = await asyncio.open_connection("127.0.0.1", eu.number, ssl=tls, server_hostname="eu")
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert await reader.read() == b""
+        writer.close()
+    await until(lambda: eu.port.refused)
+    assert eu.forwarded == []
+    await eu.close()
+
+
+@pytest.mark.parametrize(
+    ("left_days", "state", "lines"), [(10.5, "", 0), (9.5, "expiring", 1), (-0.5, "expired", 1)]
+)
+def test_an_agent_logs_once_a_day_that_its_certificate_expires(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, left_days: float, state: str, lines: int
+) -> None:
+    known = identity(tmp_path, "us")
+    expires_at = known.expires_at()
+    assert expires_at is not None
+    own = OwnCertificate(replace(known, unix_time_s=lambda: expires_at - 86400 * left_days))
+    assert (own.state, own.left_s) == (state, 86400 * left_days)
+    for hour in range(24):
+        own.look(3600.0 * hour)
+    assert len(caplog.records) == lines
+
+
+def test_when_a_certificate_of_another_authority_expires_is_not_known(tmp_path: Path) -> None:
+    assert OwnCertificate(identity(tmp_path, "us", service="other")).left_s is None
 
 
 async def test_a_connection_on_which_nothing_arrives_any_longer_is_made_again(

@@ -345,7 +345,7 @@ def test_an_agent_with_peers_opens_their_port_and_knows_them_by_their_authority(
     until(lambda: machine.serving().get("release") == release.name)
     own = machine.folder / "east.pem"
     own.write_bytes(authority.of_agent("east", now))
-    tls = Identity(machine.folder / "peers-ca.pem", own).client(BEATS)
+    tls = Identity(machine.folder / "peers-ca.pem", own, time.time).client(BEATS)
     with (
         socket.create_connection(("127.0.0.1", number), timeout=10) as raw,
         tls.wrap_socket(raw, server_hostname="west") as secure,

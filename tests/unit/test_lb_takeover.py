@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from lb.config.schema import Readiness, Standby, Table, Target
-from lb.core.takeover import RETURNING_S, PeerLiveness, Takeovers
+from lb.core.takeover import FLAPS_S, RETURNING_S, WENT_ON_AFTER_S, PeerLiveness, Takeovers
 from policies.regions.ownership import BACK_AFTER_S
 
 EU = Target("2", "http://eu")
 TABLE = Table("chat", "r1", (Target("1", "http://us"),), standby=(Standby("c/eu", (EU,)),))
 
 
-def peer(silent_s: float, others: int = 1, others_silent: int = 0, name: str = "eu#1") -> PeerLiveness:
-    return PeerLiveness(name, "c/eu", silent_s, others, others_silent)
+def peer(
+    silent_s: float, others: int = 1, others_silent: int = 0, name: str = "eu#1", boot: int = 0
+) -> PeerLiveness:
+    return PeerLiveness(name, "c/eu", silent_s, others, others_silent, boot)
 
 
 def targets(takeovers: Takeovers) -> list[tuple[str, Readiness]]:
@@ -68,6 +70,31 @@ def test_a_region_is_handed_back_after_a_while_without_a_break_and_drains_here()
     assert not takeovers.observe([peer(0.1, 0)], back_at + RETURNING_S - 0.1)
     assert takeovers.observe([peer(0.1, 0)], back_at + RETURNING_S)
     assert targets(takeovers) == [OWN]
+
+
+@pytest.mark.parametrize(
+    ("boot", "died_before_s", "back_after_s"),
+    [
+        (7, None, WENT_ON_AFTER_S),
+        (8, None, BACK_AFTER_S),
+        (7, FLAPS_S - 1.0, BACK_AFTER_S),
+        (7, FLAPS_S, WENT_ON_AFTER_S),
+    ],
+    ids=["it goes on", "it was restarted", "not for the first time", "long ago"],
+)
+def test_a_process_that_goes_on_gets_its_region_back_soon(
+    boot: int, died_before_s: float | None, back_after_s: float
+) -> None:
+    takeovers = Takeovers()
+    if died_before_s is not None:
+        takeovers.observe([peer(5.0, 0, boot=7)], 1000.0 - died_before_s)
+        takeovers.observe([peer(0.1, 0, boot=9)], 1001.0 - died_before_s)
+        takeovers.observe([peer(0.1, 0, boot=9)], 1001.0 - died_before_s + BACK_AFTER_S)
+    takeovers.observe([peer(5.0, 0, boot=7)], 1000.0)
+    takeovers.observe([peer(0.1, 0, boot=boot)], 1010.0)
+    assert not takeovers.observe([peer(0.1, 0, boot=boot)], 1010.0 + back_after_s - 0.1)
+    assert takeovers.observe([peer(0.1, 0, boot=boot)], 1010.0 + back_after_s)
+    assert targets(takeovers)[:2] == [OWN, RETURNED]
 
 
 def test_an_agent_that_leaves_the_table_is_forgotten() -> None:
