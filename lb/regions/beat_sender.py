@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from lb.config.regions import PeerAgent
 from lb.core.link_state import LinkState
+from lb.regions.identity import Validity, validity_of
 from policies.backoff import delay_s
 
 CONNECT_S = 3.0
@@ -30,18 +31,15 @@ class BeatSender:
         state: LinkState,
         clock: Callable[[], float],
         connected: Callable[[BeatSender], None],
-        lapse: Callable[[ssl.SSLObject], str] = lambda tls: "",
     ) -> None:
-        """`lapse` returns why the peer's certificate is not valid now, or ""."""
         self.peer = peer
         self.state = state
         self.trouble = ""
         self.connections = 0  # made so far
-        self.lapse = ""  # why the peer's certificate was not valid when the newest one was made
+        self.validity: Validity | None = None  # of the peer's certificate; None before the first one
         self._tls = tls
         self._clock = clock
         self._connected = connected
-        self._lapse_of = lapse
         self._connection: _Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -102,10 +100,10 @@ class BeatSender:
         transport, connection = await asyncio.wait_for(making, CONNECT_S)
         try:
             self._connection = connection
-            self.lapse = self._lapse_of(transport.get_extra_info("ssl_object"))
+            self.validity = validity_of(transport.get_extra_info("ssl_object"))
             self.state.connected()
             self.connections += 1
-            self._troubled(f"the certificate of the peer is not valid: {self.lapse}" if self.lapse else "")
+            self.trouble = ""
             self._connected(self)
             return await connection.lost
         finally:

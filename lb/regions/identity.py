@@ -4,7 +4,7 @@ The authority signs certificates of the agents of one service and nothing else, 
 the service; which one it is, is the name in it. Nothing here is trusted for its address.
 
 *Times.* Beats are exchanged, and connections accepted, whatever the times in a certificate are: OpenSSL checks the rest, the times are
-checked here (`lapse`). An agent whose certificate has expired is known to be alive, so no other one takes its region over, but it is
+checked here (`Validity`). An agent whose certificate has expired is known to be alive, so no other one takes its region over, but it is
 sent nothing that is worth protecting and none of its requests is taken (see `lb.regions.peer_port`). Connections that carry requests
 are made to agents with a certificate that is valid, and OpenSSL checks that.
 """
@@ -15,13 +15,26 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 BEATS = "skyserve-beats/2"  # the protocol of a connection, agreed on in the handshake (ALPN)
 REQUESTS = "http/1.1"
 EXPIRED = "expired"
 NOT_YET_VALID = "not_yet_valid"
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL
+
+
+class Validity(NamedTuple):
+    """From when and until when a certificate is valid, in UNIX time."""
+
+    since: float
+    until: float
+
+    def lapse(self, now: float) -> str:
+        """Return why it is not valid at that UNIX time, EXPIRED or NOT_YET_VALID; "" if it is."""
+        if now > self.until:
+            return EXPIRED
+        return NOT_YET_VALID if now < self.since else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +61,6 @@ class Identity:
         context.set_alpn_protocols([protocol])
         return context
 
-    def lapse(self, tls: ssl.SSLObject) -> str:
-        """Return why the certificate of the other side is not valid now, EXPIRED or NOT_YET_VALID; "" if it is."""
-        times = _times_of(tls)
-        return "" if times is None else _lapse(times, self.unix_time_s())
-
     def expires_at(self) -> float | None:
         """Return the UNIX time at which this agent's certificate expires; None if the authority has not signed it.
 
@@ -71,8 +79,7 @@ class Identity:
                 continue
             except ssl.SSLError:
                 return None
-        times = _times_of(client)
-        return None if times is None else times[1]
+        return validity_of(client).until
 
     def _context(self, kind: int) -> ssl.SSLContext:
         context = ssl.SSLContext(kind)
@@ -89,17 +96,7 @@ def names_of(tls: ssl.SSLObject) -> frozenset[str]:
     return frozenset(value for kind, value in found if kind == "DNS")
 
 
-def _times_of(tls: ssl.SSLObject) -> tuple[float, float] | None:
-    """Return from when and until when the certificate of the other side is valid, in UNIX time; None without one."""
-    certificate = tls.getpeercert()
-    if not certificate:
-        return None
-    since, until = (cast("str", certificate[key]) for key in ("notBefore", "notAfter"))
-    return ssl.cert_time_to_seconds(since), ssl.cert_time_to_seconds(until)
-
-
-def _lapse(times: tuple[float, float], now: float) -> str:
-    since, until = times
-    if now > until:
-        return EXPIRED
-    return NOT_YET_VALID if now < since else ""
+def validity_of(tls: ssl.SSLObject) -> Validity:
+    """Return when the certificate of the other side is valid. Its handshake is done, and required one."""
+    certificate = cast("dict[str, str]", tls.getpeercert())
+    return Validity(*(ssl.cert_time_to_seconds(certificate[key]) for key in ("notBefore", "notAfter")))

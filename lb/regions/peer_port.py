@@ -21,7 +21,7 @@ from lb.core.beats import Beat, BeatError, UsedReport, decode, frames, without_r
 from lb.core.log_limit import LogLimit
 from lb.http.tls_acceptor import MAX_HANDSHAKES, TlsAcceptor
 from lb.http.upstream import keep_alive
-from lb.regions.identity import BEATS, names_of
+from lb.regions.identity import BEATS, Validity, names_of, validity_of
 
 _BACKLOG = 256
 
@@ -37,12 +37,11 @@ class PeerPort:
         peers: Callable[[], Mapping[str, PeerAgent]],
         on_beat: Callable[[PeerAgent, Beat], None],
         requests: Callable[[PeerAgent], asyncio.Protocol],
+        unix_time_s: Callable[[], float],
         on_used: Callable[[PeerAgent, UsedReport], None] = lambda peer, report: None,
         max_handshakes: int = MAX_HANDSHAKES,
-        lapse: Callable[[ssl.SSLObject], str] = lambda tls: "",
     ) -> None:
-        """`lapse` returns why the certificate of the other side is not valid now, or ""."""
-        self._lapse = lapse
+        self._unix_time_s = unix_time_s
         self._on_used = on_used
         self._loop = asyncio.get_running_loop()
         self._acceptor = TlsAcceptor(tls, lambda: _Arriving(self), lambda: max_handshakes, self.refuse)
@@ -96,14 +95,16 @@ class PeerPort:
         """Return who takes a connection over whose handshake is done; None if it is refused, which is counted."""
         known = self._peers()
         peer = next((known[name] for name in names_of(tls) if name in known), None)
-        lapse, is_for_beats = self._lapse(tls), tls.selected_alpn_protocol() == BEATS
         if peer is None:
             self.refuse("unknown_agent")
             return None
+        validity = validity_of(tls)
+        lapse = validity.lapse(self._unix_time_s())
         if lapse:
             self.refuse(lapse)
-            return _BeatReceiver(self, peer, is_valid=False) if is_for_beats else None
-        return _BeatReceiver(self, peer, is_valid=True) if is_for_beats else self._requests(peer)
+        if tls.selected_alpn_protocol() == BEATS:
+            return _BeatReceiver(self, peer, validity)
+        return None if lapse else self._requests(peer)
 
     # --- for beats
 
@@ -113,9 +114,10 @@ class PeerPort:
     def closed(self, transport: asyncio.Transport) -> None:
         self._open.discard(transport)
 
-    def frame(self, peer: PeerAgent, kind: int, data: bytes, *, is_valid: bool) -> None:
-        """A frame has come, from a peer whose certificate is valid or not. Raises BeatError."""
+    def frame(self, peer: PeerAgent, kind: int, data: bytes, validity: Validity) -> None:
+        """A frame has come, from a peer with a certificate of that validity. Raises BeatError."""
         found = decode(kind, data)
+        is_valid = not validity.lapse(self._unix_time_s())
         if isinstance(found, Beat):
             beat = found if is_valid else found._replace(report=without_room(found.report))
             self._on_beat(peer, beat)
@@ -148,10 +150,10 @@ class _Arriving(asyncio.Protocol):
 class _BeatReceiver(asyncio.Protocol):
     """A connection on which a peer sends beats."""
 
-    def __init__(self, port: PeerPort, peer: PeerAgent, *, is_valid: bool) -> None:
+    def __init__(self, port: PeerPort, peer: PeerAgent, validity: Validity) -> None:
         self._port = port
         self._peer = peer
-        self._is_valid = is_valid
+        self._validity = validity
         self._rest = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -162,7 +164,7 @@ class _BeatReceiver(asyncio.Protocol):
         try:
             whole, self._rest = frames(self._rest + data)
             for kind, frame in whole:
-                self._port.frame(self._peer, kind, frame, is_valid=self._is_valid)
+                self._port.frame(self._peer, kind, frame, self._validity)
         except BeatError as error:
             self._port.malformed(self._peer, error)
             self._transport.abort()

@@ -59,7 +59,7 @@ class RegionLinks:
         self._on_takeover = on_takeover
         self._watch = RegionWatch(dispatch.runtime.clock())
         self.takeovers = self._watch.takeovers
-        self._identity = identity
+        self._unix_time_s = identity.unix_time_s
         self._certificate = OwnCertificate(identity)
         self._intake = intake
         self._registry = dispatch.registry
@@ -75,6 +75,7 @@ class RegionLinks:
         self._by_name: dict[str, PeerAgent] = {}
         self._senders: dict[str, BeatSender] = {}
         self._links: dict[str, Link] = {}
+        self._lapsed: frozenset[str] = frozenset()  # peers of which this agent only learns that they live
         self._report: RegionReport | None = None  # the newest one
         self._frame = b""  # of it
         self._state: tuple[object, ...] | None = None  # of the targets when it was made; None: busy
@@ -88,9 +89,9 @@ class RegionLinks:
             lambda: self._by_name,
             self._on_beat,
             self._requests,
+            identity.unix_time_s,
             self._used_elsewhere,
             intake.max_handshakes,
-            identity.lapse,
         )
 
     def apply(self, regions: Regions | None) -> None:
@@ -112,9 +113,7 @@ class RegionLinks:
         for peer_id, peer in wanted.items():
             if peer_id not in self._senders:
                 state = LinkState(self._boot, now)
-                sender = BeatSender(
-                    peer, self._beats_tls, state, self._clock, self._connected, self._identity.lapse
-                )
+                sender = BeatSender(peer, self._beats_tls, state, self._clock, self._connected)
                 self._senders[peer_id] = sender
                 sender.start()
         self._links = {
@@ -137,7 +136,9 @@ class RegionLinks:
         for peer_id in self._watch.silent:
             if self._senders[peer_id].state.beats_received:
                 forwarding.silent(peer_id, now)
-        if self._watch.silent or before:
+        lapsed = frozenset(peer_id for peer_id, one in self._senders.items() if self._has_lapsed(one))
+        if self._watch.silent or before or lapsed != self._lapsed:
+            self._lapsed = lapsed
             self._share_quota(now)
         since_s = now - self._sent_at + _EARLY_S
         report, last = self._reported(now, fresh=since_s >= EVERY_S), self._sent
@@ -201,7 +202,7 @@ class RegionLinks:
             "connections": sender.connections,
             "reports": state.beats_received,
             "trouble": sender.trouble,
-            "certificate": sender.lapse,
+            "certificate": self._lapse(sender),
             "forwarded_out": out.get(peer.id, 0),
             "forwarded_in": into.get(peer.id, 0),
             "sent_bytes": sent_bytes,
@@ -255,7 +256,6 @@ class RegionLinks:
 
     def _connected(self, sender: BeatSender) -> None:
         now = self._clock()
-        self._share_quota(now)
         self._reported(now, fresh=True)
         self._beat(sender, now)
 
@@ -275,7 +275,10 @@ class RegionLinks:
 
     def _has_lapsed(self, sender: BeatSender) -> bool:
         """Return whether the certificate of the peer, or of this agent, is not valid: they only learn of each other that they live."""
-        return bool(sender.lapse) or self._certificate.state == EXPIRED
+        return bool(self._lapse(sender)) or self._certificate.state == EXPIRED
+
+    def _lapse(self, sender: BeatSender) -> str:
+        return "" if sender.validity is None else sender.validity.lapse(self._unix_time_s())
 
     def _on_beat(self, peer: PeerAgent, beat: Beat) -> None:
         now, forwarding = self._clock(), self._forwarding
@@ -299,11 +302,7 @@ class RegionLinks:
     def _share_quota(self, now: float) -> None:
         """Set the agents with which the limits of API keys are shared."""
         silent = set(self._watch.silent)
-        reachable = {
-            peer_id
-            for peer_id, sender in self._senders.items()
-            if peer_id not in silent and not self._has_lapsed(sender)
-        }
+        reachable = self._senders.keys() - silent - self._lapsed
         # With one peer, a dead agent and a broken link look the same; without any, this agent may be the one that is cut off.
         confirmed = len(self._senders) > 1 and bool(reachable)
         dead = {peer for peer in silent if confirmed and self.takeovers.is_dead(peer)}

@@ -46,7 +46,7 @@ class Node:
         self.received: list[tuple[str, Beat]] = []
         self._identity = known
         self.port = PeerPort(
-            known.server(), lambda: self.peers, self._hears, self.requests, lapse=known.lapse
+            known.server(), lambda: self.peers, self._hears, self.requests, known.unix_time_s
         )
         self.number = 0
         self.forwarded: list[bytes] = []
@@ -62,9 +62,7 @@ class Node:
         self.peers[other] = peer
         state = self.states[other] = LinkState(hash(self.name) % 2**40 + 1)
 
-        sender = BeatSender(
-            peer, self._identity.client(BEATS), state, loop.time, self._beat, self._identity.lapse
-        )
+        sender = BeatSender(peer, self._identity.client(BEATS), state, loop.time, self._beat)
         sender.start()
         self.senders.append(sender)
         if self._beating is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -144,14 +145,35 @@ async def test_agents_whose_certificates_have_expired_hear_that_they_live_and_no
         await one.open()
     of_eu, of_us = us.link("eu", eu.number), eu.link("us", us.number)
     await until(lambda: us.states["eu"].rtt_s is not None and eu.states["us"].rtt_s is not None)
-    assert of_us.lapse == "expired"
-    assert "expired" in of_us.trouble
-    assert of_eu.lapse == ("expired" if "eu" in expired else "")
+    assert of_us.validity is not None
+    assert of_us.validity.lapse(time.time()) == "expired"
+    assert of_eu.validity is not None
+    assert of_eu.validity.lapse(time.time()) == ("expired" if "eu" in expired else "")
     assert {beat.report for _, beat in eu.received} == {without_room(REPORT)}
     assert {beat.report for _, beat in us.received} == {without_room(REPORT) if "eu" in expired else REPORT}
     assert eu.port.refused == {"expired": 1}
     for one in nodes:
         await one.close()
+
+
+async def test_a_certificate_that_expires_on_an_open_link_is_noticed_there(tmp_path: Path) -> None:
+    unix_time_s = time.time()
+    us, eu = [
+        Node(name, replace(identity(tmp_path / name, name), unix_time_s=lambda: unix_time_s), REPORT)
+        for name in ("us", "eu")
+    ]
+    await eu.open()
+    eu.link("us", 1)
+    us.link("eu", eu.number)
+    await until(lambda: eu.received)
+    assert {beat.report for _, beat in eu.received} == {REPORT}
+    unix_time_s += 41 * 86400
+    eu.received.clear()
+    await until(lambda: eu.received)
+    assert {beat.report for _, beat in eu.received} == {without_room(REPORT)}
+    assert eu.port.refused == {}
+    await us.close()
+    await eu.close()
 
 
 @pytest.mark.parametrize("whose", ["of the client", "of the server"])

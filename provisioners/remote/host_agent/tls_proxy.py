@@ -53,9 +53,7 @@ def serve(folder: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(str(folder / CERTIFICATE))
-    context.num_tickets = (
-        0  # load balancers resume no session, and would keep 6 to 16 KiB for each connection
-    )
+    context.num_tickets = 0  # load balancers resume no session
     listener = _listening(order["front"]["port"], port_of(folder))
     write_text(folder / PORT_FILE, json.dumps({"port": listener.getsockname()[1]}))
     _raise_descriptor_limit()
