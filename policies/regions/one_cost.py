@@ -3,8 +3,8 @@
     here = network + wait + prefill of uncached tokens + decode share
     peer = round trip + wait there + what was forwarded since its report + prefill + decode share + money
 
-The request goes to the cheapest peer if that is cheaper than here by more than max(MARGIN_S, MARGIN_SHARE of here), and if
-its first token is then expected within the time that the request has left. The margin is the hysteresis: what both sides know
+The request goes to the cheapest peer if that is cheaper than here by more than max(MARGIN_S, MARGIN_SHARE of here), or if only there
+its first token is expected within the time that the request has left, and never if it is not expected in time there either. The margin is the hysteresis: what both sides know
 of each other is a report old, and a gain below it is noise. Unlike SkyWalker and GORGO, a request may leave although a
 replica here admits it (a warm prefix elsewhere, a long wait here), and stay although none does (a short wait).
 
@@ -51,7 +51,8 @@ class OneCost:
         self, prompt_bytes: int, local: LocalCost, peers: Sequence[PeerView], left_s: float
     ) -> RegionChoice:
         decode_s = self._decode_weight * local.decode_s
-        here_s = local.network_s + local.wait_s + local.prefill_s + decode_s
+        first_s = local.network_s + local.wait_s + local.prefill_s
+        here_s = first_s + decode_s
         rows = [("", here_s, local.network_s, local.wait_s, local.prefill_s, decode_s, 0.0)]
         for peer in peers:
             if not peer.available or peer.forwarded >= peer.credit:
@@ -64,7 +65,8 @@ class OneCost:
         if len(rows) == 1:
             return stay("no peer has room")
         best = min(rows[1:], key=lambda row: row[1])
-        if best[1] + max(self._margin_s, self._margin_share * here_s) >= here_s:
+        keeps = best[1] - best[-1] < left_s < first_s  # in time there, and not here
+        if not keeps and best[1] + max(self._margin_s, self._margin_share * here_s) >= here_s:
             return RegionChoice("", "no peer is cheaper by more than the margin", _TERMS, tuple(rows))
         if best[1] - best[-1] >= left_s:
             return RegionChoice("", "no peer would respond in time", _TERMS, tuple(rows))
