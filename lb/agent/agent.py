@@ -43,6 +43,8 @@ from lb.observe.explain import Explanation, Explanations
 from lb.observe.metrics import Metrics
 from lb.observe.tracing import Tracing
 from lb.proxy.account import Account
+from lb.proxy.adapter_sync import EVERY_S as ADAPTERS_EVERY_S
+from lb.proxy.adapter_sync import AdapterSync
 from lb.proxy.dispatch import Dispatch, Engines
 from lb.proxy.fast_path import open_fast_path
 from lb.proxy.home_finder import HomeFinder
@@ -188,6 +190,14 @@ class Agent:
         self.warmer = Warmer(
             dispatch, self.intake.gate.samples, self.metrics, self._fetcher.post, self._is_leaving
         )
+        self.adapters = AdapterSync(
+            targets,
+            self._fetcher.post,
+            clock,
+            self.model_poller.wrong_model,
+            None if options.table_file is None else options.table_file.with_name("adapters.json"),
+        )
+        self.account.on_adapter = self.adapters.accepted
         self.checker = HealthChecker(
             targets,
             self._fetcher.alive,
@@ -223,6 +233,7 @@ class Agent:
         finally:
             self.checker.close()
             self.warmer.close()
+            self.adapters.close()
             await asyncio.gather(self.prober.close(), self.model_poller.close(), self.distances.close())
 
     def _ticker(self) -> Ticker:
@@ -234,6 +245,7 @@ class Agent:
         ticker.add("model poller", self.model_poller.poll_due, CHECK_EVERY_S)
         ticker.add("distances", self.distances.tick, LOOK_S)
         ticker.add("warming", self.warmer.tick)
+        ticker.add("adapters", self.adapters.tick, ADAPTERS_EVERY_S)
         ticker.add("tidying", self._fetcher.expire, 1.0)
         ticker.add("keys file", self.keys_file.tick, LOOK_FOR_KEYS_EVERY_S)
         ticker.add("usage", self.used.store, STORE_EVERY_S)

@@ -145,6 +145,12 @@ class _TenantQueue(Generic[T]):
         urgent = (ticket for _, _, ticket in self.urgent_tickets)
         return chain(self.priority_tickets, urgent, self.tickets, self.late_tickets)
 
+    def _first(self) -> Ticket[T]:
+        """Return the ticket that goes first; there must be one."""
+        if not self.priority_tickets and self.urgent_tickets:
+            return self.urgent_tickets[0][2]
+        return next(iter(self.priority_tickets or self.tickets or self.late_tickets))
+
     def _backwards(self) -> Iterator[Ticket[T]]:
         urgent = (ticket for _, _, ticket in reversed(self.urgent_tickets))
         return chain(reversed(self.late_tickets), reversed(self.tickets), urgent)
@@ -157,7 +163,7 @@ class _TenantQueue(Generic[T]):
     def walk(self) -> Iterator[Ticket[T]]:
         """Yield each ticket once; the line may change under way."""
         while len(self):
-            head = next(iter(self))
+            head = self._first()
             yield head
             if head.waits:  # it cannot go: on to those behind it
                 yield from [ticket for ticket in self if ticket is not head]

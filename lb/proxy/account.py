@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from lb.config.options import Slo
+from lb.core.adapters import Operation
 from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.demand_minutes import DemandMinutes, is_late, ready_targets
 from lb.core.model_costs import ModelCost, ModelCosts
@@ -83,6 +84,7 @@ class Account:
         self.costs = ModelCosts()
         self._table = table
         self._record = record
+        self.on_adapter: Callable[[Operation, str], None] | None = None  # a target has accepted it
         self._counts: dict[TargetState, TargetCounts] = {}  # until the table changes
 
     def counts_of(self, booking: Booking) -> TargetCounts:
@@ -218,6 +220,8 @@ class Account:
             self.usage.add(tenant, arrival.model, served, spent.prompt, spent.out)
             if tenant and outcome is Outcome.REFUSED:
                 self.metrics.of_key(tenant).refusals[ending.error] += 1
+        if arrival.adapter is not None and 200 <= status < 300 and self.on_adapter is not None:
+            self.on_adapter(arrival.adapter, ending.last_target)
         self.explanations.ended(arrival.explanation)
         if self._record is not None:
             self._record(self._record_of(request, spent, now))

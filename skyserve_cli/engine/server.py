@@ -2,6 +2,7 @@
 
     POST /v1/chat/completions  /v1/completions  /v1/responses  /v1/messages  /tokenize  /detokenize
     GET  /v1/models  /v1/models/NAME  /health  /ping  /version  /metrics
+    POST /v1/load_lora_adapter  /v1/unload_lora_adapter
 
 A client that leaves cancels its handler (also while its request is still pending or is not streamed), and the
 `finally` of the handler frees the request's blocks. SIGTERM: /health says 503, no new connections, what runs may
@@ -25,6 +26,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from lb.config.cors import Cors
 from skyserve_cli.engine import api
+from skyserve_cli.engine.adapters import LoadedAdapters
 from skyserve_cli.engine.api import Generation, Kind
 from skyserve_cli.engine.cors import allow, cors_for
 from skyserve_cli.engine.errors import ApiError, BadRequest, ModelNotFound, error_body
@@ -146,6 +148,7 @@ class _Server:
         self._draining = False
         self._settings = settings
         self._model = EngineModel(settings.profile, Language(settings.seed, settings.mean_output_tokens))
+        self._adapters = LoadedAdapters(settings.model)
         self._telemetry = Telemetry(self._model, settings.model)
         self._runner = EngineRunner(self._model, self._telemetry, settings.speed, settings.clock_s)
         self._started_at = int(settings.unix_time_s())
@@ -159,6 +162,8 @@ class _Server:
                 web.post("/v1/messages", self._messages),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{name:.+}", self._one_model),
+                web.post("/v1/load_lora_adapter", self._load_adapter),
+                web.post("/v1/unload_lora_adapter", self._unload_adapter),
                 web.post("/tokenize", self._tokenize),
                 web.post("/detokenize", self._detokenize),
                 web.get("/health", self._health),
@@ -197,7 +202,7 @@ class _Server:
 
     async def _generate(self, http: web.Request, kind: Kind) -> web.StreamResponse:
         body = self._settings.style.read(api.parse_json(await http.read()))
-        asked = api.parse_generation(body, kind, self._settings.model, self._model.max_model_len)
+        asked = api.parse_generation(body, kind, self._adapters.served(body), self._model.max_model_len)
         self._calls += 1
         call_id = f"{self._settings.id_prefix}-{self._calls:x}"
         reply = self._reply(asked, body, _request_id(http) or call_id)
@@ -266,13 +271,20 @@ class _Server:
         return list(touched)
 
     async def _models(self, _: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._card()]})
+        return _json({"object": "list", "data": [self._card(), *self._adapters.cards(self._card())]})
 
     async def _one_model(self, http: web.Request) -> web.Response:
         asked = http.match_info["name"]
-        if asked != self._settings.model:
-            raise ModelNotFound(asked, self._settings.model)
-        return _json(self._card())
+        for card in (self._card(), *self._adapters.cards(self._card())):
+            if card["id"] == asked:
+                return _json(card)
+        raise ModelNotFound(asked, self._settings.model)
+
+    async def _load_adapter(self, http: web.Request) -> web.Response:
+        return web.Response(text=self._adapters.load(api.parse_json(await http.read())))
+
+    async def _unload_adapter(self, http: web.Request) -> web.Response:
+        return web.Response(text=self._adapters.unload(api.parse_json(await http.read())))
 
     def _card(self) -> dict[str, object]:
         return {
