@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -202,12 +202,15 @@ class Hollow:
         self.silence(name)
         self.api.delete("nodes", "", name)
 
-    def taint(self, name: str, *taints: Json) -> None:
-        """Give it these taints; without any those that it had before are gone.
+    def cordon(self, names: Sequence[str], *, on: bool) -> None:
+        """Return when the controller has tainted them, or taken its taint away: it would undo other taints written meanwhile."""
+        for name in names:
+            self.api.patch("nodes", "", name, {"spec": {"unschedulable": on}})
+        for name in names:
+            until(partial(self._is_settled, name), f"the taint of a cordon of {name} does not come or go")
 
-        A controller taints nodes that are cordoned, and would undo what is written while it changes that.
-        """
-        until(partial(self._is_settled, name), f"the taint of a cordon of {name} does not come or go")
+    def taint(self, name: str, *taints: Json) -> None:
+        """Give it these taints; without any those that it had before are gone."""
         own = self.nodes[name].body()["spec"]["taints"]
         self.api.patch("nodes", "", name, {"spec": {"taints": [*own, *taints]}})
 

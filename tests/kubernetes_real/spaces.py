@@ -105,8 +105,8 @@ class Space:
     def order(self, cloud: KubernetesProvisioner, name: str = "chat-1", **changes: Any) -> LaunchOrder:
         return order_of(name, offer=self.offer(cloud), **changes)
 
-    def cordon(self, node: str, *, on: bool = True) -> None:
-        self.api.patch("nodes", "", node, {"spec": {"unschedulable": on}})
+    def cordon(self, *nodes: str, on: bool = True) -> None:
+        self.hollow.cordon(nodes, on=on)
 
     def evict(self, pod: str) -> None:
         """As `kubectl drain` does."""
