@@ -26,7 +26,6 @@ from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.sim.market import CLOUD, EPOCH_S, TickClock, TraceMarket, usual_spot_usd_hour
-from skyserve_cli.sim.omniscient import solve
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run
 from skyserve_cli.sim.served import ServedRequests
 from skyserve_cli.sim.settings import OVERPROVISIONING, Job, Setting
@@ -342,6 +341,10 @@ def _spec_of(setting: Setting, job: Job) -> ServiceSpec:
 
 
 def _omniscient(setting: Setting, job: Job, progress: Callable[[float], None]) -> Run:
+    from skyserve_cli.sim.omniscient import (
+        solve,
+    )  # of an extra: commands say what is missing before they get here
+
     """Return the cost of a plan that knows the future. It launches nothing that could fail or be taken."""
     trace = setting.trace
     market = TraceMarket(
