@@ -100,7 +100,10 @@ class Space:
         return Cluster(self.name, **(plain | settings))
 
     def offer(self, cloud: KubernetesProvisioner) -> Offer:
-        return cloud.offers(Requirements((SMALL,)))[0]
+        """Return what it offers. Nodes that could not renew their leases, as the server was away, take no Pods for a moment."""
+        need = Requirements((SMALL,))
+        until(lambda: cloud.offers(need), "no node is known that takes Pods")
+        return cloud.offers(need)[0]
 
     def order(self, cloud: KubernetesProvisioner, name: str = "chat-1", **changes: Any) -> LaunchOrder:
         return order_of(name, offer=self.offer(cloud), **changes)

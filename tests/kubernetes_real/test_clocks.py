@@ -44,8 +44,8 @@ class Clocks:
         tokens = [f"{name}-{number}" for number in range(len(SKEWS))]
         orders = [self.space.order(cloud, token, replica_id=at) for at, token in enumerate(tokens)]
         for order, node in zip(orders, self.nodes.values(), strict=True):
+            self.space.cordon(node, on=False)  # first: at each moment some node takes Pods
             self.space.cordon(*(other for other in self.space.nodes if other != node))
-            self.space.cordon(node, on=False)
             insist(partial(cloud.launch, order))
         self.space.cordon(*self.space.nodes, on=False)
         for one in self.clouds.values():
