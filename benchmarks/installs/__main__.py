@@ -33,9 +33,6 @@ from tests.e2e.test_cli_controller_install import SYSTEMCTL
 
 _LOAD_CORE, _AGENT_CORE = 0, 1
 _WARM_S, _WINDOW_S = 0.5, 3.0
-_OTHER_PYTHON = (
-    "/usr/bin/python3-dbg"  # CPython with another ABI than the one that installs (package python3-dbg)
-)
 
 Start = Callable[[Path, Path], AbstractContextManager[Started]]
 
@@ -60,12 +57,6 @@ WAYS = (
     Way("alone", "`python -m lb` of a wheel", "wheel", alone),
     Way("region", "region on a machine, controller of a wheel", "wheel", region),
     Way("region-editable", "region on a machine, controller of `-e`", "editable", region),
-    Way(
-        "region-other",
-        "region on a machine whose Python has no wheel (a debug build)",
-        "wheel",
-        partial(region, python=_OTHER_PYTHON),
-    ),
     Way(
         "deployed", "`serve controller deploy` from a wheel", "wheel", partial(deployed, systemctl=SYSTEMCTL)
     ),

@@ -36,7 +36,6 @@ service:
   readiness_probe: {path: /health, initial_delay_seconds: 120}
   replicas: 1
 resources: {}
-workdir: .
 run: exec ./engine --at $SKYSERVE_REPLICA_PORT
 """
 
@@ -60,12 +59,14 @@ class Serve:
     program: Path
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
+    host: str = "127.0.0.1"  # where local load balancers listen
 
     def __post_init__(self) -> None:
         self.home = self.folder / "home"
         self.home.mkdir(parents=True)
         first = free_port()
-        self.config["load_balancer"] = {"first_port": first, "last_port": first + 9}
+        listen = {"host": self.host, "first_port": first, "last_port": first + 9}
+        self.config["load_balancer"] = listen
         (self.home / "config.yaml").write_text(yaml.safe_dump(self.config))
 
     def __call__(self, *words: str | Path) -> str:
@@ -90,6 +91,7 @@ class Serve:
         body["service"] |= changes
         place = self.folder / "service"
         place.mkdir(exist_ok=True)
+        body["workdir"] = str(place)
         shutil.copy(compiled("backend"), place / "engine")
         (place / "service.yaml").write_text(yaml.safe_dump(body))
         try:
@@ -217,11 +219,9 @@ def host(**image: Any) -> Iterator[tuple[Vm, Path]]:
 
 
 @contextmanager
-def region(program: Path, folder: Path, python: str = "") -> Iterator[Started]:
-    """A load balancer in a region that is a host of one's own, beside its replica. `python`: what `python3` is there."""
+def region(program: Path, folder: Path) -> Iterator[Started]:
+    """A load balancer in a region that is a host of one's own, beside its replica."""
     with host(gpus=1) as (vm, keys):
-        if python:
-            vm.run(f"ln -sf {python} /usr/local/bin/python3")
         pool = {
             "user": "me",
             "identity_file": str(keys / "id"),
@@ -241,7 +241,7 @@ def deployed(program: Path, folder: Path, systemctl: str) -> Iterator[Started]:
     with host(libraries=names, disk_mb=3000) as (vm, keys):
         vm.run("mkdir -p /run/systemd/system; ln -s /bin/true /usr/local/bin/loginctl")
         vm.run(f"cat >/usr/local/bin/systemctl <<'END'\n{systemctl}\nEND\nchmod +x /usr/local/bin/systemctl")
-        serve = Serve(program, folder)
+        serve = Serve(program, folder, host="0.0.0.0")
         login = ["--identity", keys / "id", "--known-hosts", keys / "known_hosts"]
         serve(
             "controller",
