@@ -176,6 +176,12 @@ def simulate(
         ),
     ] = None,
     tick: Annotated[str, typer.Option("--tick", metavar="DURATION", help="Of the controller.")] = "30s",
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole", help="With the controller's store and orders: the same figures, several times slower."
+        ),
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, max=256, help="Processes. Default: one for each core.")
     ] = None,
@@ -200,7 +206,7 @@ def simulate(
 ) -> None:
     """Show what a service would have cost on a spot market, and how often it would have been short.
 
-    The controller's own code runs on a record of what zones had room for.
+    The controller's own decisions are made on a record of what zones had room for.
     Launches that fail, preemptions and cold starts are in it; no cloud is called.
 
     \b
@@ -246,6 +252,7 @@ def simulate(
         spec=runs.sized(spec, replicas),
         notice_s=runs.notice(notice, tick_s),
         traffic=traffic,
+        whole=whole,
     )
     _check_requests(common)
     settings = [replace(common, trace=part) for part in parts]
