@@ -9,7 +9,9 @@
 Agents decide with the production code over the model of an L4; round trips are 90 ms (us, eu), 150 (us, asia) and 220 (eu,
 asia). Rules: `local` (no region helps another), `all_view` (every agent has every replica), `all_view_rtt` (and knows the
 distances), `all_view_plain` (chooses a replica by GORGO's cost without our terms for burden and copies), `skywalker` as published,
-`gorgo` as published between regions and plain inside, `central_gorgo` (one agent in us, plain), `one_cost`. Means over the seeds, with half of a 95 % confidence interval. Lines below a
+`gorgo` as published between regions and plain inside, `central_gorgo` (one agent in us, plain), `central_rr`, `central_ll`,
+`central_ch` and `central_sgl` (one agent in us that pushes blindly: round robin, least load, a ring hash, sglang-router's rule),
+`skywalker_ch` (a ring hash in both layers), `one_cost`. Means over the seeds, with half of a 95 % confidence interval. Lines below a
 rule are of a part of its requests: those of an outage, or of the clients of some regions.
 """
 
