@@ -85,6 +85,7 @@ class Agent:
         self._report_id = ReportId(1, 0)
         self._heard: dict[str, ReportId] = {}  # from peers
         self._polled_at: dict[str, float] = {}
+        self._polling: set[str] = set()
 
     def _start_empty(self, now: float) -> None:
         self._table = TargetTable(self._described(), now, self._world.rule.make_inner)
@@ -150,8 +151,7 @@ class Agent:
                 key = self._table.key(engine.id)
                 assert key is not None
                 self._table.loaded(key, engine.load(), 0.0, 0.0)
-            offset_s = self._pushing.probe_s * place / len(self._world.engines)
-            self._world.events.at(offset_s, self._poll, engine)
+            self._poll_from(self._pushing.probe_s * place / len(self._world.engines), engine)
         if self._others:
             self._world.events.at(self._world.scenario.report_s, self._report, None)
 
@@ -305,10 +305,16 @@ class Agent:
 
     # --- what it learns
 
+    def _poll_from(self, at_s: float, engine: RegionalEngine) -> None:
+        if engine in self._served and engine.id not in self._polling:
+            self._polling.add(engine.id)
+            self._world.events.at(at_s, self._poll, engine)
+
     def _poll(self, engine: RegionalEngine, now: float) -> None:
-        if not self._world.under_way:
+        if not self._world.under_way or engine not in self._served:
+            self._polling.discard(engine.id)
             return
-        if engine in self._served and not self.down:
+        if not self.down:
             polled_at = self._polled_at.get(engine.id, -IDLE_POLL_S)
             if engine.items or len(self._queue) or now - polled_at >= IDLE_POLL_S:
                 self._polled_at[engine.id] = now
@@ -409,6 +415,8 @@ class Agent:
         self._served = [*self._served, *(one for one in engines if one not in self._served)]
         self._table.apply(self._described(), now)
         self._measure_distances()
+        for engine in engines:
+            self._poll_from(now + self._pushing.probe_s, engine)
         self._let_in(now)
 
     def give_back(self, region: str, now: float) -> None:

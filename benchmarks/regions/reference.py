@@ -108,7 +108,9 @@ def unlike(load: float) -> Callable[[float], Scenario]:
     def made(length_s: float) -> Scenario:
         us = Region("us", 0, USD_PER_HOUR["us"], EGRESS_USD_PER_GB["us"], engines={"a100-7b": 1})
         regions = (us, *three(3)[1:])
-        return replace(day(load, length_s=length_s), name=f"A100 and 6 L4, load {load:g}", regions=regions)
+        base = day(load, length_s=length_s)
+        name = f"A100 and 6 L4, load {load:g}"
+        return replace(base, name=name, regions=regions, report_s=0.5, ends_at_s=length_s)
 
     return made
 
@@ -134,7 +136,16 @@ def uneven(load: float) -> Callable[[float], Scenario]:
         regions = tuple(Region(name, count) for name, count in sizes.items())
         clients = Clients("day", {"load": load, "length_s": length_s})
         name = f"6/3/2/1/0 replicas, load {load:g}"
-        return Scenario(name, regions, _FIVE_RTT_MS, clients, jitter=0.2, count_from_s=length_s / 10)
+        return Scenario(
+            name,
+            regions,
+            _FIVE_RTT_MS,
+            clients,
+            report_s=0.5,
+            jitter=0.2,
+            count_from_s=length_s / 10,
+            ends_at_s=length_s,
+        )
 
     return made
 

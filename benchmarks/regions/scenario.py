@@ -125,6 +125,9 @@ class Scenario:
     rtt_changes: tuple[RttChange, ...] = ()
     closed_loop: bool = False
     count_from_s: float = 0.0  # arrivals before that fill the caches (open loop)
+    ends_at_s: float | None = (
+        None  # nothing arrives later, so that conversations under way have no further turns
+    )
 
     @property
     def region_names(self) -> tuple[str, ...]:
@@ -149,7 +152,7 @@ def three(replicas: Mapping[str, int] | int = 4) -> tuple[Region, ...]:
 
 _KEYS = {
     "name", "regions", "rtt_ms", "clients", "profile", "report_s", "stay", "deaths", "cuts", "rtt_changes",
-    "closed_loop", "count_from_s", "pauses", "jitter", "usd_per_second",
+    "closed_loop", "count_from_s", "ends_at_s", "pauses", "jitter", "usd_per_second",
 }  # fmt: skip
 
 
@@ -192,6 +195,7 @@ def _scenario(given: dict[str, Any], path: Path) -> Scenario:
         rtt_changes=tuple(RttChange(**one) for one in given.get("rtt_changes", ())),
         closed_loop=bool(given.get("closed_loop", False)),
         count_from_s=float(given.get("count_from_s", 0.0)),
+        ends_at_s=given.get("ends_at_s"),
     )
 
 

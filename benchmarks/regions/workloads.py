@@ -4,6 +4,7 @@
             `crowds`
     closed  a fixed number of clients per region who talk without pause, for `length_s`
     trees   trees of thought (`benchmarks.traffic.trees`) with a number of clients per region
+    recorded  conversations of a file (`benchmarks.regions.recorded`) with a number of clients per region
 
 Lengths are those of `benchmarks.traffic.chat` unless a scenario names others. Three of a region's twelve tenants are
 global: their system prompts are the same in all regions.
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from heapq import merge
 from typing import Any, NamedTuple, Protocol
 
+from benchmarks.regions.recorded import Recorded
 from benchmarks.traffic.chat import Habits, Session
 from benchmarks.traffic.trees import Clients as TreeClients
 from benchmarks.traffic.trees import TreesOfThought, made_up
@@ -275,8 +277,8 @@ class Trees:
 
 
 def make(kind: str, regions: Mapping[str, int], seed: int, options: Mapping[str, Any]) -> RegionalWorkload:
-    """Returns the workload of that kind. Raises ValueError for an unknown kind, TypeError for an unknown option."""
-    kinds: Mapping[str, Any] = {"day": Day, "closed": Closed, "trees": Trees}
+    """Returns the workload of that kind. Raises ValueError for an unknown kind, TypeError for an unknown option, OSError."""
+    kinds: Mapping[str, Any] = {"day": Day, "closed": Closed, "trees": Trees, "recorded": Recorded}
     if kind not in kinds:
         raise ValueError(f"clients.kind: unknown workload {kind!r}; known: {', '.join(kinds)}")
     made: RegionalWorkload = kinds[kind](regions, seed, **options)

@@ -311,7 +311,10 @@ class World:
             )
         )
         self._open -= 1
+        ends_at_s = self.scenario.ends_at_s
         for later in self.workload.ended(call, now):
+            if ends_at_s is not None and later.at_s >= ends_at_s:
+                continue
             self._open += 1
             self.events.at(later.at_s, self._opens_later, later.call)
 
