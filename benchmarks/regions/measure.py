@@ -55,7 +55,7 @@ def measure(
         size * scenario.region(source).egress_usd_per_gb / 1e9
         for (source, _), size in result.egress_bytes.items()
     )
-    names = [region.name for region in scenario.regions for _ in range(region.replicas)]
+    names = [region.name for region in scenario.regions for _ in range(region.size)]
     gpu_usd = sum(
         busy_s * scenario.region(name).usd_per_hour / 3600
         for busy_s, name in zip(result.busy_s, names, strict=True)
