@@ -240,9 +240,8 @@ def simulate(
     policies, margins = runs.wanted_policies(spec, policy), runs.wanted_overprovisions(spec, overprovision)
     asked = runs.jobs(policies, margins, targets, runs.seeds(seed))
     runs.insist_on_few(len(asked) * len(parts))
-    recorded = runs.arrivals(requests, market.length_s)
     given = traffic_options.TrafficOptions(capacity, mean_replicas, warm_up, response_weight)
-    arrivals, traffic = traffic_options.traffic(spec, recorded, given, tick_s)
+    arrivals, traffic = traffic_options.traffic(spec, runs.arrivals(requests, market.length_s), given, tick_s)
     common = Setting(
         trace=market,
         n_target=runs.target_size(spec, replicas),
