@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -145,6 +145,7 @@ class Hollow:
         self.kubelet = HollowKubelet(self.store, root)
         self.services = Services(cast(Store, self.store))
         self.nodes: dict[str, Node] = {}
+        self._cut_off: set[str] = set()  # nodes whose last heartbeat failed
         self._server = _served(self.kubelet, self.store, plane.folder)
         self.port = int(self._server.server_address[1])
         self._over = threading.Event()
@@ -248,10 +249,17 @@ class Hollow:
         return time.time() + self.kubelet.skews.get(node, 0.0)
 
     def _beat(self) -> None:
-        for name in list(self.nodes):
-            if name not in self.kubelet.silent:
-                with suppress(*_ERRORS):
-                    self._renew(name)
+        """A kubelet that could not reach the server reports its node as ready once it can again."""
+        for name, node in list(self.nodes.items()):
+            if name in self.kubelet.silent:
+                continue
+            try:
+                self._renew(name)
+                if name in self._cut_off:
+                    self._report(node)
+                    self._cut_off.discard(name)
+            except _ERRORS:
+                self._cut_off.add(name)
 
     def _renew(self, name: str) -> None:
         now = datetime.fromtimestamp(self._now(name), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
