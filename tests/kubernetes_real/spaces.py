@@ -95,7 +95,7 @@ class Space:
             "prices": PRICES,
             "context": self.name,
             "node_selector": {LABEL: self.name},
-            "schedule_wait_s": 2.0,
+            "schedule_wait_s": 5.0,
         }
         return Cluster(self.name, **(plain | settings))
 
