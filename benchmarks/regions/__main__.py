@@ -13,7 +13,8 @@ distances), `all_view_plain` (chooses a replica by GORGO's cost without our term
 `gorgo` as published between regions and plain inside, `central_gorgo` (one agent in us, plain), `central_rr`, `central_ll`,
 `central_ch` and `central_sgl` (one agent in us that pushes blindly: round robin, least load, a ring hash, sglang-router's rule),
 `skywalker_ch` (a ring hash in both layers), `one_cost`. Means over the seeds, with half of a 95 % confidence interval. Lines below a
-rule are of a part of its requests: those of an outage, or of the clients of some regions.
+rule are of a part of its requests: those of an outage, or of the clients of some regions. The last column is the TTFT's p90, of
+the shortest of any rule.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.regions import cost, papers, workloads
@@ -89,15 +91,28 @@ def table(args: argparse.Namespace) -> None:
                 for part, value in zip(parts, values, strict=True):
                     by_line.setdefault((run.rule, part.name), []).append(value)
                     rows.append(_row(run, part, value))
+            of_best = _of_best(by_line)
             lines = [
-                [f"{rule}: {part}" if part else rule, *(column.cell(values) for column in COLUMNS)]
+                [
+                    f"{rule}: {part}" if part else rule,
+                    *(column.cell(values) for column in COLUMNS),
+                    f"{of_best[rule, part]:.2f}",
+                ]
                 for (rule, part), values in by_line.items()
             ]
-            print_table(
-                f"{scenario.name}: {len(seeds)} seeds", ["rule", *(column.head for column in COLUMNS)], lines
-            )
+            heads = ["rule", *(column.head for column in COLUMNS), "p90 of best"]
+            print_table(f"{scenario.name}: {len(seeds)} seeds", heads, lines)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _of_best(by_line: Mapping[tuple[str, str], Sequence[Figures]]) -> dict[tuple[str, str], float]:
+    """Returns how long the TTFT's p90 of each line is, of the shortest of any rule in that part."""
+    p90 = {line: fmean(one.ttft_p90 for one in values) for line, values in by_line.items()}
+    best: dict[str, float] = {}
+    for (_, part), value in p90.items():
+        best[part] = min(value, best.get(part, value))
+    return {line: value / best[line[1]] for line, value in p90.items()}
 
 
 def check_clients(scenario: Scenario) -> None:

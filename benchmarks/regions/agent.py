@@ -130,6 +130,7 @@ class Agent:
                 id=one.id,
                 url=f"http://127.0.0.1:{one.index + 1}",
                 region=one.region,
+                accelerator=one.profile,
                 zones=self._world.zones_of(one.region),
             )
             for one in self._served

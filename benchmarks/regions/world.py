@@ -83,6 +83,7 @@ class RegionalEngine(Engine[Flight]):
         self.index = index
         self.id = f"{region}-{index}"
         self.region = region
+        self.profile = profile.name
 
 
 class World:
