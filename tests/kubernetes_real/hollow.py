@@ -211,9 +211,12 @@ class Hollow:
             until(partial(self._is_settled, name), f"the taint of a cordon of {name} does not come or go")
 
     def taint(self, name: str, *taints: Json) -> None:
-        """Give it these taints; without any those that it had before are gone."""
-        own = self.nodes[name].body()["spec"]["taints"]
-        self.api.patch("nodes", "", name, {"spec": {"taints": [*own, *taints]}})
+        """Give it these taints; without any those that it had before are gone.
+
+        A controller that had read the node before, for a taint of its own, takes ours away again: an autoscaler would write them again, too.
+        """
+        wanted = [*self.nodes[name].body()["spec"]["taints"], *taints]
+        until(partial(self._keeps, name, wanted), f"{name} does not keep {wanted}")
 
     def node_of(self, namespace: str, pod: str) -> str:
         return str(self.api.get("pods", namespace, pod)["spec"].get("nodeName", ""))
@@ -228,6 +231,12 @@ class Hollow:
     def _is_usable(self, name: str) -> bool:
         found = self.api.get("nodes", "", name)
         return not any(one["key"] in _UNREADY for one in found["spec"].get("taints") or ())
+
+    def _keeps(self, name: str, wanted: list[Json]) -> bool:
+        self.api.patch("nodes", "", name, {"spec": {"taints": wanted}})
+        time.sleep(_SETTLE_S)
+        found = self.api.get("nodes", "", name)["spec"].get("taints") or ()
+        return {one["key"] for one in wanted} <= {one["key"] for one in found}
 
     def _is_settled(self, name: str) -> bool:
         spec = self.api.get("nodes", "", name)["spec"]
