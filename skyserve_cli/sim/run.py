@@ -351,4 +351,6 @@ def _omniscient(setting: Setting, job: Job, progress: Callable[[float], None]) -
         ),
         n_target=setting.n_target,
         availability_target=job.availability_target,
+        cost_bound=found.cost_bound,
+        status=found.status,
     )
