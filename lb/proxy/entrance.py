@@ -20,6 +20,7 @@ from lb.core.warming import LARGEST_BYTES, PromptSample, PromptSamples
 from lb.http import error_responses, session_cookie
 from lb.http.api_paths import Work, for_model, names_a_model, work_of
 from lb.http.cors import CorsRules
+from lb.http.deadline_headers import PROBLEM, read_deadline
 from lb.http.key_carriers import QUERY, keys_in_query
 from lb.http.messages import RequestHead
 from lb.http.rate_limits import lines_of
@@ -66,6 +67,7 @@ _DOT_SEGMENT: Final = (
 )
 _DOTS: Final = Rejection(400, "dot_segments", "The path must not contain the segments . and .. here.")
 _READING: Final = (b"GET", b"HEAD", b"OPTIONS")
+_BAD_DEADLINE: Final = Rejection(400, "invalid_deadline", PROBLEM)
 _UNREADABLE: Final = Rejection(
     400, "invalid_json", "The body is not a JSON object as RFC 8259 has it: UTF-8, without NaN and Infinity."
 )
@@ -121,6 +123,8 @@ class RequestAdmission:
         self._endpoints = {"service": self._table.table.service, "endpoints": rows} if rows else None
         self.cors = CorsRules(cors) if cors.origins else None
         self._cookies = self._table.table.session.cookie is CookieMode.AUTO
+        slo = self._table.table.slo
+        self._deadline = (slo.ttft_s, slo.tpot_s) if slo.deadlines else None  # of requests that bring none
         policy, names = self._table.table.policy, self._table.table.session.fields
         # The model is part of what a session is known by, and stands in the body.
         self._by_session = self._cookies or policy == SESSION_POLICY
@@ -160,6 +164,8 @@ class RequestAdmission:
             return _TRACE
         if self._has_base_path and _DOT_SEGMENT.search(path):
             return _DOTS
+        if head.slo is not None and read_deadline(*head.slo) is None:
+            return _BAD_DEADLINE
         credentials = head.credentials
         if self._keys_in_query and b"?" in head.target:
             credentials += tuple((QUERY, key) for key in keys_in_query(head.target))
@@ -234,6 +240,8 @@ class RequestAdmission:
         policy = overrides.policy or (self._session_policy if session else None)
         (own_id, request_id, shown_id), method, plain = self._ids(head), head.method_text, head.path_text
         view = RequestView(own_id, method, plain, len(body), prompt, scope, session, parsed.max_tokens)
+        if head.slo is not None or self._deadline is not None:
+            view = self._due(view, head, admission.hop, now)
         span = ""
         if self._begin_span is not None:
             span = self._begin_span(head.traceparent.decode("latin-1"))
@@ -358,6 +366,16 @@ class RequestAdmission:
 
     def _zones(self, admission: Admission) -> Zones:
         return admission.zones if admission.hop is not None else admission.zones | self._entrance
+
+    def _due(self, view: RequestView, head: RequestHead, hop: RequestHop | None, now: float) -> RequestView:
+        """Return the view with the deadline of the request, or else with that of the service's requests to a model."""
+        deadline = self._deadline if head.method == b"POST" and for_model(head.path) else None
+        if head.slo is not None:
+            deadline = read_deadline(*head.slo)
+        if deadline is None:
+            return view
+        since, (ttft_s, tpot_s) = now - (0.0 if hop is None else hop.age_s), deadline
+        return view._replace(due_at=since + ttft_s if ttft_s else 0.0, ttft_s=ttft_s, tpot_s=tpot_s)
 
     def _ids(self, head: RequestHead) -> tuple[str, bytes, str]:
         """Return our own id, that of X-Request-Id, and the latter as text."""

@@ -3,9 +3,10 @@
     here = network + wait + prefill of uncached tokens + decode share + copy
     peer = round trip + wait there + what was forwarded since its report + prefill + decode share + copy + money
 
-The request goes to the cheapest peer if that is cheaper than here by more than the margin, and if its first token is then
-expected within the time that the request has left. Unlike SkyWalker and GORGO, a request may leave although a replica here
-admits it (a warm prefix elsewhere, a long wait here), and stay although none does (a short wait).
+The request goes to the cheapest peer if that is cheaper than here by more than the margin, or if only there its first token is
+expected within the time that the request has left, and never if it is not expected in time there either. Unlike SkyWalker and
+GORGO, a request may leave although a replica here admits it (a warm prefix elsewhere, a long wait here), and stay although none
+does (a short wait).
 
 The margin is the hysteresis: what one side knows of the other was true a round trip and the age of a report ago, and a
 gain below what changes meanwhile is noise. It is MARGIN_SHARE of the cost here, and at least STALE_SHARE of that time, of which
@@ -92,9 +93,11 @@ class OneCost:
         at = min(range(len(rows)), key=lambda index: rows[index][1])
         best, peer, scored = rows[at], free[at], (here, *rows)
         stale_s = self._stale_share * min(peer.rtt_s + peer.age_s, LONGEST_STALE_S)
-        if best[1] + max(stale_s, self._margin_share * here[1]) >= here[1]:
+        there_s = best[1] - best[6] - best[7]
+        keeps = there_s < left_s < here[2] + here[3] + here[4]  # in time there, and not here
+        if not keeps and best[1] + max(stale_s, self._margin_share * here[1]) >= here[1]:
             return RegionChoice("", "no peer is cheaper by more than the margin", _TERMS, scored)
-        if best[1] - best[6] - best[7] >= left_s:
+        if there_s >= left_s:
             return RegionChoice("", "no peer would respond in time", _TERMS, scored)
         return RegionChoice(best[0], "first token expected sooner there", _TERMS, scored)
 

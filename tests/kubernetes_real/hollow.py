@@ -12,8 +12,8 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -145,6 +145,7 @@ class Hollow:
         self.kubelet = HollowKubelet(self.store, root)
         self.services = Services(cast(Store, self.store))
         self.nodes: dict[str, Node] = {}
+        self._cut_off: set[str] = set()  # nodes whose last heartbeat failed
         self._server = _served(self.kubelet, self.store, plane.folder)
         self.port = int(self._server.server_address[1])
         self._over = threading.Event()
@@ -202,12 +203,15 @@ class Hollow:
         self.silence(name)
         self.api.delete("nodes", "", name)
 
-    def taint(self, name: str, *taints: Json) -> None:
-        """Give it these taints; without any those that it had before are gone.
+    def cordon(self, names: Sequence[str], *, on: bool) -> None:
+        """Return when the controller has tainted them, or taken its taint away: it would undo other taints written meanwhile."""
+        for name in names:
+            self.api.patch("nodes", "", name, {"spec": {"unschedulable": on}})
+        for name in names:
+            until(partial(self._is_settled, name), f"the taint of a cordon of {name} does not come or go")
 
-        A controller taints nodes that are cordoned, and would undo what is written while it changes that.
-        """
-        until(partial(self._is_settled, name), f"the taint of a cordon of {name} does not come or go")
+    def taint(self, name: str, *taints: Json) -> None:
+        """Give it these taints; without any those that it had before are gone."""
         own = self.nodes[name].body()["spec"]["taints"]
         self.api.patch("nodes", "", name, {"spec": {"taints": [*own, *taints]}})
 
@@ -245,10 +249,17 @@ class Hollow:
         return time.time() + self.kubelet.skews.get(node, 0.0)
 
     def _beat(self) -> None:
-        for name in list(self.nodes):
-            if name not in self.kubelet.silent:
-                with suppress(*_ERRORS):
-                    self._renew(name)
+        """A kubelet that could not reach the server reports its node as ready once it can again."""
+        for name, node in list(self.nodes.items()):
+            if name in self.kubelet.silent:
+                continue
+            try:
+                self._renew(name)
+                if name in self._cut_off:
+                    self._report(node)
+                    self._cut_off.discard(name)
+            except _ERRORS:
+                self._cut_off.add(name)
 
     def _renew(self, name: str) -> None:
         now = datetime.fromtimestamp(self._now(name), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
