@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from lb.core.hop import NO_REPORT, ReportId
@@ -48,10 +48,6 @@ class ClassReport(NamedTuple):
     s_per_byte: float
     decode_s: float
 
-    def first_byte_s(self, residual_bytes: int) -> float:
-        """Return how long a request waits there that has so many bytes to compute."""
-        return self.wait_s + residual_bytes * self.s_per_byte
-
 
 class RegionReport(NamedTuple):
     """What an agent reports of its region: `available` replicas take a request now, `room` requests in all, `queued` wait.
@@ -71,14 +67,6 @@ class RegionReport(NamedTuple):
     engine: str = ""
     silent: tuple[str, ...] = ()
     classes: tuple[ClassReport, ...] = ()
-
-    def of(self, residual_bytes: int) -> ClassReport:
-        """Return what is reported of the class of replicas that has the first byte of such a request soonest."""
-        if self.classes:
-            free = [one for one in self.classes if one.available]
-            if free:
-                return min(free, key=lambda one: one.first_byte_s(residual_bytes))
-        return ClassReport(self.available, self.queued, self.wait_s, self.s_per_byte, self.decode_s)
 
 
 class _Peer:
@@ -159,7 +147,7 @@ class Peers:
             matched = match.get(region, 0)
             if matched < MIN_MATCH_BYTES:
                 matched = 0
-            best = report.of(size - matched)
+            best = _best_class(report, size - matched)
             found.append(
                 PeerView(
                     region,
@@ -193,8 +181,9 @@ class Peers:
             matched = self._tree.match(request.scope, prompt).get(region, 0)
             self._tree.insert(request.scope, prompt, region)
         peer.sent[name] = now
-        residual = size - matched
-        peer.sent_s[name] = residual * peer.report.of(residual).s_per_byte if peer.report else 0.0
+        residual, report = size - matched, peer.report
+        pace = 0.0 if report is None else _best_class(report, residual).s_per_byte
+        peer.sent_s[name] = residual * pace
         self._turns.use(region)
 
     def responded(self, name: Hashable, region: str, room_after: ReportId | None) -> bool:
@@ -248,6 +237,17 @@ class Peers:
     def _settle(peer: _Peer, name: Hashable) -> None:
         peer.sent.pop(name, None)
         peer.sent_s.pop(name, None)
+
+
+def _best_class(report: RegionReport, residual_bytes: int) -> ClassReport:
+    """Return the class of replicas that has room and the first byte of such a request soonest, or else all of them as one."""
+    best = ClassReport(report.available, report.queued, report.wait_s, report.s_per_byte, report.decode_s)
+    soonest_s = inf
+    for one in report.classes:
+        first_s = one.wait_s + residual_bytes * one.s_per_byte
+        if one.available and first_s < soonest_s:
+            best, soonest_s = one, first_s
+    return best
 
 
 _SAMPLE_BYTES = 4096

@@ -13,7 +13,8 @@ gain below what changes meanwhile is noise. It is MARGIN_SHARE of the cost here,
 no more than LONGEST_STALE_S counts. So a near region helps for a gain for which a distant one does not.
 
 The decode share is `DECODE_WEIGHT` of the delay by the sequences that run beside the request. Without it a region with few replicas
-keeps its requests until they have to wait, and every stream there is slow.
+keeps its requests until they have to wait, and every stream there is slow. With all of it, regions that are alike exchange requests for
+nothing.
 
 The copy is COPY_WEIGHT times the prefill of what another region has in its cache and this one has not, as in
 `policies.routing.gorgo`: to compute it again takes memory from other prompts, which must then be computed again themselves. So a
@@ -34,7 +35,7 @@ from typing import ClassVar
 from policies.regions.base import LocalCost, PeerView, RegionChoice, stay
 
 COPY_WEIGHT = 4.0
-DECODE_WEIGHT = 1.0
+DECODE_WEIGHT = 0.5
 MARGIN_SHARE = 0.1
 STALE_SHARE = 0.2
 LONGEST_STALE_S = 1.0

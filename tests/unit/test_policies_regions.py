@@ -132,9 +132,9 @@ class TestOneCost:
         )
         assert chosen("one_cost", local, EU._replace(money_s=0.6), left_s=0.2) == "eu"
 
-    def test_the_decode_delay_counts(self) -> None:
-        assert chosen("one_cost", FULL._replace(wait_s=0.0, decode_s=0.2), EU) == "eu"
-        assert chosen("one_cost", FULL._replace(wait_s=0.0, decode_s=0.1), EU) == ""
+    def test_half_of_the_decode_delay_counts(self) -> None:
+        assert chosen("one_cost", FULL._replace(wait_s=0.0, decode_s=0.3), EU) == "eu"
+        assert chosen("one_cost", FULL._replace(wait_s=0.0, decode_s=0.2), EU) == ""
 
     def test_the_decision_explains_every_term(self) -> None:
         decision = OneCost().choose(BYTES, FULL, (EU, ASIA), 60.0)
