@@ -254,7 +254,8 @@ class Session:
     """What keeps a client with a target.
 
     `fields` of a JSON body or of a query name its session, the first one that is there; a dot goes down into an object
-    (`metadata.session_id`). With policy `consistent_hash` or a cookie the field `user` does, if there are no others.
+    (`metadata.session_id`). If there are no others, `prompt_cache_key` and `session_id` do with policy `gorgo`, and `user` with policy
+    `consistent_hash` or a cookie.
     """
 
     cookie: CookieMode = CookieMode.OFF

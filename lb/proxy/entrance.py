@@ -39,7 +39,7 @@ from lb.stream.resume_state import ResumeState
 from lb.stream.session_fields import SessionFields
 from lb.stream.warming_request import PATHS as SAMPLED
 from policies.routing.base import RequestView
-from policies.routing.names import GO_BY_SESSIONS, SESSION_POLICY
+from policies.routing.names import GO_BY_SESSIONS, SERVICE_POLICY, SESSION_POLICY
 from policies.routing.registry import POLICIES
 
 
@@ -53,6 +53,7 @@ class RequestOverrides(NamedTuple):
 
 _NO_OVERRIDES: Final = RequestOverrides()
 _PARSED_BYTES: Final = 256 * 1024  # of a body that is parsed for a field or two
+_CACHE_FIELDS: Final = ("prompt_cache_key", "session_id")  # by which clients ask for the same cache
 _HEALTH: Final = b"/-/healthz"
 _READY: Final = b"/-/ready"
 _WELL_KNOWN: Final = b"/.well-known/skyserve"
@@ -128,7 +129,10 @@ class RequestAdmission:
         policy, names = self._table.table.policy, self._table.table.session.fields
         # The model is part of what a session is known by, and stands in the body.
         self._by_session = self._cookies or policy == SESSION_POLICY
-        self._session_fields = SessionFields(names or (("user",) if self._by_session else ()))
+        usual = ("user",) if self._by_session else ()
+        if policy == SERVICE_POLICY:  # a session is a term of its cost, and nothing is bound by it
+            usual = (*_CACHE_FIELDS, *usual)
+        self._session_fields = SessionFields(names or usual)
         self._session_policy = None if policy in GO_BY_SESSIONS else SESSION_POLICY
         self._trusted = [ipaddress.ip_network(one) for one in self._table.table.trusted_proxies]
         # Above its base path a target may serve other services.

@@ -39,6 +39,7 @@ TOKEN_SHARE = 0.2  # of the newest stream in the pace of its tokens
 DOUBT = 3.0  # standard errors by which a target must differ from the fleet
 SPEED_HOLDS_S = 0.25  # as long a speed is used before it is computed again
 SEATS_FADE_S = 60.0  # what was seen of the seats of a batch counts less by e after this time
+SEATS_KEPT = 1  # for urgent requests, of those of a batch, while such requests come
 SEATS_SEEN_S = 5.0  # as long what was seen of them is taken as it is where room is kept
 # What an engine has pending waits for prefill until the first of it is as late as this.
 LATE_S = 0.1
@@ -181,9 +182,9 @@ class Backlog:
         return streams_ahead <= 1 or streams_ahead * self._seat_s(target) < SEAT_AHEAD_S
 
     def has_seat(self, target: TargetView, urgent: bool, now: float) -> bool:
-        """Return whether a newcomer has a seat at once.
+        """Return whether a newcomer has a seat at once, and one that is not `urgent` leaves SEATS_KEPT.
 
-        One that is not `urgent` may go now and then although it has only the next one, to find out how many there are.
+        Now and then it may go although it has only the next one, to find out how many there are.
         """
         pending, seats = target.pending or 0, round(self._seats)
         if not pending and (target.running is None or not seats):
@@ -191,7 +192,9 @@ class Backlog:
         free = seats - (target.running or 0) - pending
         if target.queued and target.kv_usage is not None and target.kv_usage >= FULL_KV_USAGE:
             free = -pending
-        return free > 0 or (not urgent and not pending and now > self._seats_seen_at + SEATS_SEEN_S)
+        return free > (0 if urgent else SEATS_KEPT) or (
+            not urgent and not pending and now > self._seats_seen_at + SEATS_SEEN_S
+        )
 
     # --- changes
 

@@ -39,8 +39,10 @@ idle, to gain milliseconds.
 
 *Sessions.* A client that names its session expects its state on one target: a cache that the prompt does not show, or that
 has been forgotten here. So what no target is known to have in its cache, SESSION_BYTES at least, is taken for cached where
-the session belongs by consistent hashing (`consistent_hash.Sessions`). All load balancers agree on that target without
-talking. It is a term like others: a session leaves its target for one where it gains more, and stays where its prompt is.
+the session was served last, as far as that is known here: less by e after each STAY_S, since caches forget, and then SESSION_BYTES.
+Of a session that is not known here that is where it belongs by consistent hashing (`consistent_hash.Sessions`), on which all load
+balancers agree without talking. It is a term like others: a session leaves its target for one where it gains more, and stays where its
+prompt is.
 
 *Waiting.* The best target may have enough to do. It does if the requests that were sent to it will have their first bytes
 in PUSH_AHEAD_S or later, or if some of them wait for a seat in its batch already: either is enough for an engine never to
@@ -85,8 +87,9 @@ ago.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from math import inf
+from math import exp, inf
 from typing import ClassVar, Final, NamedTuple
 
 from policies.routing.backlog import DEFAULT_S_PER_BYTE, FULL_KV_USAGE, USUAL_SHARE, Backlog, FleetMeans
@@ -97,6 +100,7 @@ from policies.routing.prefix_policy import PrefixPolicy
 from policies.routing.radix_tree import Match
 from policies.routing.request_work import BYTES_PER_TOKEN, prompt_bytes, streamed
 from policies.routing.response_length import ResponseLength, RunningMedian
+from policies.routing.target_list import finder
 
 __all__ = ["DEFAULT_S_PER_BYTE", "Gorgo"]
 
@@ -107,6 +111,8 @@ COPY_WEIGHT: Final = 4.0
 DECODE_WEIGHT: Final = 2.0
 EVEN: Final = 1.1  # of the mean requests on a target
 EVEN_WEIGHT: Final = 0.3
+STAY_S: Final = 600.0
+MOST_STAYS: Final = 20_000  # some 8 MiB
 SESSION_BYTES: Final = 1024  # 24 ms at the paper's rate: of equal targets a session takes its own
 STREAM_WEIGHT: Final = 0.1  # of the burden on a request that waits is that on one whose response is under way
 PUSH_AHEAD_S: Final = 3.0
@@ -152,6 +158,7 @@ class Gorgo(PrefixPolicy):
         self._lengths = lengths or RunningMedian()
         self._decode_bytes = decode_weight * BYTES_PER_TOKEN
         self._sessions = Sessions()
+        self._stays = Stays()
         self._fleet = FleetMeans()
         self._backlogs: dict[str, Backlog] = {}
         self._unused = Backlog(self._fleet)  # of all targets that have had no request
@@ -164,10 +171,10 @@ class Gorgo(PrefixPolicy):
             return None
         _, matches = self._matches(request)
         candidates = self._candidates(targets, matches)
-        home = next(self._sessions.path(request, targets)) if request.session else None
+        home, worth = self._home(request, targets, now) if request.session else (None, 0.0)
         if home is not None and home not in candidates:
             candidates = [*candidates, home]
-        scored, best = self._score(request, candidates, matches, now, home)
+        scored, best = self._score(request, candidates, matches, now, home, worth)
         because, late = "response expected soonest", False
         if request.due_at:
             best, because, late = self._by_deadline(request, candidates, scored, best, now)
@@ -200,6 +207,17 @@ class Gorgo(PrefixPolicy):
     def keeps_room(self, now: float) -> bool:
         """Return whether requests with deadlines come."""
         return self._headroom.is_kept(now)
+
+    def _home(
+        self, request: RequestView, targets: Sequence[TargetView], now: float
+    ) -> tuple[TargetView, float]:
+        """Return the own target of the request's session, and what share of its state may be there still."""
+        stay = self._stays.of(request)
+        if stay is not None:
+            target = finder(targets)(stay.target_id)
+            if target is not None:
+                return target, exp((stay.at - now) / STAY_S)
+        return next(self._sessions.path(request, targets)), 1.0
 
     def _by_deadline(
         self,
@@ -264,6 +282,8 @@ class Gorgo(PrefixPolicy):
         if request.due_at:
             self._headroom.seen(request.ttft_s, now)
         super().record(request, target_id, now)
+        if request.session:
+            self._stays.served(request, target_id, now)
         fleet = self._fleet
         fleet.usual_bytes += USUAL_SHARE * (residual - fleet.usual_bytes)
         work_bytes = residual + (backlog.sent_s(now) / backlog.speed(now) if backlog.sent else 0.0)
@@ -308,8 +328,9 @@ class Gorgo(PrefixPolicy):
         matches: Match,
         now: float,
         home: TargetView | None,
+        worth: float,
     ) -> tuple[list[_Row], int]:
-        """Return a row for each candidate, and which is the best. `home` is the session's own, if it has one.
+        """Return a row for each candidate, and which is the best. `home` is the session's own, and of `worth` (0 to 1), if it has one.
 
         Most of what a choice costs is this loop, which calls nothing for a target that has neither a queue nor strangers.
         """
@@ -323,7 +344,7 @@ class Gorgo(PrefixPolicy):
         common = min([match(target.id, 0) for target in candidates]) if any_queued else 0
         backlog_of, unused = self._backlogs.get, self._unused
         even, longest = even_and_longest(candidates, matches)
-        session_bytes = 0 if home is None else max(size - longest, SESSION_BYTES)
+        session_bytes = 0 if home is None else max(worth * (size - longest), SESSION_BYTES)
         scored: list[_Row] = []
         best, lowest, oldest = 0, inf, 0
         for target in candidates:
@@ -429,6 +450,33 @@ def place_of(request: RequestView, now: float, since: float, prefill_s: float, s
 
 # A candidate: its id and cost, then the terms of the cost.
 _Row = tuple[str, float, float, float, float, float, float, float, float, float, float, int, int]
+
+
+class Stay(NamedTuple):
+    """Where a session was served last, and when."""
+
+    target_id: str
+    at: float
+
+
+class Stays:
+    """The last target of each session; beyond MOST_STAYS those are forgotten that came longest ago."""
+
+    __slots__ = ("_stays",)
+
+    def __init__(self) -> None:
+        self._stays: OrderedDict[tuple[str, str], Stay] = OrderedDict()
+
+    def served(self, request: RequestView, target_id: str, now: float) -> None:
+        key = request.scope, request.session
+        self._stays[key] = Stay(target_id, now)
+        self._stays.move_to_end(key)
+        if len(self._stays) > MOST_STAYS:
+            self._stays.popitem(last=False)
+
+    def of(self, request: RequestView) -> Stay | None:
+        """Return that of the request's session; None if it is not known."""
+        return self._stays.get((request.scope, request.session))
 
 
 class Headroom:
