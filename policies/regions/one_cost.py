@@ -4,7 +4,7 @@
     peer = round trip + wait there + what was forwarded since its report + prefill + decode share + copy + money
 
 The request goes to the cheapest peer if that is cheaper than here by more than the margin, or if only there its first token is
-expected within the time that the request has left, and never if it is not expected in time there either. Unlike SkyWalker and
+expected within the time that the request has left, which the way's money must not exceed, and never if it is not expected in time there either. Unlike SkyWalker and
 GORGO, a request may leave although a replica here admits it (a warm prefix elsewhere, a long wait here), and stay although none
 does (a short wait).
 
@@ -94,7 +94,8 @@ class OneCost:
         best, peer, scored = rows[at], free[at], (here, *rows)
         stale_s = self._stale_share * min(peer.rtt_s + peer.age_s, LONGEST_STALE_S)
         there_s = best[1] - best[6] - best[7]
-        keeps = there_s < left_s < here[2] + here[3] + here[4]  # in time there, and not here
+        # In time there, and not here; and the way costs no more than the time that is left is worth.
+        keeps = there_s < left_s < here[2] + here[3] + here[4] and peer.money_s <= left_s
         if not keeps and best[1] + max(stale_s, self._margin_share * here[1]) >= here[1]:
             return RegionChoice("", "no peer is cheaper by more than the margin", _TERMS, scored)
         if there_s >= left_s:
