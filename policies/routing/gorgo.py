@@ -319,6 +319,7 @@ class Gorgo(PrefixPolicy):
         """Attempts under way keep the old backlog: their end cannot touch that of a target that returns."""
         self._backlogs.pop(target_id, None)
         self._sessions.forget(target_id)
+        self._stays.forget(target_id)
         super().forget(target_id)
 
     def _score(
@@ -473,6 +474,12 @@ class Stays:
         self._stays.move_to_end(key)
         if len(self._stays) > MOST_STAYS:
             self._stays.popitem(last=False)
+
+    def forget(self, target_id: str) -> None:
+        """A target that has left may come back with an empty cache."""
+        self._stays = OrderedDict(
+            (key, stay) for key, stay in self._stays.items() if stay.target_id != target_id
+        )
 
     def of(self, request: RequestView) -> Stay | None:
         """Return that of the request's session; None if it is not known."""

@@ -396,7 +396,7 @@ def test_a_queued_request_is_refused_once_its_deadline_is_over() -> None:
 
 def test_a_request_leaves_its_region_for_the_one_that_keeps_its_deadline() -> None:
     here = LocalCost(True, 0.0, 1.0, 0.1, 0.0)
-    peer = PeerView("b", 0.1, 1, 0, 0.85, 0.0, 0.0, credit=9)
-    assert OneCost().choose(1000, here, [peer], 30.0).region == "", "50 ms are within the margin"
-    assert OneCost().choose(1000, here, [peer], 1.0).region == "b"
+    peer = PeerView("b", 0.1, 1, 0, 0.9, 0.0, 0.0, credit=9)
+    assert OneCost().choose(1000, here, [peer], 30.0).region == "", "100 ms are within the margin"
+    assert OneCost().choose(1000, here, [peer], 1.05).region == "b"
     assert OneCost().choose(1000, here, [peer], 0.9).region == "", "late there, too"
