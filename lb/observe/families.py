@@ -58,6 +58,12 @@ OF_AGENT = (
     Family("cut", "cut_streams", "Responses that broke off after their first byte."),
     Family("retries", "retries", "Attempts beyond a request's first."),
     Family("moves", "moves", "Waiting attempts called back because their target was lost or silent."),
+    Family(
+        "deadlines",
+        "deadline_requests",
+        "Requests with a deadline, by what became of it: kept, late, or shed (refused, since it could not be kept).",
+        "outcome",
+    ),
     Family("queued_total", "holds", "Times a request had to wait for a target."),
     Family("continued", "continuations", "Broken streams that went on on another target."),
     Family(

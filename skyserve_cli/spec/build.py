@@ -122,7 +122,7 @@ def _slo(section: ReplicaPolicySection) -> SloSpec | None:
     if slo is None:
         return None
     autoscaler = section.autoscaler or "predictive"
-    return SloSpec(slo.ttft_ms, slo.tpot_ms, slo.attainment, slo.capacity_qps, autoscaler)
+    return SloSpec(slo.ttft_ms, slo.tpot_ms, slo.attainment, slo.capacity_qps, autoscaler, slo.late)
 
 
 def _schedule(section: ReplicaPolicySection) -> tuple[ScheduledSize, ...]:
