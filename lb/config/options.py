@@ -233,6 +233,14 @@ class Warming(_Options):
 
 
 @dataclass(frozen=True, slots=True)
+class CacheEvents(_Options):
+    """Whether engines are asked for what they have cached (`lb.cache_events`), and for the tokens of how many prompts a second."""
+
+    enabled: bool = False
+    tokenize_per_s: float = _number(20.0, 0.0, 1000.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Slo(_Options):
     """Which requests count as late: a first byte after `ttft_s`, or more than `tpot_s` per token after it; 0: no bound.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from lb.cache_events.finished import Over
 from lb.config.options import Slo
 from lb.core.adapters import Operation
 from lb.core.api_keys import Admission, ApiKeyStore
@@ -59,6 +60,12 @@ class Ended(Protocol):
     def attempts(self) -> int: ...
 
 
+class FollowedCaches(Protocol):
+    """What learns from requests that have their whole response (`lb.cache_events.follower`)."""
+
+    def ended(self, request: Over, booking: Booking, prompt_tokens: int, body: bytes | None) -> None: ...
+
+
 class Account:
     """Reports finished requests to all that record them: tenants, metrics, explanations, the access log, traces."""
 
@@ -82,6 +89,7 @@ class Account:
         self.ongoing = WindowMean(now)  # requests in flight or queued
         self.demand = DemandMinutes(now, unix_offset_s, lambda: ready_targets(table.table))
         self.costs = ModelCosts()
+        self.caches: FollowedCaches | None = None  # where engines report what they have cached
         self._table = table
         self._record = record
         self.on_adapter: Callable[[Operation, str], None] | None = None  # a target has accepted it

@@ -37,6 +37,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--tokens-per-event", type=_count, default=1, help="tokens in an event of a stream (default: 1)"
     )
+    parser.add_argument(
+        "--cache-events",
+        action="store_true",
+        help="publish what is cached and evicted, as vLLM does, 1,000 ports above",
+    )
     parser.add_argument("--list-profiles", action="store_true", help="print every parameter with its source")
     options = parser.parse_args(arguments)
     if options.list_profiles:
@@ -57,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
             mean_output_tokens=options.mean_output_tokens,
             cold_start_s=options.cold_start,
             cors_origins=options.cors,
+            cache_events=options.cache_events,
             style=Style(options.trim_messages, options.hold_text, options.tokens_per_event),
         )
     except UnknownProfile as error:

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from aiohttp import web
@@ -40,8 +40,12 @@ from skyserve_cli.engine.runner import EngineRunner, Mailbox
 from skyserve_cli.engine.style import AS_GENERATED, Style
 from skyserve_cli.engine.text import Language, decode
 
+if TYPE_CHECKING:
+    from skyserve_cli.engine.cache_events import CachePublisher
+
 MAX_BODY_BYTES = 32 * 2**20
 _MAX_REQUEST_ID = 256
+_SERVER: web.AppKey[_Server] = web.AppKey("server")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 AnyReply = Reply | ResponseReply | MessageReply
@@ -78,11 +82,12 @@ def serve(
     cors_origins: Sequence[str] = (),
     style: Style = AS_GENERATED,
     grace_s: float = 5.0,
+    cache_events: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Port 0 takes a free one; the address is said on stderr.
 
     `model` is the name clients request (default: the profile's); `cold_start_s` passes, divided by `speed`, before
-    the port opens; pages of `cors_origins` may call. Raises UnknownProfile, WrongOrigin, ValueError for a speed that is
+    the port opens; pages of `cors_origins` may call; with `cache_events` the changes of its cache are published. Raises UnknownProfile, WrongOrigin, ValueError for a speed that is
     not positive, OSError if the port is taken.
     """
     chosen = profile_named(profile)
@@ -96,16 +101,24 @@ def serve(
         style=style,
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as loop:
-        loop.run(_serve(settings, host, port, cold_start_s, grace_s))
+        loop.run(_serve(settings, host, port, cold_start_s, grace_s, cache_events))
 
 
 def create_runner(settings: Settings, *, grace_s: float = 5.0) -> web.AppRunner:
     """Return the engine, ready to be set up and given a site: the same one `serve` runs, for a loop that exists."""
-    app = _Server(settings).app
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
+    server = _Server(settings)
+    server.app[_SERVER] = server
+    return web.AppRunner(server.app, handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
 
 
-async def _serve(settings: Settings, host: str, port: int, cold_start_s: float, grace_s: float) -> None:
+def publish_cache_events(runner: web.AppRunner, host: str, port: int) -> None:
+    """Publish the changes of the cache beside this port, until the engine is cleaned up. Raises OSError if a port is in use."""
+    runner.app[_SERVER].publish_cache_events(host, port)
+
+
+async def _serve(
+    settings: Settings, host: str, port: int, cold_start_s: float, grace_s: float, cache_events: bool
+) -> None:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
@@ -116,6 +129,8 @@ async def _serve(settings: Settings, host: str, port: int, cold_start_s: float, 
             return
         await web.TCPSite(runner, host, port, reuse_address=True).start()
         bound = runner.addresses[0][1]
+        if cache_events:
+            publish_cache_events(runner, host, bound)
         print(
             f"engine {settings.profile.name} serves {settings.model} on http://{host}:{bound} "
             f"at speed {settings.speed:g}",
@@ -144,6 +159,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Server:
+    """The routes of an engine, its model and its loop."""
+
     def __init__(self, settings: Settings) -> None:
         self._draining = False
         self._settings = settings
@@ -153,6 +170,7 @@ class _Server:
         self._runner = EngineRunner(self._model, self._telemetry, settings.speed, settings.clock_s)
         self._started_at = int(settings.unix_time_s())
         self._calls = 0
+        self._publisher: CachePublisher | None = None
         self.app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors_as_json])
         self.app.add_routes(
             [
@@ -187,6 +205,16 @@ class _Server:
 
     async def _stop(self, _: web.Application) -> None:
         await self._runner.stop()
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def publish_cache_events(self, host: str, port: int) -> None:
+        from skyserve_cli.engine.cache_events import CachePublisher  # few engines need ZeroMQ
+
+        # As the names of two processes' blocks in an engine whose hashes have a seed, these have nothing in common.
+        first_name = int.from_bytes(self._settings.id_prefix.encode()[-4:], "big") << 28
+        publisher = self._publisher = CachePublisher(self._model.cache, host, port, first_name)
+        self._runner.on_iteration = lambda: publisher.publish(self._settings.unix_time_s())
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         return await self._generate(http, Kind.CHAT)

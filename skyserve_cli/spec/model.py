@@ -15,6 +15,7 @@ from lb.config.cors import Cors
 from lb.config.options import (
     Access,
     Breaker,
+    CacheEvents,
     Continuation,
     Limits,
     MetricsOptions,
@@ -123,6 +124,7 @@ class LoadBalancerSpec:
     session: Session = field(default_factory=Session)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     warming: Warming = field(default_factory=Warming)
+    cache_events: CacheEvents = field(default_factory=CacheEvents)
     workers: int = AUTO  # cores that move chunks (see `lb.agent.cores`)
 
 

@@ -76,6 +76,7 @@ def table_of(
         metrics=balancer.metrics,
         slo=_slo(spec),
         warming=balancer.warming,
+        cache_events=balancer.cache_events,
         targets_ca=targets_ca if has_names else "",
     )
     content = b"".join([_digest(table.to_json()), *[one.digest for one in made]])
