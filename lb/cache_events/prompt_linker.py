@@ -85,7 +85,9 @@ class PromptLinker:
         self.tick()
 
     def tick(self) -> None:
-        """Begin with as many of those that wait as may be."""
+        """Begin with as many of those that wait as may be, once an engine has reported how large its blocks are."""
+        if not self._caches.index.block_size:
+            return
         now = self._clock()
         earned = (now - self._counted_at) * self.per_second
         self._allowed = min(self._allowed + earned, max(1.0, _BURST_S * self.per_second))

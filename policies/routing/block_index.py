@@ -314,6 +314,22 @@ class BlockIndex:
             block.pins -= 1
 
 
+class Link:
+    """A text of `depth` bytes is `tokens` tokens, the whole blocks of which, of `size` tokens, end with `block`.
+
+    It ends `at` bytes after the beginning of its node in a radix tree.
+    """
+
+    __slots__ = ("at", "block", "depth", "size", "tokens")
+
+    def __init__(self, depth: int, tokens: int, block: Block, size: int) -> None:
+        self.at = 0
+        self.depth = depth
+        self.tokens = tokens
+        self.block = block
+        self.size = size
+
+
 def ancestor(block: Block, depth: int) -> Block:
     """Return the block of the chain at that depth, at most its own."""
     while block.depth > depth:

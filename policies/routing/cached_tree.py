@@ -22,27 +22,14 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from policies.routing.base import RequestView
-from policies.routing.block_index import Block, BlockIndex, ancestor, common_block
-from policies.routing.radix_tree import Mark, Match, RadixTree, Walk, _Node
+from policies.routing.block_index import Block, BlockIndex, Link, ancestor, common_block
+from policies.routing.radix_tree import Match, RadixTree, Walk, _Node
 from policies.routing.sampling import ALL
 
 MAX_LINKS: Final = 2**16
 SETTLE_S: Final = 0.5  # after a first byte, until the events of its prompt have come
 MAX_PROMPT_BYTES: Final = 256 * 1024
 _FURTHER: Final = 16  # nodes below the end of a prompt that are searched for a link
-
-
-class Link(Mark):
-    """A text of `depth` bytes is `tokens` tokens, the whole blocks of which end with `block`."""
-
-    __slots__ = ("block", "depth", "size", "tokens")
-
-    def __init__(self, depth: int, tokens: int, block: Block, size: int) -> None:
-        super().__init__()
-        self.depth = depth
-        self.tokens = tokens
-        self.block = block
-        self.size = size  # of a block
 
 
 Linked = tuple[int, Block]
@@ -300,15 +287,15 @@ class CachedTree:
     def _last_link(self, walk: Walk) -> Link | None:
         """Return the last one on the way of the prompt."""
         size = self._index.block_size
-        if walk.partly is not None and walk.partly.marks is not None:
-            for mark in reversed(walk.partly.marks):
-                if mark.at <= walk.beyond and isinstance(mark, Link) and mark.size == size:
-                    return mark
+        if walk.partly is not None and walk.partly.links is not None:
+            for link in reversed(walk.partly.links):
+                if link.at <= walk.beyond and link.size == size:
+                    return link
         for node in reversed(walk.path):
-            if node.marks is not None:
-                for mark in reversed(node.marks):
-                    if isinstance(mark, Link) and mark.size == size:
-                        return mark
+            if node.links is not None:
+                for link in reversed(node.links):
+                    if link.size == size:
+                        return link
         return None
 
     def _next_link(self, walk: Walk) -> Link | None:
@@ -320,31 +307,31 @@ class CachedTree:
         for _ in range(_FURTHER):
             if node is None:
                 return None
-            for mark in node.marks or ():
-                if mark.at > beyond and isinstance(mark, Link) and mark.size == size:
-                    return mark
+            for link in node.links or ():
+                if link.at > beyond and link.size == size:
+                    return link
             beyond = 0
             node = next(iter(node.children.values()), None)
         return None
 
     def _attach(self, node: _Node, link: Link) -> None:
         """Add a link to a node, in place of one at the same place."""
-        marks = [mark for mark in node.marks or () if mark.at != link.at]
-        for old in node.marks or ():
-            if old.at == link.at and isinstance(old, Link) and self._links.pop(old, None) is not None:
+        links = [one for one in node.links or () if one.at != link.at]
+        for old in node.links or ():
+            if old.at == link.at and self._links.pop(old, None) is not None:
                 self._index.unpin(old.block)
-        marks.append(link)
-        marks.sort(key=_place)
-        node.marks = marks
+        links.append(link)
+        links.sort(key=_place)
+        node.links = links
         self._links[link] = node
 
     def _detach(self, link: Link) -> None:
-        """Forget a link. The node that it was added to may have been split since: then a mark without use is left there."""
+        """Forget a link. The node that it was added to may have been split since: then a link without use is left there."""
         node = self._links.pop(link)
         self._index.unpin(link.block)
         link.size = 0
-        if node.marks is not None:
-            node.marks = [mark for mark in node.marks if mark is not link] or None
+        if node.links is not None:
+            node.links = [one for one in node.links if one is not link] or None
 
     def _part(self, walk: Walk, ends_in: _Node, link: Link) -> None:
         """Where the text has parted from another one that is linked, remember the block that both have in common."""
@@ -355,7 +342,7 @@ class CachedTree:
         if not path or not path[-1].edge:
             return
         node = path[-1]
-        if node.marks is not None and node.marks[-1].at == len(node.edge):
+        if node.links is not None and node.links[-1].at == len(node.edge):
             return
         other = self._other_below(node, ends_in)
         if other is None:
@@ -372,10 +359,10 @@ class CachedTree:
         """Return a link below a node, not below one of its children."""
         size = self._index.block_size
         for looked_at, child in enumerate(node.children.values()):
-            if child is not but and child.marks is not None:
-                for mark in child.marks:
-                    if isinstance(mark, Link) and mark.size == size:
-                        return mark
+            if child is not but and child.links is not None:
+                for link in child.links:
+                    if link.size == size:
+                        return link
             if looked_at >= _FURTHER:
                 break
         return None
@@ -459,8 +446,8 @@ class _LazyMatch(Match):
         return held or default
 
 
-def _place(mark: Mark) -> int:
-    return mark.at
+def _place(link: Link) -> int:
+    return link.at
 
 
 def _blocks_at(depth: int, above: Link | None, below: Link) -> int:

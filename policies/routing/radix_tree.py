@@ -40,6 +40,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from policies.routing.block_index import Link
+
 BLOCK_BYTES: Final = 16  # about 4 tokens
 MAX_BYTES = 2**29
 
@@ -49,22 +51,13 @@ NODE_BYTES: Final = 400
 _FEW: Final = 32  # holders: up to this number are listed by name at once
 
 
-class Mark:
-    """Something that is known of the text that ends `at` bytes after the beginning of its node."""
-
-    __slots__ = ("at",)
-
-    def __init__(self) -> None:
-        self.at = 0
-
-
 class _Node:
     """`home` is the dictionary that knows the node, under `key`: its parent's children, or the roots by scope.
 
-    `marks` are in the order of their places, and `None` if there are none.
+    `links` tie the text that ends at them to blocks of tokens (`cached_tree`), in the order of their places; None if there are none.
     """
 
-    __slots__ = ("children", "edge", "holders", "home", "key", "marks")
+    __slots__ = ("children", "edge", "holders", "home", "key", "links")
 
     def __init__(self, edge: bytes, key: bytes | str, home: dict[bytes | str, _Node], holders: int) -> None:
         self.edge = edge
@@ -72,7 +65,7 @@ class _Node:
         self.home = home
         self.holders = holders
         self.children = _NO_CHILDREN
-        self.marks: list[Mark] | None = None
+        self.links: list[Link] | None = None
 
 
 _NO_CHILDREN: Final[dict[bytes | str, _Node]] = {}  # of every leaf; never written to
@@ -126,13 +119,13 @@ class Walk(NamedTuple):
     beyond: int
 
 
-def _split_marks(upper: _Node, lower: _Node, length: int) -> None:
-    """Give each mark of a node that was split to the part that its text ends in."""
-    marks = lower.marks or []
-    upper.marks = [mark for mark in marks if mark.at <= length] or None
-    lower.marks = [mark for mark in marks if mark.at > length] or None
-    for mark in lower.marks or ():
-        mark.at -= length
+def _split_links(upper: _Node, lower: _Node, length: int) -> None:
+    """Give each link of a node that was split to the part that its text ends in."""
+    links = lower.links or []
+    upper.links = [link for link in links if link.at <= length] or None
+    lower.links = [link for link in links if link.at > length] or None
+    for link in lower.links or ():
+        link.at -= length
 
 
 class _Holder:
@@ -348,8 +341,8 @@ class RadixTree:
         key = edge[length : length + self._block]
         upper.children = {key: lower}
         lower.edge, lower.key, lower.home = edge[length:], key, upper.children
-        if lower.marks is not None:
-            _split_marks(upper, lower, length)
+        if lower.links is not None:
+            _split_links(upper, lower, length)
         self.nodes += 1
         for holder in self._bits(holders):
             nodes = holder.nodes

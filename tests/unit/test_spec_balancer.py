@@ -15,7 +15,6 @@ from lb.config.options import (
     Access,
     ApiKey,
     Breaker,
-    CacheEvents,
     Continuation,
     Continue,
     CookieMode,
@@ -108,7 +107,6 @@ SAID = {
     "blind": ("pushing: blind", LoadBalancerSpec(pushing=Pushing(PushMode.BLIND))),
     "a shorter warming": ("warming: {seconds: 5}", LoadBalancerSpec(warming=Warming(5.0))),
     "no warming": ("warming: off", LoadBalancerSpec(warming=Warming(0.0))),
-    "cache events": ("cache_events: true", LoadBalancerSpec(cache_events=CacheEvents(True))),
     "a queue": (
         "queue: {size: 0, timeout_seconds: 0}",
         LoadBalancerSpec(Limits(max_held=0, hold_s=0.0)),

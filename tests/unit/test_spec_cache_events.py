@@ -8,6 +8,8 @@ import subprocess
 
 import pytest
 
+from lb.config.options import CacheEvents
+from skyserve_cli.spec import spec_from_json, spec_to_json
 from skyserve_cli.spec.cache_events import with_options
 from skyserve_cli.spec.load import load_text
 
@@ -105,3 +107,9 @@ def test_where_it_has_no_effect_the_file_is_warned_of(more: dict[str, str], part
     _, warned = loaded(more.pop("run", "vllm serve m"), **more)  # type: ignore[arg-type]
     assert len(warned) == 1
     assert part in warned[0]
+
+
+def test_it_survives_the_database() -> None:
+    spec = load_text("service: {load_balancer: {cache_events: true}}\nrun: serve engine").spec
+    assert spec.load_balancer.cache_events == CacheEvents(True)
+    assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
