@@ -1,7 +1,7 @@
 """What cache events cost a load balancer: a choice with them and without, and 50,000 block events a second of 100 engines.
 
     python -m benchmarks.cache_events_cost [--rounds 5] [--blocks 200000]
-    PYTHONPATH=FOLDER python -m benchmarks.cache_events_cost     with the modules that `hatch_build.py FOLDER` has compiled
+    PYTHONPATH=FOLDER python -m benchmarks.cache_events_cost     with a copy of the packages in which those of `hatch_build.py` are
 
 Nothing is sent over sockets: batches are encoded beforehand, and each feed is given its own, as the subscriber does. Times are CPU
 seconds of this process; of several rounds the least counts, as others use the same cores.
