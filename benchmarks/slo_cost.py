@@ -22,14 +22,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from policies.forecast import past
 from policies.forecast.demand import DAY_MIN, Floats
 from policies.goals import Goal, ScalingGoal, SloGoal
-from policies.history import History, Load
+from policies.history import Load
 from policies.model import CapacityType, Json, Observation, Offer, Replica, ReplicaState, Zone
 from policies.scaling import predictive
 from policies.scaling.cold_start import KEPT
@@ -38,6 +38,7 @@ from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import DemandRow
 from tests.kit.fault_cloud import Faults
+from tests.kit.histories import history_of
 from tests.kit.life import Life
 
 HISTORY_MIN = 14 * DAY_MIN
@@ -84,32 +85,22 @@ def scaler(minutes: int) -> tuple[list[float], list[float], list[bool], Json]:
     within = series * np.where(np.arange(len(series)) % 97, 1.0, 0.97)
     ready = np.full(len(series), 16.0)
     tokens = 700.0 * series, 200.0 * series
-    whole = History.of(0, series.tolist(), within.tolist(), ready.tolist(), tokens)
+    whole = history_of(0, series.tolist(), within.tolist(), ready.tolist(), tokens)
     goal = Goal(1, ScalingGoal(1, 60, slo=SloGoal(0.995, None, 300.0, learns_cold_start=True)))
     fleet = replicas()
     starts = {kind.value: [240 + index for index in range(KEPT)] for kind in CapacityType}
     memory: Json = {"target": 16, "starts": starts}
     first, again, fitted = [], [], []
     for end in range(HISTORY_MIN, HISTORY_MIN + minutes + 1):
-        known = whole.until(end)
-        known = replace(
-            known,
-            first=known.end - HISTORY_MIN,
-            requests=known.requests[-HISTORY_MIN:],
-            within_slo=known.within_slo[-HISTORY_MIN:],
-            **{
-                name: None if (one := getattr(known, name)) is None else one[-HISTORY_MIN:]
-                for name in ("ready", "prompt", "response")
-            },
-        )
+        known = whole.until(end).since(end - HISTORY_MIN)
         seen = Observation(
             60.0 * end, goal, fleet, (fleet[0].offer,), Load(60.0, 0, ongoing=90.0, known=True), history=known
         )
-        misses = predictive._cached_fit.cache_info().misses
+        misses = past._fitted.cache_info().misses
         began = time.process_time()
         memory = predictive.Predictive().target(seen, memory).memory
         first.append(time.process_time() - began)
-        fitted.append(predictive._cached_fit.cache_info().misses > misses)
+        fitted.append(past._fitted.cache_info().misses > misses)
         began = time.process_time()
         predictive.Predictive().target(seen, memory)
         again.append(time.process_time() - began)
@@ -136,13 +127,13 @@ def tick(minutes: int) -> tuple[list[float], list[float], list[float]]:
     for number in range(12 * minutes):
         life.clock.advance(life.clock.now() + 5.0)
         before = life.row("chat").memory.scaling.get("minute")
-        misses = predictive._cached_fit.cache_info().misses
+        misses = past._fitted.cache_info().misses
         began = time.process_time()
         life.reconciler.tick()
         took = time.process_time() - began
         if number >= 120:  # the fleet has come up
             same = life.row("chat").memory.scaling.get("minute") == before
-            fits = predictive._cached_fit.cache_info().misses > misses
+            fits = past._fitted.cache_info().misses > misses
             (quiet if same else fitted if fits else decided).append(took)
     return decided, fitted, quiet
 

@@ -156,8 +156,9 @@ def loaded(
 
 def with_engines(load: Load, replicas: Iterable[Replica], work: Mapping[int, Work]) -> Load:
     """Return the load with what the engines of ready replicas report."""
-    here = replicas if work else ()
-    ready = [work[one.id] for one in here if one.state is ReplicaState.READY and one.id in work]
+    if not work:
+        return load
+    ready = [work[one.id] for one in replicas if one.state is ReplicaState.READY and one.id in work]
     reporting = [done for done in ready if done.queued is not None or done.kv_usage is not None]
     return replace(
         load,

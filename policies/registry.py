@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ class Policies(NamedTuple):
 
 
 def _on_first_use(module: str, name: str) -> Callable[[], PlacementPolicy]:
+    @cache
     def make() -> PlacementPolicy:
         made: PlacementPolicy = getattr(import_module(f"policies.placement.{module}"), name)()
         return made

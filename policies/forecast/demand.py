@@ -21,7 +21,9 @@ that is set forward leaves a gap, and nothing else. A jump that comes at the sam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +52,7 @@ CLIPPED = 0.5  # relative changes beyond this teach no more than this
 KNOWN_SHARE = 0.8  # of the steps that a row of the regression depends on
 FLOOR_SHARE = 0.02  # of the mean demand: the least level that changes are relative to
 NOISE = 0.08  # relative spread of a minute before anything is known
-GRID = 199
+_GRID = np.linspace(0.0, 1.0, 199)  # of a spread
 _TINY = 1e-9
 
 
@@ -77,22 +79,22 @@ class Model:
     low: float
     high: float
 
-    def quantiles(self, series: Floats, shares: tuple[float, ...], now: int | None = None) -> Floats:
-        """Return the quantiles `shares` of the target, after step `now` of the series (default: the last)."""
-        at = len(series) - 1 if now is None else now
-        row: Floats = self.many(series, np.array([at]), shares)[0]
+    def quantiles(self, series: Floats | Known, shares: Sequence[float]) -> Floats:
+        """Return the quantiles `shares` of the target, after the last step of the series."""
+        known = series if isinstance(series, Known) else Known.of(series)
+        row: Floats = self.many(known, np.array([len(known.filled) - 1]), shares)[0]
         return row
 
-    def many(self, series: Floats, rows: NDArray[np.int64], shares: tuple[float, ...]) -> Floats:
+    def many(self, series: Floats | Known, rows: NDArray[np.int64], shares: Sequence[float]) -> Floats:
         """As `quantiles`, after each of `rows`: an array of (rows, shares)."""
-        known = _Series.of(series)
-        level = _level(known, rows, self.step_min)
+        windows = _windows(self.horizon, self.step_min, self.days)
+        known = series if isinstance(series, Known) else Known.of(series)
+        level, found = _features(known, rows, windows)
         change = np.full(len(rows), self.bias)
         if len(self.weights):
-            found = _features(known, rows, level, self.horizon, self.step_min, self.days)
             change += ((found - self.mean) / self.scale) @ self.weights
-        change = np.clip(change, self.low, self.high)
-        widths = np.interp(shares, np.linspace(0.0, 1.0, GRID), self.spread)
+        change = np.minimum(np.maximum(change, self.low), self.high)
+        widths = np.interp(shares, _GRID, self.spread)
         values: Floats = np.maximum(0.0, level[:, None] * (1.0 + change[:, None] + widths[None, :]))
         return values
 
@@ -112,13 +114,12 @@ def fit(series: Floats, horizon: Horizon, step_min: int = 1) -> Model:
     if len(rows) * every * step_min < LEAST_MIN:
         return _level_only(horizon, step_min)
 
-    known = _Series.of(series)
-    level = _level(known, rows, step_min)
+    known = Known.of(series)
+    level, found = _features(known, rows, _windows(horizon, step_min, days))
     target = _target(known.filled, rows, horizon) / level - 1.0
-    found = _features(known, rows, level, horizon, step_min, days)
     mean, scale = found.mean(axis=0), np.maximum(found.std(axis=0), 1e-6)
     bias, weights, residuals = _regression((found - mean) / scale, target)
-    spread = np.quantile(residuals, np.linspace(0.0, 1.0, GRID))
+    spread = np.quantile(residuals, _GRID)
     # A combination of features that was never seen is no reason for a change that was never seen.
     low, high = float(target.min()), float(target.max())
     return Model(horizon, step_min, days, mean, scale, weights, bias, spread, low, high)
@@ -163,7 +164,7 @@ def _level_only(horizon: Horizon, step_min: int) -> Model:
     """Return the level, and a spread that is about that of a minute."""
     none = np.zeros(0)
     sample = np.random.RandomState(0).normal(0.0, NOISE, 20_000)
-    spread = np.quantile(sample, np.linspace(0.0, 1.0, GRID))
+    spread = np.quantile(sample, _GRID)
     return Model(horizon, step_min, 0, none, none, none, 0.0, spread, 0.0, 0.0)
 
 
@@ -177,7 +178,7 @@ def _days(last: int, day: int) -> int:
 # --- series -------------------------------------------------------------------------------------------------
 
 
-class _Series(NamedTuple):
+class Known(NamedTuple):
     """A series without gaps, its sums from the beginning, and the least level that changes are relative to."""
 
     filled: Floats
@@ -185,7 +186,7 @@ class _Series(NamedTuple):
     floor: float
 
     @classmethod
-    def of(cls, series: Floats) -> _Series:
+    def of(cls, series: Floats) -> Known:
         filled = _filled(series)
         sums = np.empty(len(filled) + 1)
         sums[0] = 0.0
@@ -226,51 +227,46 @@ def _target(filled: Floats, rows: NDArray[np.int64], horizon: Horizon) -> Floats
     return found
 
 
-def _level(known: _Series, rows: NDArray[np.int64], step_min: int) -> Floats:
-    """Return the mean of the last minutes; at least a small share of the mean of all."""
-    recent = _mean(known.sums, rows - max(LEVEL_MIN // step_min, 1) + 1, rows + 1)
-    found: Floats = np.maximum(recent, known.floor)
-    return found
+class _Windows(NamedTuple):
+    """The windows of steps whose means the features are made of: each begins and ends so many steps after the last one.
 
-
-def _mean(sums: Floats, start: NDArray[np.int64], end: NDArray[np.int64]) -> Floats:
-    """Return the means of the steps from `start` to before `end`, as far as there are any."""
-    last = len(sums) - 1
-    # Not np.clip, which takes five times as long for one row.
-    start = np.minimum(np.maximum(start, 0), last - 1)
-    end = np.minimum(np.maximum(end, 1), last)
-    found: Floats = (sums[end] - sums[start]) / np.maximum(end - start, 1)
-    return found
-
-
-def _features(
-    known: _Series, rows: NDArray[np.int64], level: Floats, horizon: Horizon, step_min: int, days: int
-) -> Floats:
-    """Return an array of (rows, features)."""
-    sums, block = known.sums, max(LEVEL_MIN // step_min, 1)
-    lengths = [minutes // step_min for minutes in RECENT_MIN if minutes // step_min]
-    columns = [_mean(sums, rows - length + 1, rows + 1) / level - 1.0 for length in lengths]
-    for back in range(1, BLOCKS + 1):
-        end = rows + 1 - back * block
-        columns.append(_mean(sums, end - block, end) / level - 1.0)
-    if days >= 1:
-        then, change = _change_since(known, rows, horizon, step_min, 1, SMOOTH_MIN)
-        columns += [change, then / level - 1.0, _change_since(known, rows, horizon, step_min, 1, WIDE_MIN)[1]]
-    if days >= 7:
-        columns.append(_change_since(known, rows, horizon, step_min, 7, SMOOTH_MIN)[1])
-    found: Floats = np.clip(np.stack(columns, axis=1), -CLIPPED, CLIPPED)
-    return found
-
-
-def _change_since(
-    known: _Series, rows: NDArray[np.int64], horizon: Horizon, step_min: int, days: int, smooth_min: int
-) -> tuple[Floats, Floats]:
-    """Return demand `days` ago, and by how much it changed from there to the horizon.
-
-    Both are means over `smooth_min` to either side: of a day that is over, both sides of an instant are known.
+    The level, the minutes and blocks before, and pairs of how demand was once and at the horizon after it.
     """
-    sums, smooth = known.sums, smooth_min // step_min
-    then = rows - days * (DAY_MIN // step_min)
-    around = _mean(sums, then - smooth, then + 1 + smooth)
-    ahead = _mean(sums, then + horizon.lead - smooth, then + horizon.lead + horizon.width + smooth)
-    return around, ahead / np.maximum(around, known.floor) - 1.0
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    pairs: int
+
+
+@lru_cache(maxsize=64)
+def _windows(horizon: Horizon, step_min: int, days: int) -> _Windows:
+    block, day = max(LEVEL_MIN // step_min, 1), DAY_MIN // step_min
+    found = [(1 - block, 1)]
+    found += [(1 - minutes // step_min, 1) for minutes in RECENT_MIN if minutes // step_min]
+    found += [(1 - (back + 1) * block, 1 - back * block) for back in range(1, BLOCKS + 1)]
+    ago = [(1, SMOOTH_MIN), (1, WIDE_MIN)] * (days >= 1) + [(7, SMOOTH_MIN)] * (days >= 7)
+    # Of a day that is over, both sides of an instant are known.
+    for back, smooth_min in ago:
+        then, smooth = -back * day, smooth_min // step_min
+        ahead = then + horizon.lead
+        found += [(then - smooth, then + 1 + smooth), (ahead - smooth, ahead + horizon.width + smooth)]
+    starts, ends = np.array(found, dtype=np.int64).T
+    return _Windows(starts, ends, len(ago))
+
+
+def _features(known: Known, rows: NDArray[np.int64], windows: _Windows) -> tuple[Floats, Floats]:
+    """Return the level, at least a small share of the mean of all, and an array of (rows, features)."""
+    last = len(known.filled)
+    # Not np.clip, which takes five times as long for one row.
+    start = np.minimum(np.maximum(rows[:, None] + windows.starts, 0), last - 1)
+    end = np.minimum(np.maximum(rows[:, None] + windows.ends, 1), last)
+    means: Floats = (known.sums[end] - known.sums[start]) / np.maximum(end - start, 1)
+    level: Floats = np.maximum(means[:, 0], known.floor)
+    recent = means.shape[1] - 2 * windows.pairs
+    columns = [means[:, 1:recent] / level[:, None] - 1.0]
+    if windows.pairs:
+        then, ahead = means[:, recent::2], means[:, recent + 1 :: 2]
+        change = ahead / np.maximum(then, known.floor) - 1.0
+        columns += [change[:, :1], then[:, :1] / level[:, None] - 1.0, change[:, 1:]]
+    found = np.concatenate(columns, axis=1)
+    return level, np.minimum(np.maximum(found, -CLIPPED), CLIPPED)

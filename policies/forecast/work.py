@@ -71,8 +71,7 @@ def has_tokens(history: History) -> bool:
     """Return whether any minute has tokens."""
     if history.prompt is None or history.response is None:
         return False
-    prompt, response = _tokens(history)
-    return bool(np.nansum(prompt) + np.nansum(response) > 0.0)
+    return any(bool((tokens > 0.0).any()) for tokens in _tokens(history))
 
 
 def in_use(memory: Json) -> Weights | None:

@@ -70,8 +70,11 @@ def within_limits(
         kept.update(map(id, rented))
     offers = tuple(offer for offer in view.offers if offer.places is not None or id(offer) in kept)
     base = max(view.goal.base_ondemand_fallback_replicas, _on_own_hosts(view, closed))
-    goal = replace(view.goal, base_ondemand_fallback_replicas=base)
-    return LimitedView(replace(view, offers=offers, goal=goal), tuple(notes))
+    if len(offers) < len(view.offers):
+        view = replace(view, offers=offers)
+    if base != view.goal.base_ondemand_fallback_replicas:
+        view = replace(view, goal=replace(view.goal, base_ondemand_fallback_replicas=base))
+    return LimitedView(view, tuple(notes))
 
 
 def _within_cap(

@@ -19,8 +19,7 @@ more headroom than one that is calm, and no user has to guess a target.
 
 *Ignorance.* Between two minutes, and without a report of the last one, the size stays; a missing minute is not zero demand.
 
-The forecast is fitted to the 14 days before the last multiple of 6 hours (of one hour in the first two days), so it is a
-function of the history: after a restart it is the same. Fits are cached by the series they were made from.
+The forecast is fitted to the 14 days before the last multiple of 6 hours (`forecast.past`).
 
 *Capacity and cold start* are those of the goal, or learned (`forecast.capacity`, `scaling.cold_start`).
 
@@ -45,14 +44,13 @@ the headroom and its budget are not in the paper.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from policies.forecast import waking, work
+from policies.forecast import past, waking, work
 from policies.forecast.capacity import UNKNOWN_QPS, capacity, kind_of, learn, prior, ready_kinds
-from policies.forecast.demand import DAY_MIN, Floats, Horizon, Model, fit
+from policies.forecast.demand import DAY_MIN, Floats, Horizon, Known
 from policies.goals import SloGoal
 from policies.history import History
 from policies.model import CapacityType, Json, Observation, Offer
@@ -75,14 +73,10 @@ LEAST_HEADROOM = 1.0
 BUDGET_MIN = DAY_MIN
 LEAST_SPENT, MOST_SPENT = -2.5, 6.0
 
-FIT_EVERY_MIN = 360
-FIRST_FITS_EVERY_MIN = 60
-#: The oldest minutes of two weeks go one by one, a fit stays.
-FIT_MIN = 14 * DAY_MIN - FIT_EVERY_MIN - work.SIZE_MIN
-READ_MIN = 7 * DAY_MIN + 180  # what a forecast looks at: a week, and some
 DRAINED_IN_S = 300.0  # a backlog gets replicas that drain it in this time
 LEAST_TO_WAKE = 0.5  # requests of the busiest minute
 MOST_COLD_START_S = 3600.0
+_SHARES = (QUANTILE, *((index + 0.5) / CHANCES for index in range(CHANCES)))
 _ROUNDING = 1e-9
 _LITTLE = 1e-6  # of a replica
 
@@ -103,18 +97,16 @@ class Predictive:
             return Size(floor, {**memory, "target": floor}, wake_at=until, outlook=outlook)
         if history.end < counted:  # the clock was set back
             memory = {**memory, "minute": history.end - 1}
-        requests = np.frombuffer(history.requests, dtype=np.float64)
         learned = _weights(history, memory, observation)
-        of = work.in_use(learned)
-        demand = requests if of is None else work.work(history, requests, of)
-        spent = _budget_spent(history, demand, memory, slo)
+        demand = past.recent(history, work.in_use(learned))
+        spent = _budget_spent(history, demand[0], memory, slo)
         kept = {name: value for name, value in memory.items() if name != "outlook"}
         after = {**kept, "minute": history.end, "spent": round(spent, 6), "work": learned}
-        if math.isnan(requests[-1]):
+        if math.isnan(history.requests[-1]):
             return Size(floor, {**after, "target": floor})
         if slo.capacity_qps is None:
-            after["capacity"] = _learn_capacity(history, demand, memory, observation)
-        ahead = _ahead(demand, memory, after, current, observation)
+            after["capacity"] = _learn_capacity(history, demand[0], memory, observation)
+        ahead = _ahead(demand[0], memory, after, current, observation)
         decided = _decide(ahead, history, demand, current, observation)
         wanted = decided["target"]
         launched = {"launched": history.end} if wanted > current else {}
@@ -145,37 +137,45 @@ def _ahead(demand: Floats, memory: Json, after: Json, current: int, observation:
 
 
 def _decide(
-    ahead: _Minute, history: History, demand: Floats, current: int, observation: Observation
+    ahead: _Minute, history: History, demand: past.Demand, current: int, observation: Observation
 ) -> dict[str, Any]:
     """Return the target, what it was decided by, and the outlook, as the memory has them."""
     slo = observation.goal.scaling.slo
     assert slo is not None  # noqa: S101 - the registry chose this scaler by it
-    add, keep, then = _without_forecast(demand)
+    add, keep, then = _without_forecast(demand[0])
     if slo.computes_forecast:
-        add, keep, then = _forecast(ahead, history, demand, _may_use_spot(observation))
-    wanted = _size(ahead, add, keep, demand, current, observation)
+        may_use_spot = any(offer.capacity_type is CapacityType.SPOT for offer in observation.offers)
+        add, keep, then = forecast_demand(history, ahead.weights, demand, ahead.cold_start_s, may_use_spot)
+    wanted = _size(ahead, add, keep, demand[0], current, observation)
     seen = ahead.seen(add, keep)
     if not slo.forecast:
         if slo.computes_forecast:
             seen["would_want"] = wanted
-        wanted = _size(ahead, *_without_forecast(demand)[:2], demand, current, observation)
+        wanted = _size(ahead, *_without_forecast(demand[0])[:2], demand[0], current, observation)
         return {"target": wanted, "seen": seen}
     return {"target": wanted, "seen": seen, "outlook": _outlook(ahead, then, wanted, observation)}
 
 
-def _forecast(
-    ahead: _Minute, history: History, demand: Floats, keeps_spot: bool
+def forecast_demand(
+    history: History, of: work.Weights | None, demand: past.Demand, cold_start_s: float, keeps_spot: bool
 ) -> tuple[float, float, Floats]:
-    """Return what `forecast_demand` returns; what to add for is also forecast of prompts and responses apart, and the larger counts."""
-    add, keep, then = forecast_demand(history, demand, ahead.cold_start_s, keeps_spot)
-    if ahead.weights is None or waking.is_idle(demand):
-        return add, keep, then
-    horizon, apart = Horizon(_minutes(ahead.cold_start_s), ADD_MIN), 0.0
-    prompts = demand * work.prompt_share(history, ahead.weights)
-    for part in (prompts, demand - prompts):
-        fitted = _cached_fit(_training(history, part, 0), horizon)
-        apart += float(fitted.quantiles(part[-READ_MIN:], (QUANTILE,))[0])
-    return max(add, apart), keep, then
+    """Return the forecast of what replicas have to be added for, and of what has to be kept for; work per minute.
+
+    The third value are `CHANCES` equally likely values of the first. What to add for is also forecast of prompts and responses
+    apart, and the larger counts.
+    """
+    lead, total = _minutes(cold_start_s), demand[0]
+    if waking.is_idle(total) and (first_demand := waking.first_demand(total, lead + ADD_MIN)) is not None:
+        return first_demand, first_demand, np.full(CHANCES, first_demand)
+    until = max(lead + KEEP_MIN, 2 * lead) if keeps_spot else lead + KEEP_MIN
+    soon, known = Horizon(lead, ADD_MIN), [Known.of(one) for one in demand]
+    adds = past.fitted(history, of, soon).quantiles(known[0], _SHARES)
+    keep = past.fitted(history, of, Horizon(1, until), late=1).quantiles(known[0], (QUANTILE,))
+    apart = [
+        past.fitted(history, of, soon, part=part).quantiles(known[part], (QUANTILE,))[0]
+        for part in range(1, len(known))
+    ]
+    return max(float(adds[0]), float(sum(apart))), float(keep[0]), adds[1:]
 
 
 class _Minute(NamedTuple):
@@ -233,7 +233,7 @@ def _size(
     backlog = ahead.backlog(load.queued)
     needed = _or_zero(max(add, ahead.last)) / ahead.carried + backlog
     kept = max(needed, _or_zero(keep) / ahead.carried)
-    if np.nanmax(requests[-UNFORECAST_KEEP_MIN:]) > 0.0:
+    if np.fmax.reduce(requests[-UNFORECAST_KEEP_MIN:]) > 0.0:
         kept = max(kept, _LITTLE)  # what was just used does not sleep
     size = max(current, _round_up(needed)) if _round_up(needed) > current else min(current, _round_up(kept))
     busy = 1 if load.in_flight + load.queued > 0 else 0
@@ -245,7 +245,8 @@ def _outlook(ahead: _Minute, then: Floats, wanted: int, observation: Observation
     goal, load = observation.goal.scaling, observation.load
     backlog = ahead.backlog(load.queued)
     now = _round_up(ahead.last / (60.0 * ahead.capacity_qps) + backlog)
-    sure = _round_up(_or_zero(float(np.quantile(then, SURE_QUANTILE))) / ahead.carried)
+    at = np.interp(SURE_QUANTILE * (len(then) - 1), np.arange(len(then)), then)  # `then` is sorted
+    sure = _round_up(_or_zero(float(at)) / ahead.carried)
     needed = np.ceil(then / (60.0 * ahead.capacity_qps) - _ROUNDING)
     more = np.clip(np.minimum(needed, goal.max_replicas) - wanted, 0, MOST_MORE).astype(int)
     chances = np.bincount(more) / len(then)
@@ -263,10 +264,6 @@ def _last_outlook(memory: Json, wanted: int, now: float) -> tuple[Outlook | None
     if known is None or memory.get("target") != wanted or now >= until:
         return None, None
     return Outlook(known[0], known[1], tuple(known[2])), until
-
-
-def _may_use_spot(observation: Observation) -> bool:
-    return any(offer.capacity_type is CapacityType.SPOT for offer in observation.offers)
 
 
 def _or_zero(requests: float) -> float:
@@ -309,7 +306,7 @@ def _weights(history: History, memory: Json, observation: Observation) -> Json:
     known, goal = memory.get("work", {}), observation.goal
     ready = [kind for kind, _ in ready_kinds(observation.replicas, goal)]
     known = work.learn(known, history, ready, observation.load)
-    fit_number = history.end // _fit_every_min(len(history.requests))
+    fit_number = past.fit_number(history)
     if "weights" in known and known.get("fit") == fit_number:
         return known
     known = work.refresh(known, history, [kind_of(*one, goal) for one in _fleet(observation)])
@@ -341,11 +338,9 @@ def _budget_spent(history: History, demand: Floats, memory: Json, slo: SloGoal) 
     Without its memory it begins with the last one.
     """
     spent, since = float(memory.get("spent", 0.0)), int(memory.get("minute", history.end - 1))
-    start = max(0, since - history.first)
-    requests, within = (
-        np.frombuffer(series, dtype=np.float64)[start:].tolist()
-        for series in (history.requests, history.within_slo)
-    )
+    start = len(demand) - min(len(demand), history.end - since)
+    new = history.since(since)
+    requests, within = (series[-len(demand) :].tolist() for series in (new.requests, new.within_slo))
     usual = demand[-DAY_MIN:]
     usual = usual[~np.isnan(usual)]
     mean = float(usual.mean()) if len(usual) else 0.0
@@ -360,47 +355,9 @@ def _budget_spent(history: History, demand: Floats, memory: Json, slo: SloGoal) 
     return spent
 
 
-def forecast_demand(
-    history: History, requests: Floats, cold_start_s: float, keeps_spot: bool
-) -> tuple[float, float, Floats]:
-    """Return the forecast of what replicas have to be added for, and of what has to be kept for; requests per minute.
-
-    The third value are `CHANCES` equally likely values of the first.
-    """
-    lead = _minutes(cold_start_s)
-    if (
-        waking.is_idle(requests)
-        and (first_demand := waking.first_demand(requests, lead + ADD_MIN)) is not None
-    ):
-        return first_demand, first_demand, np.full(CHANCES, first_demand)
-    until = max(lead + KEEP_MIN, 2 * lead) if keeps_spot else lead + KEEP_MIN
-    recent = requests[-READ_MIN:]
-    shares = (QUANTILE, *((index + 0.5) / CHANCES for index in range(CHANCES)))
-    to_add, to_keep = (_training(history, requests, late) for late in (0, 1))
-    adds = _cached_fit(to_add, Horizon(lead, ADD_MIN)).quantiles(recent, shares)
-    keep = _cached_fit(to_keep, Horizon(1, until)).quantiles(recent, (QUANTILE,))
-    return float(adds[0]), float(keep[0]), adds[1:]
-
-
-def _training(history: History, demand: Floats, late: int) -> bytes:
-    """Return the minutes that a forecast is fitted to, `late` minutes after the others, so that no minute bears all fits."""
-    every = _fit_every_min(len(demand))
-    end = (history.end - late) // every * every - history.first
-    return demand[max(0, end - FIT_MIN) : max(0, end)].tobytes()
-
-
-def _fit_every_min(known_min: int) -> int:
-    return FIT_EVERY_MIN if known_min >= 2 * DAY_MIN else FIRST_FITS_EVERY_MIN
-
-
-@lru_cache(maxsize=256)
-def _cached_fit(training: bytes, horizon: Horizon) -> Model:
-    return fit(np.frombuffer(training, dtype=np.float64), horizon)
-
-
 def _without_forecast(requests: Floats) -> tuple[float, float, Floats]:
     """Return what `forecast_demand` returns, without a forecast."""
-    return float(requests[-1]), float(np.nanmax(requests[-UNFORECAST_KEEP_MIN:])), requests[-1:]
+    return float(requests[-1]), float(np.fmax.reduce(requests[-UNFORECAST_KEEP_MIN:])), requests[-1:]
 
 
 def _minutes(seconds: float) -> int:

@@ -28,6 +28,7 @@ class Run:
     only because the target had risen within the last cold start. `requests` and `requests_short` (the share that arrived while
     fewer than the target were ready) are None without requests. `attainment` is the share of requests within the SLO, by what
     a replica carries and not by the target; None where that is not known. `window` counts the stretches of the trace from 0.
+    Of a plan that knows the future, `cost_bound` is below the cost of the cheapest one, and `status` "optimal" or why it may not be that.
     """
 
     policy: str
@@ -57,6 +58,8 @@ class Run:
     outages: int = 0
     growth: float = 0.0
     attainment: float | None = None
+    cost_bound: float | None = None
+    status: str = ""
 
     @property
     def label(self) -> str:

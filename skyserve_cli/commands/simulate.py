@@ -14,6 +14,7 @@ from skyserve_cli.commands import autoscalers, files, pictures, runs, traffic_op
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Env, EnvFile, Format, OutputFormat, Secret, SecretFile, Set
 from skyserve_cli.commands.racing import run_all
+from skyserve_cli.commands.statistics import insist_on_statistics
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put, put_json
 from skyserve_cli.report.export import to_json
 from skyserve_cli.report.text import availability_sentences, setting, table_cells, verdict
@@ -175,6 +176,12 @@ def simulate(
         ),
     ] = None,
     tick: Annotated[str, typer.Option("--tick", metavar="DURATION", help="Of the controller.")] = "30s",
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole", help="With the controller's store and orders: the same figures, several times slower."
+        ),
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, max=256, help="Processes. Default: one for each core.")
     ] = None,
@@ -199,7 +206,7 @@ def simulate(
 ) -> None:
     """Show what a service would have cost on a spot market, and how often it would have been short.
 
-    The controller's own code runs on a record of what zones had room for.
+    The controller's own decisions are made on a record of what zones had room for.
     Launches that fail, preemptions and cold starts are in it; no cloud is called.
 
     \b
@@ -210,6 +217,10 @@ def simulate(
     serve simulate service.yaml --requests poisson:20 --window 24h -o json
     serve simulate service.yaml --requests trace.csv --autoscaler reactive,predictive,oracle --cold-start 5m
     """
+    if list_policies or list_traces:
+        _list(output, policies=list_policies, traces=list_traces)
+        return
+    insist_on_statistics("serve simulate")
     load_spec = partial(_spec, file, env, env_file, secret, secret_file, changes)
     if autoscaler:
         mean = 8.0 if mean_replicas is None else mean_replicas
@@ -218,9 +229,6 @@ def simulate(
         )
         market_only = {"--trace": trace, "--policy": policy, "--window": window}
         autoscalers.compare(words, load_spec(), runs.seeds(seed), jobs, market_only, report, output)
-        return
-    if list_policies or list_traces:
-        _list(output, policies=list_policies, traces=list_traces)
         return
     pictures.insist_on_writable("--report", report)
     spec = load_spec()
@@ -232,9 +240,8 @@ def simulate(
     policies, margins = runs.wanted_policies(spec, policy), runs.wanted_overprovisions(spec, overprovision)
     asked = runs.jobs(policies, margins, targets, runs.seeds(seed))
     runs.insist_on_few(len(asked) * len(parts))
-    recorded = runs.arrivals(requests, market.length_s)
     given = traffic_options.TrafficOptions(capacity, mean_replicas, warm_up, response_weight)
-    arrivals, traffic = traffic_options.traffic(spec, recorded, given, tick_s)
+    arrivals, traffic = traffic_options.traffic(spec, runs.arrivals(requests, market.length_s), given, tick_s)
     common = Setting(
         trace=market,
         n_target=runs.target_size(spec, replicas),
@@ -244,6 +251,7 @@ def simulate(
         spec=runs.sized(spec, replicas),
         notice_s=runs.notice(notice, tick_s),
         traffic=traffic,
+        whole=whole,
     )
     _check_requests(common)
     settings = [replace(common, trace=part) for part in parts]

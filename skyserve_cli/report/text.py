@@ -100,9 +100,17 @@ def verdict(rows: Sequence[SummaryRow], availability: float, *, priced: bool) ->
 
 
 def availability_sentences(rows: Sequence[SummaryRow]) -> list[str]:
-    """Return what each setting that aims was asked for, and what came of it, as sentences."""
+    """Return what each setting that aims was asked for, and what came of it, as sentences; of plans how far from the best they may be."""
     said = []
     for row in rows:
+        unproven = [run for run in row.runs if run.cost_bound is not None and run.status != "optimal"]
+        if unproven:
+            worst = max(unproven, key=lambda run: run.cost_relative - (run.cost_bound or 0.0))
+            gap = 1.0 - (worst.cost_bound or 0.0) / worst.cost_relative
+            said.append(
+                f"{worst.label} is not proven to be the cheapest plan ({worst.status}): that costs {worst.cost_bound:.2%} or more, "
+                f"this one {worst.cost_relative:.2%}, up to {gap:.2%} too much."
+            )
         if row.availability_target is None or row.policy in BOUNDS:
             continue
         allowed, short = 1.0 - row.availability_target, 1.0 - row.availability.mean

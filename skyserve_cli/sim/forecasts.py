@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies.forecast import past
 from policies.forecast.demand import Floats
 from policies.history import History
 from policies.scaling.predictive import ADD_MIN, CHANCES, forecast_demand
@@ -48,7 +49,7 @@ def forecasts(trial: ScalingTrial) -> Forecasts | None:
     values = np.empty((len(asked_in), CHANCES))
     for row, number in enumerate(asked_in):
         history = History(0, known[:number], known[:number])
-        values[row] = forecast_demand(history, asked[:number], trial.cold_start_s, False)[2]
+        values[row] = forecast_demand(history, None, past.recent(history, None), trial.cold_start_s, False)[2]
     about = np.array(asked_in) - 1 + lead
     came = np.max([asked[about + width] for width in range(ADD_MIN)], axis=0)
     return Forecasts(about.astype(np.float64), values, came)

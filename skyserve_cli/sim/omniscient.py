@@ -35,16 +35,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from time import process_time
 
 import numpy as np
 
+from skyserve_cli.controller.reconcile.clock import steady_source
 from skyserve_cli.sim.omniscient_program import WHOLE, ChunkSolution, Ints, Task, solve_chunk
 from skyserve_cli.sim.trace import Steps, Trace
 
 CHUNK_S = 10 * 86400.0
-TIME_LIMIT_S = 60.0  # per chunk, and again for each way out where it is reached
+_seconds = steady_source().read
+TIME_LIMIT_S = 50.0  # of all chunks together, by the wall clock: the solver looks at it now and then
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ def solve(
     full_grid: bool = False,
     chunk_s: float = CHUNK_S,
     time_limit_s: float = TIME_LIMIT_S,
+    stopwatch: Callable[[], float] = _seconds,
     progress: Callable[[int, int], None] = lambda done, chunks: None,
 ) -> OmniscientResult:
     """The cheapest way to have `n_target` replicas ready for the given share of time.
@@ -87,8 +91,8 @@ def solve(
     `price_ratio` is the price of an on-demand replica, `spot_prices` are those of spot replicas by zone, all in units
     of a spot replica's usual price, which is what a zone that is not named costs. `full_grid` gives every tick a
     segment of its own: exact below an availability of 1, too, and slow. `progress` is called after each chunk with how many of
-    how many are done. Raises ValueError for arguments that make no sense, and SolverError where there is no plan
-    within `time_limit_s` per chunk.
+    how many are done. After `time_limit_s` the best plan found so far counts: at worst on-demand replicas alone. Raises
+    ValueError for arguments that make no sense.
     """
     cold_ticks = max(1, round(cold_start_s / trace.tick_s))
     if n_target < 1 or price_ratio <= 0 or not 0 < availability <= 1:
@@ -96,15 +100,20 @@ def solve(
     if trace.n_ticks <= cold_ticks:
         raise ValueError(f"{trace.name} is over before a cold start of {cold_start_s:g} s is")
     prices = [(spot_prices or {}).get(zone.name, 1.0) for zone in trace.zones]
-    task = Task(n_target, cold_ticks, (*prices, price_ratio), availability, time_limit_s)
+    task = Task(n_target, cold_ticks, (*prices, price_ratio), availability)
     edges = _chunk_edges(cold_ticks, trace.n_ticks, chunk_s / trace.tick_s)
-    started = process_time()
+    started, ends_at = process_time(), stopwatch() + time_limit_s
     plans = []
     for number, (start, end) in enumerate(pairwise(edges), 1):
         chunk = trace.cut(start - cold_ticks, end - start + cold_ticks, trace.name)
-        plans.append(solve_chunk(chunk, task, full_grid))
+        until = stopwatch() + (ends_at - stopwatch()) / (len(edges) - number)
+        plans.append(solve_chunk(chunk, task, full_grid, partial(_left_s, until, stopwatch)))
         progress(number, len(edges) - 1)
     return _joined(trace, plans, task, process_time() - started)
+
+
+def _left_s(until: float, stopwatch: Callable[[], float]) -> float:
+    return until - stopwatch()
 
 
 def _chunk_edges(first: int, last: int, chunk_ticks: float) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 class SolverError(RuntimeError):
-    """HiGHS found no plan; the text is its reason."""
+    """HiGHS found no plan in time; the text is its reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,6 @@ class Task:
     cold_ticks: int
     prices: tuple[float, ...]
     availability: float
-    time_limit_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,8 @@ def _least(room: Ints, reach: Ints) -> Ints:
     return least
 
 
-def solve_chunk(chunk: Trace, task: Task, full_grid: bool) -> ChunkSolution:
-    """Build and solve the program of one chunk.
+def solve_chunk(chunk: Trace, task: Task, full_grid: bool, left_s: Callable[[], float]) -> ChunkSolution:
+    """Build and solve the program of one chunk; `left_s` returns how long that may still take.
 
     Its unknowns are, one after the other: who is ready, zone by zone and segment by segment; how many become so, likewise;
     and, where outages are allowed, whether a segment is one of service.
@@ -121,14 +120,32 @@ def solve_chunk(chunk: Trace, task: Task, full_grid: bool) -> ChunkSolution:
         [_rises(grid, n_unknowns), _has_room(grid, n_unknowns), *_served(task, grid, n_unknowns)],
         least=np.zeros(n_unknowns),
         most=most,
-        time_limit_s=task.time_limit_s,
+        left_s=left_s,
     )
-    if task.availability < 1:
-        found, bound, status = _with_outages(program, task, grid)
-    else:
-        found, bound, status = _always_up(program, n_ready)
-    ready = np.round(found[:n_ready]).astype(np.int64).reshape(grid.room.shape)
+    try:
+        if task.availability < 1:
+            found, bound, status = _with_outages(program, task, grid)
+        else:
+            found, bound, status = _always_up(program, n_ready)
+        ready = np.round(found[:n_ready]).astype(np.int64).reshape(grid.room.shape)
+    except SolverError:
+        ready = np.zeros_like(grid.room)
+        ready[-1] = grid.can_be_ready[-1]
+        bound, status = _least_cost(task, grid), "time limit reached: on demand alone"
     return ChunkSolution(grid, _alive(ready, grid.reach), ready, bound, status)
+
+
+def _least_cost(task: Task, grid: _Grid) -> float:
+    """Return what the cheapest replicas with room cost in the cheapest segments that are enough, as if none ever started."""
+    missing = np.where(grid.billed > 0, task.n_target, 0)
+    rate = np.zeros(len(grid.starts))
+    for zone in np.argsort(task.prices):
+        taken = np.minimum(missing, grid.can_be_ready[zone])
+        rate += task.prices[zone] * taken
+        missing = missing - taken
+    order = np.argsort(rate)
+    ends = np.minimum(np.cumsum(grid.billed[order]), task.availability * grid.billed.sum())
+    return float(rate[order] @ np.diff(ends, prepend=0.0))
 
 
 def _alive(ready: Ints, reach: Ints) -> Ints:
@@ -204,13 +221,13 @@ def _table(
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """Minimise `cost` over unknowns between `least` and `most`, within the constraints."""
+    """Minimise `cost` over unknowns between `least` and `most`, within the constraints and the time that is left."""
 
     cost: Floats
     constraints: Sequence[LinearConstraint]
     least: Floats
     most: Floats
-    time_limit_s: float
+    left_s: Callable[[], float]
 
 
 _Solution = tuple[Floats, float, str]  # the unknowns, a lower bound of the cost, the status
@@ -225,19 +242,31 @@ def _always_up(program: _Program, n_ready: int) -> _Solution:
 
 
 def _with_outages(program: _Program, task: Task, grid: _Grid) -> _Solution:
-    """Choose the segments of service, which the last unknowns say segment by segment; then plan for these."""
+    """Choose the segments of service, which the last unknowns say segment by segment; then plan for these.
+
+    First those that are of service most where service may be in parts. Mostly that is as good as the best choice of whole segments,
+    which takes the solver far longer.
+    """
     n_segments = len(grid.starts)
     is_segment = np.arange(len(program.cost)) >= len(program.cost) - n_segments
-    try:
-        found, bound, status = _optimum(program, whole=is_segment)
-        in_service = found[is_segment] > 0.5
-    except SolverError:
-        found, bound, _ = _optimum(program)  # service in parts
-        in_service = _most_in_service(found[is_segment], task, grid)
-        status = "time limit reached: near the optimum"
-    least, most = program.least.copy(), program.most.copy()
-    least[is_segment] = most[is_segment] = in_service
-    found, _, _ = _always_up(replace(program, least=least, most=most), grid.room.size)
+
+    def planned(in_service: NDArray[np.bool_]) -> Floats:
+        least, most = program.least.copy(), program.most.copy()
+        least[is_segment] = most[is_segment] = in_service
+        return _always_up(replace(program, least=least, most=most), grid.room.size)[0]
+
+    parts, bound, _ = _optimum(program)
+    left_s = program.left_s()
+    found, status = planned(_most_in_service(parts[is_segment], task, grid)), "optimal"
+    took_s = left_s - program.left_s()
+    if program.cost @ found > (1.0 + MIP_GAP) * bound:
+        try:
+            in_time = replace(program, left_s=lambda: program.left_s() - 2.0 * took_s)
+            chosen, proven, status = _optimum(in_time, whole=is_segment)
+            bound = max(bound, proven)
+            found = min(found, planned(chosen[is_segment] > 0.5), key=lambda one: float(program.cost @ one))
+        except SolverError:
+            status = "time limit reached: near the optimum"
     return found, bound, status
 
 
@@ -257,7 +286,7 @@ def _optimum(program: _Program, whole: NDArray[np.bool_] | None = None) -> _Solu
         constraints=program.constraints,
         bounds=Bounds(program.least, program.most),
         integrality=None if whole is None else whole.astype(np.int64),
-        options={"time_limit": program.time_limit_s, "mip_rel_gap": MIP_GAP},
+        options={"time_limit": max(0.0, program.left_s()), "mip_rel_gap": MIP_GAP},
     )
     if solution.x is None:
         raise SolverError(f"no plan was found: {solution.message}")

@@ -1,7 +1,7 @@
 """One policy over one trace: the production controller in a recorded market.
 
-The tick, the plan, the policies, the store and `perform` are the production ones; `market` and `replay` stand in
-for the cloud and the hands. Ticks in which nothing can happen are left out: after a tick that changed nothing the
+The decision, the plan, the policies and `perform` are the production ones, and with `Setting.whole` the tick and the store
+(`controllers`); `market` and `trace_ports` stand in for the cloud and the hands. Ticks in which nothing can happen are left out: after a tick that changed nothing the
 next one is when an instance starts up, capacity falls below the fleet, a price or the load changes, or a wait of the plan or
 of a replica terminates. `compressed=False` runs them all, to the same event log (a test compares the two).
 """
@@ -9,7 +9,6 @@ of a replica terminates. `compressed=False` runs them all, to the same event log
 from __future__ import annotations
 
 import hashlib
-import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,33 +19,25 @@ from policies.goals import ScalingGoal
 from policies.model import ReplicaState
 from policies.registry import scaler_for
 from policies.scaling.request_rate import RequestRate
-from skyserve_cli.controller.clouds.caches import SpecCache
-from skyserve_cli.controller.reconcile.inputs import BalancerPorts, ReplicaPorts
 from skyserve_cli.controller.reconcile.mappers import goal_of
-from skyserve_cli.controller.reconcile.reconciler import Reconciler
-from skyserve_cli.controller.secret_box import SecretBox
-from skyserve_cli.sim.market import CLOUD, EPOCH_S, TickClock, TraceMarket, usual_spot_usd_hour
-from skyserve_cli.sim.omniscient import solve
+from skyserve_cli.sim.controllers import (
+    NEW_ROW,
+    SERVICE,
+    Controller,
+    DirectController,
+    WholeController,
+    World,
+)
+from skyserve_cli.sim.market import CLOUD, TickClock, TraceMarket, usual_spot_usd_hour
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run
 from skyserve_cli.sim.served import ServedRequests
 from skyserve_cli.sim.settings import OVERPROVISIONING, Job, Setting
-from skyserve_cli.sim.trace_ports import (
-    ReplayFleet,
-    ReplayInstancePoller,
-    ReplayOffers,
-    ReplayOperationRunner,
-    ReplayProber,
-)
-from skyserve_cli.spec import spec_to_json
+from skyserve_cli.sim.trace_ports import ReplayFleet
 from skyserve_cli.spec.model import Probe, ResourceChoice, ServiceSpec
 from skyserve_cli.spec.placement import placement_of
-from skyserve_cli.state.database import Database
-from skyserve_cli.state.store import Store
 
 _FALLING_BACK = frozenset({"spothedge", "spothedge_literal", "risk_hedge"})
 
-SERVICE = "simulated"
-_KEY = b"c2ltdWxhdGVkLXNpbXVsYXRlZC1zaW11bGF0ZWQtLSE="
 _DAY_S = 86_400.0
 _PROGRESS_TICKS = 2_880
 _ORDER_TICKS = 2
@@ -101,90 +92,55 @@ class Replay:
         )
         if place is not None:
             self.market.prefer(lambda zone: place in (zone.name, zone.region))
-        rng = random.Random(job.seed)
-        self.store = Store(Database("sqlite://", draw=lambda size: rng.randbytes(size).hex()))
-        self._spec = _spec_of(setting, job)
+        spec = _spec_of(setting, job)
         # Its size follows from the load of a moment, and from waits whose end it returns; others remember loads.
-        self._same_load_is_nothing = isinstance(scaler_for(self._spec.scaling), RequestRate)
-        specs = SpecCache(self.store, SecretBox(_KEY))
-        owner = self.store.database.owner()
-        self._runner = ReplayOperationRunner(self.market, owner, lambda call: specs.order(owner, call))
-        self._served = None
+        self._same_load_is_nothing = isinstance(scaler_for(spec.scaling), RequestRate)
+        served = None
         if setting.traffic is not None:
-            self._served = ServedRequests.draw(setting.traffic, trace.length_s, trace.tick_s, job.seed)
-        reported = self._served if self._spec.slo is not None else None
-        self._fleet = ReplayFleet(self.market, setting.arrivals, self._spec.load_window_s, reported)
-        self.reconciler = Reconciler(
-            self._clock,
-            self.store,
-            specs,
-            ReplicaPorts(
-                enabled=frozenset({CLOUD}),
-                offers=ReplayOffers(self.market),
-                runner=self._runner,
-                instance_poller=ReplayInstancePoller(self.market, owner),
-                prober=ReplayProber(self.market),
-            ),
-            BalancerPorts(self._fleet, "127.0.0.1"),
-        )
-        self.store.put_service(
-            SERVICE,
-            spec_to_json(self._spec),
-            replica_hash="",
-            sealed_secrets=b"",
-            lb_port=0,
-            target=0,
-            mode=None,
-            now=EPOCH_S,
-        )
-        if reported is not None:
-            self.store.put_demand(SERVICE, list(reported.known))
-        self._account = _Account(setting, self.market, self._served)
+            served = ServedRequests.draw(setting.traffic, trace.length_s, trace.tick_s, job.seed)
+        reported = served if spec.slo is not None else None
+        self._fleet = ReplayFleet(self.market, setting.arrivals, spec.load_window_s, reported)
+        known = () if reported is None else reported.known
+        world = World(self._clock, self.market, self._fleet, spec, known, job.seed)
+        self._goal = goal_of(NEW_ROW, spec)  # its deadlines stay the same
+        self.controller: Controller = (WholeController if setting.whole else DirectController)(world)
+        self._account = _Account(setting, self.market, served)
 
     def run(self, progress: Callable[[float], None] = lambda _: None) -> Run:
         """Return the whole trace, once."""
         trace, clock, account = self._setting.trace, self._clock, self._account
         ticks = reported = 0
         while clock.tick < trace.n_ticks:
-            self.reconciler.tick()
+            self.controller.tick()
             ticks += 1
-            self._runner.act()
-            plan = self.reconciler.plans[SERVICE]
             until = min(self._next_tick(), trace.n_ticks)
-            account.take(clock.tick, until, plan.wanted, self._fleet.draining)
+            account.take(clock.tick, until, self.controller.plan.wanted, self._fleet.draining)
             clock.tick = until
             if until - reported >= _PROGRESS_TICKS:
                 reported = until
                 progress(until / trace.n_ticks)
         progress(1.0)
         run = account.run(self._job, ticks=ticks, digest=self.digest())
-        self.store.close()
+        self.controller.close()
         return run
 
-    def event_lines(self) -> list[str]:
-        """Return every line that was written about the service."""
-        return [
-            f"{line.at - EPOCH_S:.0f} {line.record.replica_id} {line.record.kind} {line.record.state} {line.record.message}"
-            for line in self.store.events(SERVICE, limit=10_000_000)
-        ]
-
     def digest(self) -> str:
-        return hashlib.sha256("\n".join(self.event_lines()).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join(self.controller.event_lines()).encode()).hexdigest()[:16]
 
     def _next_tick(self) -> int:
         """Return the next tick that may come to anything."""
         clock, market = self._clock, self.market
         following = clock.tick + 1
-        if not self._compressed or market.has_changes or self._fleet.draining or not self._runner.idle:
+        if not self._compressed or market.has_changes or self._fleet.draining or not self.controller.idle:
             return following
-        (row,) = self.store.services()
+        row = self.controller.row
         if any(
             replica.state in (ReplicaState.REQUESTED, ReplicaState.TERMINATING) for replica in row.replicas
         ):
             return following
         waits = (
-            self.reconciler.plans[SERVICE].wake_at,
-            deadlines.next_due(row.replicas, goal_of(row, self._spec)),
+            self.controller.plan.wake_at,
+            deadlines.next_due(row.replicas, self._goal),
         )
         ticks = [clock.tick_at(at) for at in waits if at is not None]
         ticks += [market.next_start() + 1, market.next_preemption(), market.next_price()]
@@ -343,6 +299,8 @@ def _spec_of(setting: Setting, job: Job) -> ServiceSpec:
 
 def _omniscient(setting: Setting, job: Job, progress: Callable[[float], None]) -> Run:
     """Return the cost of a plan that knows the future. It launches nothing that could fail or be taken."""
+    from skyserve_cli.sim.omniscient import solve  # SciPy is of an extra; commands insist on it before
+
     trace = setting.trace
     market = TraceMarket(
         trace, TickClock(trace.tick_s), cold_start_s=0.0, price_ratio=setting.price_ratio, seed=job.seed
@@ -393,4 +351,6 @@ def _omniscient(setting: Setting, job: Job, progress: Callable[[float], None]) -
         ),
         n_target=setting.n_target,
         availability_target=job.availability_target,
+        cost_bound=found.cost_bound,
+        status=found.status,
     )

@@ -6,16 +6,16 @@ What a tick orders is done in the same tick, by `ReplayOperationRunner.act`; wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lb.config.demand import Demand
 from lb.config.schema import Readiness
 from policies.history import Load
 from policies.model import Event, Offer, ProbePassed
-from provisioners.port.base import Instance, LaunchOrder, Requirements
+from provisioners.port.base import Instance, Requirements
 from skyserve_cli.controller.clouds.execute import Retry, perform
 from skyserve_cli.controller.clouds.operation_runner import OperationsInFlight
-from skyserve_cli.controller.reconcile.mappers import token_of
+from skyserve_cli.controller.reconcile.mappers import order_of
 from skyserve_cli.controller.reconcile.ports import (
     AgentOrder,
     CloudOperation,
@@ -26,6 +26,7 @@ from skyserve_cli.controller.reconcile.ports import (
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.market import CLOUD, NEVER, TraceMarket
 from skyserve_cli.sim.served import ServedRequests, next_minute_s
+from skyserve_cli.spec.model import ServiceSpec
 
 _LONGEST_SAME_S = 3600.0
 
@@ -33,12 +34,10 @@ _LONGEST_SAME_S = 3600.0
 class ReplayOperationRunner:
     """Makes the calls of a tick within it."""
 
-    def __init__(
-        self, market: TraceMarket, owner: str, order: Callable[[CloudOperation], LaunchOrder]
-    ) -> None:
+    def __init__(self, market: TraceMarket, owner: str, spec: ServiceSpec) -> None:
         self._market = market
         self._owner = owner
-        self._order = order
+        self._spec = spec
         self._book = OperationsInFlight()
         self._calls: list[CloudOperation] = []
         self._results: list[tuple[CloudOperation, Event | Retry | None]] = []
@@ -72,8 +71,8 @@ class ReplayOperationRunner:
         raise AssertionError(f"an instance without a row: {orphan}")
 
     def _perform(self, call: CloudOperation) -> None:
-        token = token_of(self._owner, call.service, call.incarnation, call.replica.id, call.replica.offer)
-        outcome = perform(call, self._market, lambda: self._order(call), token, self._owner)
+        order = order_of(self._owner, call.service, call.incarnation, call.replica, self._spec, {})
+        outcome = perform(call, self._market, lambda: order, order.token, self._owner)
         self._results.append((call, outcome))
 
 

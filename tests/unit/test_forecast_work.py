@@ -13,6 +13,7 @@ from policies.forecast import work
 from policies.forecast.demand import Floats
 from policies.history import History, Load
 from policies.model import Json
+from tests.kit.histories import history_of
 
 KIND = "L4:1@1"
 USUAL = [500.0, 200.0]
@@ -23,7 +24,7 @@ def minutes(
 ) -> History:
     """Requests by minute, and the mean tokens of one of them."""
     tokens = (requests * prompt).tolist(), (requests * response).tolist()
-    return History.of(0, requests.tolist(), (requests * (1.0 - late)).tolist(), None, tokens)
+    return history_of(0, requests.tolist(), (requests * (1.0 - late)).tolist(), None, tokens)
 
 
 def counted(history: History, of: work.Weights) -> list[float]:
@@ -95,7 +96,7 @@ def test_memory_is_small_json_and_keeps_the_kinds_taught_last() -> None:
         pytest.param(minutes(np.array([100.0]), 0.0, 0.0), Load(ongoing=9.0), id="no tokens"),
         pytest.param(minutes(np.array([math.nan]), 1.0, 1.0), Load(ongoing=9.0), id="not reported"),
         pytest.param(minutes(np.array([100.0]), 1.0, 1.0), Load(ongoing=9.0, queued=9), id="none runs"),
-        pytest.param(History.of(0, [100.0], [100.0]), Load(ongoing=9.0), id="tokens are not known"),
+        pytest.param(history_of(0, [100.0], [100.0]), Load(ongoing=9.0), id="tokens are not known"),
     ],
 )
 def test_such_a_minute_teaches_no_weights(history: History, load: Load) -> None:
@@ -118,7 +119,7 @@ def test_weights_in_use_change_only_by_what_matters_and_the_usual_size_stays() -
 
 def test_a_service_without_tokens_is_counted_by_requests() -> None:
     assert work.refresh({}, minutes(np.full(9, 100.0), 0.0, 0.0), [KIND]) == {}
-    assert work.refresh({"weights": [0.0, 1.0, 1.0]}, History.of(0, [1.0], [1.0]), [KIND]) == {}
+    assert work.refresh({"weights": [0.0, 1.0, 1.0]}, history_of(0, [1.0], [1.0]), [KIND]) == {}
     assert work.in_use({}) is None
 
 

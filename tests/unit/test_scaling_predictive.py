@@ -20,6 +20,7 @@ from policies.model import CapacityType, Json, Observation, Offer, Zone
 from policies.registry import reads_load, scaler_for
 from policies.scaling.base import Outlook, Size
 from policies.scaling.predictive import HEADROOM, LEAST_HEADROOM, Predictive, headroom_of
+from tests.kit.histories import history_of
 
 SLO = SloGoal(attainment=0.995, capacity_qps=2.0, cold_start_s=300.0)
 GOAL = ScalingGoal(1, 100, slo=SLO)
@@ -27,7 +28,7 @@ KNOWN = Load(60.0, 0, known=True)
 
 
 def history(requests: Floats, within: Floats | None = None, first: int = 0) -> History:
-    return History.of(first, requests.tolist(), (requests if within is None else within).tolist())
+    return history_of(first, requests.tolist(), (requests if within is None else within).tolist())
 
 
 def decide(
@@ -73,7 +74,7 @@ def test_replicas_are_wanted_before_a_rise_that_comes_every_day() -> None:
 def test_the_present_demand_always_gets_its_replicas_and_the_limits_hold(
     series: list[float], target: int
 ) -> None:
-    found = decide(History.of(0, series, series), {"target": target})
+    found = decide(history_of(0, series, series), {"target": target})
     assert 1 <= found.wanted <= 100
     if not math.isnan(series[-1]):
         assert found.wanted >= min(100, math.ceil(series[-1] / 120.0 - 1e-6))
@@ -122,7 +123,7 @@ def lengths(requests: Floats, factor: Floats | float, within: Floats | None = No
     """Requests with `factor` times 500 tokens of prompt and 200 of response."""
     met = requests if within is None else within
     tokens = (500.0 * requests * factor).tolist(), (200.0 * requests * factor).tolist()
-    return History.of(0, requests.tolist(), met.tolist(), None, tokens)
+    return history_of(0, requests.tolist(), met.tolist(), None, tokens)
 
 
 def test_longer_requests_need_more_replicas_though_as_many_come() -> None:
@@ -158,7 +159,7 @@ def test_learned_weights_are_in_the_memory_and_stay_until_a_forecast_is_fitted()
     rng = np.random.RandomState(2)
     requests = np.full(2 * DAY_MIN, 1000.0)
     prompt, response = rng.uniform(200, 800, (2, 2 * DAY_MIN))
-    told = History.of(0, requests, requests, None, ((requests * prompt), (requests * response)))
+    told = history_of(0, requests, requests, None, ((requests * prompt), (requests * response)))
     memory: Json = {}
     seen: list[list[float]] = []
     for end in range(2 * DAY_MIN - 300, 2 * DAY_MIN + 1):
@@ -352,9 +353,9 @@ def test_the_plan_is_a_function_of_the_history() -> None:
     told = history(steady(3000))
     memory = {"target": 8, "minute": 2990, "spent": 0.25}
     first = decide(told, memory)
-    from policies.scaling import predictive
+    from policies.forecast import past
 
-    predictive._cached_fit.cache_clear()
+    past._fitted.cache_clear()
     assert decide(told, memory) == first
 
 

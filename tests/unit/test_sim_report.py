@@ -13,7 +13,14 @@ from scipy.stats import t as student
 from skyserve_cli.account.curves import spend, spend_on_demand, timeline
 from skyserve_cli.report import page as report
 from skyserve_cli.report.export import to_json
-from skyserve_cli.report.text import equal_availability, per_day, setting, table_cells, verdict
+from skyserve_cli.report.text import (
+    availability_sentences,
+    equal_availability,
+    per_day,
+    setting,
+    table_cells,
+    verdict,
+)
 from skyserve_cli.sim.frontier import ALL_ON_DEMAND, Point, cost_at, lower_hull, mixed
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run, Simulation
 from skyserve_cli.sim.summary import cheapest, estimate, most_available, summarize
@@ -45,6 +52,14 @@ def simulation(*runs: Run, priced: bool = True) -> Simulation:
     return Simulation(
         "aws", 2, 180.0, 3.0, 30.0, 1.0, (("a", "east"), ("b", "east"), ("c", "west")), priced, runs
     )
+
+
+def test_a_plan_that_is_not_proven_says_how_far_from_the_best_it_may_be() -> None:
+    plan = replace(run("omniscient", None, cost=0.4), cost_bound=0.39, status="optimal")
+    assert availability_sentences(summarize([plan])) == []
+    (sentence,) = availability_sentences(summarize([replace(plan, status="time limit reached")]))
+    assert "39.00% or more" in sentence
+    assert "up to 2.50% too much" in sentence
 
 
 # --- the frontier -------------------------------------------------------------------------------------------

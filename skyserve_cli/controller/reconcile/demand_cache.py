@@ -12,70 +12,73 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Protocol
 
 from lb.config.demand import Demand
 from policies.history import History
-from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import DemandRow
 
 KEPT_MIN = 14 * 1440
+ROOM_MIN = 2880
 PATIENCE_MIN = 3  # with an agent that does not report
 MINUTE_S = 60.0
 
 
-@dataclass(slots=True)
+class DemandRows(Protocol):
+    """The stored minutes of services: see `Store`."""
+
+    def demand(self, name: str, *, since: int = 0) -> list[DemandRow]: ...
+
+    def put_demand(self, name: str, rows: Sequence[DemandRow], *, drop_from: int | None = None) -> None: ...
+
+
 class _Series:
-    """The stored minutes of one service: parallel series, and the history made of them."""
+    """The stored minutes of one service, `first` to before `end`: parallel series in room for some more.
 
-    first: int = 0
-    columns: tuple[array[float], ...] = field(default_factory=lambda: tuple(array("d") for _ in range(5)))
-    history: History | None = None
+    No place is written twice, so the history and earlier ones are views of them.
+    """
 
-    @property
-    def requests(self) -> array[float]:
-        return self.columns[0]
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.requests)
+    def __init__(self) -> None:
+        self.first = self.end = 0
+        self._room: tuple[array[float], ...] = ()  # its first place is that of minute `_base`
+        self._base = self._full = 0
+        self.history: History | None = None
 
     def add(self, rows: Sequence[DemandRow]) -> None:
         for row in rows:
-            if not self.requests:
-                self.first = row.minute
-            missing = [math.nan] * (row.minute - self.end)
-            values = (
-                row.requests,
-                row.requests - row.late,
-                row.ready,
-                row.prompt_tokens,
-                row.response_tokens,
-            )
-            for series, value in zip(self.columns, values, strict=True):
-                series.extend(missing)
-                series.append(value)
-        surplus = len(self.requests) - KEPT_MIN
-        if surplus > 0:
-            self.first += surplus
-            for series in self.columns:
-                del series[:surplus]
-        requests, within, ready, *tokens = self.columns
-        self.history = (
-            History.of(self.first, requests, within, ready, (tokens[0], tokens[1])) if requests else None
-        )
+            if row.minute >= self._full:
+                kept = max(self.first, row.minute + 1 - KEPT_MIN) if self.end else row.minute
+                self._move(kept, row.minute + 1)
+            values = row.requests, row.requests - row.late, row.ready, row.prompt_tokens, row.response_tokens
+            for series, value in zip(self._room, values, strict=True):
+                series[row.minute - self._base] = value
+            self.end = row.minute + 1
+            self.first = max(self.first, self.end - KEPT_MIN)
+        shown = slice(self.first - self._base, self.end - self._base)
+        views = [memoryview(series)[shown].toreadonly() for series in self._room]
+        self.history = History(self.first, *views) if self.first < self.end else None
 
     def cut(self, end: int) -> None:
         """Forget the minutes from `end` on."""
-        for series in self.columns:
-            del series[max(0, end - self.first) :]
+        self.end = max(self.first, end)
+        self._move(self.first, self.end)
         self.add(())
+
+    def _move(self, first: int, end: int) -> None:
+        """Make new room for the minutes from `first` to before `end`, and for `ROOM_MIN` more."""
+        known = [series[first - self._base : self.end - self._base] for series in self._room]
+        missing = [math.nan] * (end - first + ROOM_MIN)
+        self._room = tuple(array("d", missing) for _ in range(5))
+        for series, before in zip(self._room, known, strict=False):
+            series[: len(before)] = before
+        self.first = self._base = first
+        self.end, self._full = max(first, self.end), end + ROOM_MIN
 
 
 class DemandCache:
     """One per controller, used by the thread of the tick. Rows are read once per service and process."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: DemandRows) -> None:
         self._store = store
         self._series: dict[str, _Series] = {}
 
@@ -91,10 +94,10 @@ class DemandCache:
         series = self._of(name, now)
         end = int(now // MINUTE_S)
         drop_from = None
-        if series.end > end + 1 and series.requests:
+        if series.end > end + 1:
             drop_from = end  # the clock was set back: those minutes have yet to come
         known = [report for report in reports if report is not None]
-        last = min(end, drop_from or series.end) if series.requests else 0
+        last = min(end, drop_from or series.end)
         rows = _rows(known, len(known) == len(reports), series, last, end)
         if not rows and drop_from is None:
             return False
@@ -103,10 +106,6 @@ class DemandCache:
             series.cut(drop_from)
         series.add(rows)
         return True
-
-    def forget(self) -> None:
-        """Read everything again next time."""
-        self._series.clear()
 
     def _of(self, name: str, now: float) -> _Series:
         if name not in self._series:
@@ -129,7 +128,7 @@ def _rows(
     rows = [row for minute in range(first, until) if (row := _row(known, minute)) is not None]
     if is_complete:
         return rows
-    before = series.requests[-1] if series.requests else 0.0
+    before = series.history.requests[-1] if series.history is not None else 0.0
     return [row for row in rows if row.requests > before]
 
 

@@ -49,7 +49,7 @@ from skyserve_cli.state.values import ServiceRow
 _PROBED = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.NOT_READY)
 _CONNECTED = (*_PROBED, ReplicaState.DRAINING)
 _MEASURED_WITHIN_S = 60.0
-_OUTSTANDING = {
+OUTSTANDING = {
     ReplicaState.REQUESTED: OperationKind.LAUNCH,
     ReplicaState.TERMINATING: OperationKind.TERMINATE,
 }
@@ -219,7 +219,7 @@ class OrderMaker:
         alone = unattended(listings)
         calls = []
         for replica in live:
-            kind = _OUTSTANDING.get(replica.state)
+            kind = OUTSTANDING.get(replica.state)
             if kind is None and replica.instance_id in alone:
                 kind = OperationKind.ATTEND
             if kind is not None:

@@ -11,7 +11,7 @@ from policies.deadlines import due
 from policies.goals import Goal, TeamRoom
 from policies.health import FailedProbe, failing, loaded, sifted, with_engines
 from policies.history import Load
-from policies.model import EndReason, Event, GaveUp, Memory, Offer, Plan, Replica
+from policies.model import EndReason, Event, GaveUp, Memory, Offer, Plan, Replica, Role
 from provisioners.port.base import Requirements
 from skyserve_cli.controller.reconcile.demand import merged
 from skyserve_cli.controller.reconcile.demand_cache import DemandCache
@@ -46,10 +46,10 @@ class _FleetTurn:
 
     change: TickTransitions
     memory: Memory
-    plan: Plan | None
-    doubt: str
-    need: Requirements | None
-    offers: tuple[Offer, ...] | None
+    plan: Plan | None = None
+    doubt: str = ""
+    need: Requirements | None = None
+    offers: tuple[Offer, ...] | None = None
 
 
 class TickOffers:
@@ -126,8 +126,10 @@ class ServiceTurn:
         happened = (results, listings)
         replicas = ReplicaFleet(service, self._specs)
         own = self._turn_fleet(replicas, service, happened, row.memory, is_early=is_awaited)
-        balancers = AgentFleet(service, self._owner, self._specs, self._balancers.names, own.change)
-        agents = self._turn_fleet(balancers, service, happened, own.memory, is_early=own.plan is None)
+        agents = _FleetTurn(TickTransitions((), goal, now, Role.LOAD_BALANCER), own.memory)
+        if row.balancers or spec.regional.places:
+            balancers = AgentFleet(service, self._owner, self._specs, self._balancers.names, own.change)
+            agents = self._turn_fleet(balancers, service, happened, own.memory, is_early=own.plan is None)
         decided = self._noted(_together(row, own, agents), own, agents, remark)
         if is_awaited:
             decided = replace(decided, wake_at=now)  # the wait ends with time, or with an adoption
@@ -168,8 +170,10 @@ class ServiceTurn:
         change.observe(sifted(results, failed, evidence.work, threshold_s, service.now), listings)
         doubt = self._give_up(fleet, change, evidence)
         live = change.live()
-        seen = with_engines(fleet.load, live, evidence.work)
-        fleet.load = replace(seen, loaded=loaded(live, failed, evidence.work, threshold_s, service.now))
+        fleet.load = with_engines(fleet.load, live, evidence.work)
+        if failed:
+            now_loaded = loaded(live, failed, evidence.work, threshold_s, service.now)
+            fleet.load = replace(fleet.load, loaded=now_loaded)
         memory = fleet.learn(change, memory)
         need = fleet.need(memory)
         need = None if need is None else self._offers.kept(need)
@@ -213,7 +217,7 @@ class ServiceTurn:
         new = dict.fromkeys(
             doubt for doubt in doubts if doubt and not any(doubt in note for note in decided.notes)
         )
-        return replace(decided, notes=(*decided.notes, *new))
+        return replace(decided, notes=(*decided.notes, *new)) if new else decided
 
     def _knows_all(self, replicas: Iterable[Replica]) -> bool:
         return {replica.offer.zone.cloud for replica in replicas} <= self._seen.keys()
