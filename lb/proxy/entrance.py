@@ -129,7 +129,7 @@ class RequestAdmission:
         policy, names = self._table.table.policy, self._table.table.session.fields
         # The model is part of what a session is known by, and stands in the body.
         self._by_session = self._cookies or policy == SESSION_POLICY
-        usual = ("user",) if self._by_session else ()
+        usual: tuple[str, ...] = ("user",) if self._by_session else ()
         if policy == SERVICE_POLICY:  # a session is a term of its cost, and nothing is bound by it
             usual = (*_CACHE_FIELDS, *usual)
         self._session_fields = SessionFields(names or usual)
