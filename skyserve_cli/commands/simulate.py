@@ -174,6 +174,14 @@ def simulate(
             help="Where --requests has tokens: the work of a response token, in prompt tokens. Default: 1.",
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="PROFILE[:PROMPT,RESPONSE]",
+            help="How long --requests take (TTFT, end to end) on an engine of `serve engine --list-profiles`; with mean tokens where they have none.",
+        ),
+    ] = None,
     tick: Annotated[str, typer.Option("--tick", metavar="DURATION", help="Of the controller.")] = "30s",
     whole: Annotated[
         bool,
@@ -222,7 +230,7 @@ def simulate(
         words = autoscalers.AutoscalerOptions(
             autoscaler, attainment, capacity, mean, warm_up, cold_start, requests, response_weight
         )
-        market_only = {"--trace": trace, "--policy": policy, "--window": window}
+        market_only = {"--trace": trace, "--policy": policy, "--window": window, "--engine": engine}
         autoscalers.compare(words, load_spec(), runs.seeds(seed), jobs, market_only, report, output)
         return
     if list_policies or list_traces:
@@ -239,7 +247,7 @@ def simulate(
     asked = runs.jobs(policies, margins, targets, runs.seeds(seed))
     runs.insist_on_few(len(asked) * len(parts))
     recorded = runs.arrivals(requests, market.length_s)
-    given = traffic_options.TrafficOptions(capacity, mean_replicas, warm_up, response_weight)
+    given = traffic_options.TrafficOptions(capacity, mean_replicas, warm_up, response_weight, engine)
     arrivals, traffic = traffic_options.traffic(spec, recorded, given, tick_s)
     common = Setting(
         trace=market,
