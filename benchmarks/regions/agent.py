@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+from benchmarks.regions.rules import RingForwarding
 from benchmarks.traffic.workloads import Call
 from lb.config.options import Limits, Pushing
+from lb.config.regions import PeerAgent, Regions
 from lb.config.schema import Table, Target
 from lb.core.admission import EngineLoad
+from lb.core.forwarding import Forwarding
 from lb.core.hop import ReportId
-from lb.core.peers import Peers, QueuePace, RegionReport, local_cost, region_report
+from lb.core.peers import RegionReport
 from lb.core.queue import RequestQueue
+from lb.core.residency import Zones
 from lb.core.scheduler import Scheduler
-from lb.core.target_choice import choose, takes_another
+from lb.core.target_choice import choose
 from lb.core.targets import Booking, TargetTable
-from policies.regions.registry import make_region_policy
 from policies.routing.base import Choice, RequestView
 
 if TYPE_CHECKING:
@@ -25,7 +28,6 @@ _DAY_S = 86_400.0
 IDLE_POLL_S = 5.0  # as in `lb.engines.load_poller`, which is not pure
 RECONSIDERED = 8  # held requests that are compared with the peers at each report
 RECONSIDERED_FOR_CREDIT = 2  # and with each response that gives credit back
-FULL_SLACK_S = 0.25  # a peer keeps a forwarded request that it can start within its reported wait and this
 
 
 class Flight:
@@ -43,6 +45,9 @@ class Flight:
         self.agent: Agent  # that pushes it to a replica
         self.origin: Agent  # that it entered
         self.hop = False
+        self.peer_booking: Booking | None = None  # of the origin on a peer
+        self.forwarding: Forwarding  # that has made it
+        self.way = 1.0  # how long its messages take, of the usual time
         # of a waiter
         self.view = RequestView("", "POST", "/v1/chat/completions")
         self.has_priority = False
@@ -64,52 +69,69 @@ class Flight:
 
 
 class Agent:
-    """The load balancer of a region."""
+    """A load balancer of a region."""
 
-    def __init__(self, world: World, region: str, agents: Sequence[str]) -> None:
+    def __init__(self, world: World, name: str, region: str, others: Sequence[tuple[str, str]]) -> None:
+        """`others` are the names and the regions of the agents of other regions."""
         self._world = world
+        self.name = name
         self.region = region
         self.down = False
         rule = world.rule
         self._pushing = Pushing(mode=rule.push)
-        self._served = (
-            list(world.engines)
-            if rule.all_view
-            else [engine for engine in world.engines if engine.region == region]
-        )
-        self._two_layers = rule.outer != "local"
+        self._served = [one for one in world.engines if rule.all_view or one.region == region]
+        self._others = tuple(others) if rule.outer != "local" else ()
         self._start_empty(0.0)
-        self._outer = make_region_policy(rule.outer)
-        self._others = [name for name in agents if name != region]
-        self._peers = Peers(self._others)
         self._report_id = ReportId(1, 0)
-        self._boots: dict[str, int] = {}  # of the peers
+        self._heard: dict[str, ReportId] = {}  # from peers
         self._polled_at: dict[str, float] = {}
-        self._reported_wait_s = 0.0
+        self._polling: set[str] = set()
 
     def _start_empty(self, now: float) -> None:
         self._table = TargetTable(self._described(), now, self._world.rule.make_inner)
         self._queue: RequestQueue[Flight] = RequestQueue()
         self._scheduler: Scheduler[Flight] = Scheduler(self._table, self._queue)
-        self._pace = QueuePace()
         self._flights: dict[Flight, None] = {}
+        made = RingForwarding if self._world.rule.ring else Forwarding
+        self._forwarding = made(self._table, self._regions(), now)
         self._measure_distances()
+
+    def _regions(self) -> Regions:
+        world = self._world
+        scenario = world.scenario
+        peers = tuple(
+            PeerAgent(
+                name,
+                region,
+                f"https://127.0.0.1:{8000 + index}",
+                name,
+                world.zones_of(region),
+                scenario.region(self.region).egress_usd_per_gb,
+                scenario.region(region).egress_usd_per_gb,
+            )
+            for index, (name, region) in enumerate(self._others)
+        )
+        return Regions(
+            self.name, self.region, world.rule.outer, peers=peers, usd_per_second=scenario.usd_per_second
+        )
 
     def barred(self, client_region: str) -> Collection[int]:
         """Return the epochs of the targets here that may not have a request of that region's clients."""
-        if not self._two_layers or client_region not in self._world.scenario.stay:
-            return ()
-        return self._table.residency.barred(frozenset({client_region}))
+        zones = self._zones(client_region)
+        return self._table.residency.barred(zones) if zones else ()
+
+    def _zones(self, client_region: str) -> Zones:
+        """Return the zone of clients that stay somewhere, which has the name of their region."""
+        return frozenset({client_region} & self._world.scenario.stay.keys())
 
     def _described(self) -> Table:
-        """Describe the targets. The zone of clients that stay somewhere has the name of their region."""
-        stay = self._world.scenario.stay if self._two_layers else {}
         targets = tuple(
             Target(
                 id=one.id,
                 url=f"http://127.0.0.1:{one.index + 1}",
                 region=one.region,
-                zones=tuple(zone for zone, regions in stay.items() if one.region in regions),
+                accelerator=one.profile,
+                zones=self._world.zones_of(one.region),
             )
             for one in self._served
         )
@@ -130,15 +152,14 @@ class Agent:
                 key = self._table.key(engine.id)
                 assert key is not None
                 self._table.loaded(key, engine.load(), 0.0, 0.0)
-            offset_s = self._pushing.probe_s * place / len(self._world.engines)
-            self._world.events.at(offset_s, self._poll, engine)
-        if self._two_layers:
+            self._poll_from(self._pushing.probe_s * place / len(self._world.engines), engine)
+        if self._others:
             self._world.events.at(self._world.scenario.report_s, self._report, None)
 
     def check_balance(self) -> None:
         problems = self._table.audit()
         if problems or self._table.in_flight or len(self._queue):
-            raise AssertionError(f"{self.region}: {'; '.join(problems) or 'requests are in flight or held'}")
+            raise AssertionError(f"{self.name}: {'; '.join(problems) or 'requests are in flight or held'}")
 
     # --- requests
 
@@ -159,52 +180,57 @@ class Agent:
             session=flight.call.session,
         )
         self._flights[flight] = None
-        if not flight.hop and self._leaves(flight, choose(self._table, flight.view, now, flight.tried), now):
+        if not flight.hop and self._leaves(flight, now):
             return
         choice = self._scheduler.place(flight, now)
         if choice is not None:
             self._push(flight, choice, now)
             return
-        if flight.hop and self._outer.needs_room and not self._starts_soon(flight, now):
+        queued = len(self._queue)
+        if flight.hop and not self._forwarding.starts_soon(flight.view, queued, now, flight.tried):
             del self._flights[flight]
-            self._world.events.at(
-                now + self._world.rtt_s(self.region, flight.origin.region) / 2, flight.origin.returned, flight
-            )
+            self._to_origin(flight, flight.origin.returned, flight, now)
             return
         if self._scheduler.enqueue(flight, now) is None:
             raise AssertionError("the queue is unbounded here")
 
-    def _leaves(self, flight: Flight, choice: Choice | None, now: float) -> bool:
-        """Forwards the request to a peer if the region policy says so."""
-        if not self._two_layers:
-            return False
-        peers = self._peers.views(flight.view, now, lambda region: self._world.allowed(flight.region, region))
-        if not peers:
-            return False
-        cost = local_cost(choice, flight.view, self._pace.wait_s(len(self._queue), now))
-        decision = self._outer.choose(len(flight.call.prompt.text), cost, peers, _DAY_S)
-        if not decision.region:
+    def _leaves(self, flight: Flight, now: float) -> bool:
+        """Forward the request to a peer if the region policy chooses one."""
+        zones = self._zones(flight.region)
+        decision = self._forwarding.elsewhere(
+            flight.view, len(self._queue), _DAY_S, now, flight.tried, zones=zones
+        )
+        if decision is None or not decision.region:
             return False
         self._forward(flight, decision.region, now)
         return True
 
-    def _forward(self, flight: Flight, region: str, now: float) -> None:
-        world = self._world
-        self._peers.forwarded(flight, flight.view, region, now)
+    def _forward(self, flight: Flight, name: str, now: float) -> None:
+        world, peer = self._world, self._world.agents[name]
+        flight.forwarding = self._forwarding
+        flight.peer_booking = self._forwarding.book(flight.view, name, now)
         del self._flights[flight]
         flight.hop = True
-        world.crossed(flight, self.region, region, world.request_bytes(flight.call))
-        if world.passes(self.region, region, now):
-            world.events.at(now + world.rtt_s(self.region, region) / 2, world.agents[region].arrives, flight)
+        world.crossed(flight, self.region, peer.region, world.request_bytes(flight.call))
+        if world.passes(self.region, peer.region, now):
+            world.events.at(now + world.way_s(self.region, peer.region, flight), peer.arrives, flight)
         else:  # the connection attempt fails; the request goes back to the queue
             world.events.at(now + 1.0, self.returned, flight)
+
+    def _release_peer(self, flight: Flight, now: float) -> None:
+        """What was forwarded is over. Does nothing if this agent has been restarted since."""
+        booking, flight.peer_booking = flight.peer_booking, None
+        if booking is not None and flight.forwarding is self._forwarding:
+            self._forwarding.peer_table.release(booking, now)
 
     def returned(self, flight: Flight, now: float) -> None:
         """A peer had no room for a request of ours: it waits here, at its old place."""
         if self.down:
             self._world.lose(flight, now)
             return
-        self._peers.refused(flight, flight.agent.region)
+        if flight.peer_booking is not None and flight.forwarding is self._forwarding:
+            self._forwarding.returned(flight.peer_booking)
+        self._release_peer(flight, now)
         flight.agent, flight.hop, flight.has_priority = self, False, True
         self._flights[flight] = None
         choice = self._scheduler.place(flight, now)
@@ -212,14 +238,6 @@ class Agent:
             self._push(flight, choice, now)
         elif self._scheduler.enqueue(flight, now) is None:
             raise AssertionError("the queue is unbounded here")
-
-    def _starts_soon(self, flight: Flight, now: float) -> bool:
-        cost = local_cost(
-            choose(self._table, flight.view, now, flight.tried),
-            flight.view,
-            self._pace.wait_s(len(self._queue), now),
-        )
-        return cost.wait_s <= self._reported_wait_s + FULL_SLACK_S
 
     def _push(self, flight: Flight, choice: Choice, now: float) -> None:
         engine = self._world.engine_by_id[choice.target_id]
@@ -229,7 +247,7 @@ class Agent:
     def _let_in(self, now: float) -> None:
         if len(self._queue):
             for flight, choice in self._scheduler.let_in(now):
-                self._pace.left(now)
+                self._forwarding.pace.left(now)
                 self._push(flight, choice, now)
 
     def responded(self, about: tuple[Flight, int], now: float) -> None:
@@ -239,9 +257,12 @@ class Agent:
             return
         self._table.responded(flight.booking, now)
         if flight.hop:
-            has_room = not len(self._queue) and takes_another(self._table, flight.booking, now, over=False)
-            last = self._report_id if has_room else None
-            self._to_origin(flight, flight.origin.peer_responded, (flight, self.region, last), now)
+            origin = flight.origin
+            line = (
+                b"" if len(self._queue) else self._forwarding.credit(origin.name, flight.booking, now, False)
+            )
+            credit = line.partition(b": ")[2].strip()
+            self._to_origin(flight, origin.peer_responded, (flight, flight.peer_booking, credit), now)
         self._let_in(now)
 
     def ended(self, about: tuple[Flight, int], now: float) -> None:
@@ -251,33 +272,54 @@ class Agent:
         del self._flights[flight]
         self._table.release(flight.booking, now, len(flight.call.answer))
         if flight.hop:
-            self._to_origin(flight, flight.origin.peer_ended, (flight, self.region), now)
+            self._to_origin(flight, flight.origin.peer_ended, (flight, flight.peer_booking), now)
         self._let_in(now)
 
     def _to_origin(self, flight: Flight, act: Callable[[Any, float], None], about: Any, now: float) -> None:
-        self._world.events.at(now + self._world.rtt_s(self.region, flight.origin.region) / 2, act, about)
+        way_s = self._world.way_s(self.region, flight.origin.region, flight)
+        self._world.events.at(now + way_s, act, about)
 
-    def peer_responded(self, about: tuple[Flight, str, ReportId | None], now: float) -> None:
+    def peer_responded(self, about: tuple[Flight, Booking | None, bytes], now: float) -> None:
         """The first byte has come from a peer."""
-        flight, region, room_after = about
-        if not self.down and self._peers.responded(flight, region, room_after):
+        flight, booking, credit = about
+        if self._is_ours(booking, flight) and self._forwarding.responded(booking, credit):
             self._reconsider(now, RECONSIDERED_FOR_CREDIT)
 
-    def peer_ended(self, about: tuple[Flight, str], now: float) -> None:
+    def peer_ended(self, about: tuple[Flight, Booking | None], now: float) -> None:
         """The last byte has come from a peer."""
-        if not self.down and self._peers.ended(*about):
+        flight, booking = about
+        if not self._is_ours(booking, flight):
+            return
+        back = self._forwarding.ended(booking, self._world.response_bytes(flight.call))
+        self._release_peer(flight, now)
+        if back:
             self._reconsider(now, RECONSIDERED_FOR_CREDIT)
+
+    def _is_ours(self, booking: Booking | None, flight: Flight) -> TypeGuard[Booking]:
+        """Return whether what a peer sends belongs to a request that this life of the agent has forwarded."""
+        return (
+            not self.down
+            and booking is not None
+            and booking is flight.peer_booking
+            and flight.forwarding is self._forwarding
+        )
 
     # --- what it learns
 
+    def _poll_from(self, at_s: float, engine: RegionalEngine) -> None:
+        if engine in self._served and engine.id not in self._polling:
+            self._polling.add(engine.id)
+            self._world.events.at(at_s, self._poll, engine)
+
     def _poll(self, engine: RegionalEngine, now: float) -> None:
-        if not self._world.under_way:
+        if not self._world.under_way or engine not in self._served:
+            self._polling.discard(engine.id)
             return
-        if engine in self._served and not self.down:
+        if not self.down:
             polled_at = self._polled_at.get(engine.id, -IDLE_POLL_S)
             if engine.items or len(self._queue) or now - polled_at >= IDLE_POLL_S:
                 self._polled_at[engine.id] = now
-                way_s = self._world.rtt_s(self.region, engine.region) / 2
+                way_s = self._world.way_s(self.region, engine.region)
                 self._world.events.at(now + way_s, self._is_polled, (engine, now, way_s))
             self._let_in(now)
         self._world.events.at(now + self._pushing.probe_s, self._poll, engine)
@@ -300,28 +342,27 @@ class Agent:
             return
         if not self.down:
             self._report_id = ReportId(self._report_id.boot, self._report_id.seq + 1)
-            report = region_report(
-                self._table, len(self._queue), self._pace.wait_s(len(self._queue), now), now
-            )
-            self._reported_wait_s = report.wait_s
-            for name in self._others:
-                if world.passes(self.region, name, now):
-                    way_s = world.rtt_s(self.region, name) / 2
-                    world.events.at(
-                        now + way_s, world.agents[name].hears, (self.region, report, now, self._report_id)
-                    )
+            report = self._forwarding.report(len(self._queue), now)
+            for name, region in self._others:
+                self._forwarding.report_ids[name] = self._report_id
+                if world.passes(self.region, region, now):
+                    way_s = world.way_s(self.region, region)
+                    about = (self, report, self._report_id)
+                    world.events.at(now + way_s, world.agents[name].hears, about)
             self._reconsider(now)
         world.events.at(now + world.scenario.report_s, self._report, None)
 
-    def hears(self, about: tuple[str, RegionReport, float, ReportId], now: float) -> None:
-        region, report, made_at, report_id = about
-        if self.down:
+    def hears(self, about: tuple[Agent, RegionReport, ReportId], now: float) -> None:
+        peer, report, report_id = about
+        before = self._heard.get(peer.name, report_id)
+        if self.down or report_id < before:
             return
-        rtt_s = self._world.rtt_s(self.region, region)
-        if report_id.boot != self._boots.get(region, report_id.boot):
-            self._peers.forget(region)
-        self._boots[region] = report_id.boot
-        self._peers.reported(region, report, made_at, rtt_s, self._world.scenario.report_s, now, report_id)
+        self._heard[peer.name] = report_id
+        if report_id.boot != before.boot:
+            self._forwarding.restarted(peer.name)
+        rtt_s = self._world.rtt_s(self.region, peer.region)
+        every_s = self._world.scenario.report_s
+        self._forwarding.receive_report(peer.name, report, rtt_s, every_s, now, report_id)
         self._reconsider(now)
 
     def _reconsider(self, now: float, most: int = RECONSIDERED) -> None:
@@ -336,10 +377,10 @@ class Agent:
         for ticket in waiting:
             flight = ticket.item
             if ticket.waits and not flight.hop:
-                choice = choose(self._table, flight.view, now)
+                choice = choose(self._table, flight.view, now, flight.tried)
                 if choice is not None and not choice.wait:
                     continue  # it goes in its turn
-                if self._leaves(flight, choice, now):
+                if self._leaves(flight, now):
                     self._queue.leave(ticket)
 
     # --- death
@@ -358,23 +399,25 @@ class Agent:
         if self.down or flight.agent is self:
             self._world.lose(flight, now)
         else:  # the peer that it was forwarded to died: it begins again here
-            self._peers.ended(flight, flight.agent.region)
+            if self._is_ours(flight.peer_booking, flight):
+                self._forwarding.ended(flight.peer_booking, 0)
+            self._release_peer(flight, now)
+            way_s = self._world.way_s(self.region, flight.agent.region, flight)
             flight.attempt += 1
             flight.enter(self)
-            self._world.events.at(
-                now + self._world.rtt_s(self.region, flight.agent.region) / 2, self.arrives, flight
-            )
+            self._world.events.at(now + way_s, self.arrives, flight)
 
     def returns(self, now: float) -> None:
         self.down = False
         self._start_empty(now)
-        self._peers = Peers(self._others)
         self._report_id = ReportId(self._report_id.boot + 1, 0)
 
     def adopt(self, engines: Sequence[RegionalEngine], now: float) -> None:
         self._served = [*self._served, *(one for one in engines if one not in self._served)]
         self._table.apply(self._described(), now)
         self._measure_distances()
+        for engine in engines:
+            self._poll_from(now + self._pushing.probe_s, engine)
         self._let_in(now)
 
     def give_back(self, region: str, now: float) -> None:

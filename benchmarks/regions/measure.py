@@ -55,7 +55,7 @@ def measure(
         size * scenario.region(source).egress_usd_per_gb / 1e9
         for (source, _), size in result.egress_bytes.items()
     )
-    names = [region.name for region in scenario.regions for _ in range(region.replicas)]
+    names = [region.name for region in scenario.regions for _ in range(region.size)]
     gpu_usd = sum(
         busy_s * scenario.region(name).usd_per_hour / 3600
         for busy_s, name in zip(result.busy_s, names, strict=True)
@@ -90,13 +90,16 @@ class Part(NamedTuple):
 
 def parts_of(scenario: Scenario) -> list[Part]:
     """Returns the whole run; with a death, the outage and what of it is left when clients have found another agent; with clients
-    that stay in a zone, these and the others."""
+    that stay in a zone, these and the others; where regions differ in size, those of the smallest one that has replicas."""
     parts = [Part("")]
     for death in scenario.deaths:
         found_s = death.at_s + death.clients_find_s
         parts.append(Part(f"{death.region} dead", death.at_s, death.until_s))
         if found_s < death.until_s:
             parts.append(Part(f"{death.region} dead, clients moved", found_s, death.until_s))
+    sizes = {region.name: region.size for region in scenario.regions if region.size}
+    if len(set(sizes.values())) > 1:
+        parts.append(of_clients(frozenset({min(sizes, key=lambda name: sizes[name])})))
     if scenario.stay:
         pinned = frozenset(scenario.stay)
         others = frozenset(scenario.region_names) - pinned

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from benchmarks.regions.scenario import RTT_MS, Clients, Cut, Death, Scenario, three
+from benchmarks.regions.scenario import (
+    EGRESS_USD_PER_GB,
+    RTT_MS,
+    USD_PER_HOUR,
+    Clients,
+    Cut,
+    Death,
+    Pause,
+    Region,
+    Scenario,
+    three,
+)
 
 DAY_S = 600.0
 
@@ -91,6 +102,72 @@ def one_way(length_s: float) -> Scenario:
     return replace(day(0.85, length_s=length_s), name="one-way partition", cuts=(cut,))
 
 
+def unlike(load: float) -> Callable[[float], Scenario]:
+    """One A100, which does as much as six L4, in us, and six L4 elsewhere."""
+
+    def made(length_s: float) -> Scenario:
+        us = Region("us", 0, USD_PER_HOUR["us"], EGRESS_USD_PER_GB["us"], engines={"a100-7b": 1})
+        regions = (us, *three(3)[1:])
+        base = day(load, length_s=length_s)
+        name = f"A100 and 6 L4, load {load:g}"
+        return replace(base, name=name, regions=regions, report_s=0.5, ends_at_s=length_s)
+
+    return made
+
+
+# Round trips of Sao Paulo and Sydney beside those above, in milliseconds, rounded.
+_FIVE_RTT_MS = {
+    **RTT_MS,
+    ("us", "sa"): 120.0,
+    ("us", "au"): 200.0,
+    ("eu", "sa"): 190.0,
+    ("eu", "au"): 270.0,
+    ("asia", "sa"): 270.0,
+    ("asia", "au"): 110.0,
+    ("sa", "au"): 310.0,
+}
+
+
+def uneven(load: float) -> Callable[[float], Scenario]:
+    """Five regions with as many clients each, of 6, 3, 2, 1 and no replicas, over links with jitter."""
+
+    def made(length_s: float) -> Scenario:
+        sizes = {"us": 6, "eu": 3, "asia": 2, "sa": 1, "au": 0}
+        regions = tuple(Region(name, count) for name, count in sizes.items())
+        clients = Clients("day", {"load": load, "length_s": length_s})
+        name = f"6/3/2/1/0 replicas, load {load:g}"
+        return Scenario(
+            name,
+            regions,
+            _FIVE_RTT_MS,
+            clients,
+            report_s=0.5,
+            jitter=0.2,
+            count_from_s=length_s / 10,
+            ends_at_s=length_s,
+        )
+
+    return made
+
+
+def crowd(length_s: float) -> Scenario:
+    """Five times as many new conversations in eu for a tenth of the day."""
+    at_s = length_s / 3
+    about = {"region": "eu", "at_s": at_s, "until_s": at_s + length_s / 10, "times": 5.0}
+    return replace(day(0.6, length_s=length_s, crowds=[about]), name="flash crowd")
+
+
+def paused(length_s: float) -> Scenario:
+    """The agent of eu is stopped for 20 s."""
+    at_s = length_s / 3
+    return replace(day(0.75, length_s=length_s), name="pause", pauses=(Pause("eu", at_s, at_s + 20.0),))
+
+
+def two_agents(length_s: float) -> Scenario:
+    regions = tuple(replace(region, agents=2) for region in three())
+    return replace(day(0.85, length_s=length_s), name="two agents per region", regions=regions)
+
+
 SCENARIOS: Mapping[str, Callable[[float], Scenario]] = {
     "idle": idle,
     "day": lambda length_s: day(0.85, length_s=length_s),
@@ -110,4 +187,11 @@ SCENARIOS: Mapping[str, Callable[[float], Scenario]] = {
     "replicas-14": sized(14),
     "roaming": roaming,
     "one-way": one_way,
+    "unlike": unlike(0.7),
+    "unlike-hot": unlike(1.0),
+    "uneven": uneven(0.6),
+    "uneven-hot": uneven(0.85),
+    "crowd": crowd,
+    "pause": paused,
+    "agents-2": two_agents,
 }

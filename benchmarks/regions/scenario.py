@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from skyserve_cli.engine.profiles import PROFILES
+
 # Round trips in milliseconds: medians between cloud regions in Virginia, Frankfurt and Tokyo, rounded.
 RTT_MS = {("us", "eu"): 90.0, ("us", "asia"): 150.0, ("eu", "asia"): 220.0}
 # USD per hour of one L4 on demand (AWS g6.xlarge, 2026 list prices, rounded to the ratio between the regions).
@@ -27,24 +29,49 @@ class ScenarioError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """`replicas` engines and an agent."""
+    """`replicas` engines of the scenario's profile, `engines` of others by the names of their profiles, and `agents`."""
 
     name: str
-    replicas: int
+    replicas: int = 0
     usd_per_hour: float = 1.0
     egress_usd_per_gb: float = 0.02
+    engines: Mapping[str, int] = field(default_factory=dict)
+    agents: int = 1
+
+    def profiles(self, default: str) -> tuple[str, ...]:
+        """Return the profile of each engine."""
+        others = (name for name, count in self.engines.items() for _ in range(count))
+        return (*(default for _ in range(self.replicas)), *others)
+
+    @property
+    def size(self) -> int:
+        """The number of its engines."""
+        return self.replicas + sum(self.engines.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The agent of `region` is gone from `at_s` until `until_s`. Its clients find another one after `clients_find_s`; its
-    replicas are adopted by the nearest agent after `adopted_after_s`, or never (None)."""
+    """The agents of `region` are gone from `at_s` until `until_s`. Their clients find another one after `clients_find_s`; their
+    replicas are adopted by the nearest agents after `adopted_after_s`, or never (None)."""
 
     region: str
     at_s: float
     until_s: float
     adopted_after_s: float | None = 5.0
     clients_find_s: float = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The agents of `region` stop from `at_s` until `until_s`, and find then what has come meanwhile. Their clients wait.
+
+    The nearest agents adopt their replicas after `adopted_after_s`, or never (None), and give them back 1 s after the end.
+    """
+
+    region: str
+    at_s: float
+    until_s: float
+    adopted_after_s: float | None = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +104,11 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One world. `stay` maps a region to the regions that may serve its clients (residency); none: all may."""
+    """One world. `stay` maps a region to the regions that may serve its clients (residency); none: all may.
+
+    A message between regions takes up to `jitter` (a share) less or more than half a round trip. `usd_per_second` is as in a
+    service file; None: money does not count.
+    """
 
     name: str
     regions: tuple[Region, ...]
@@ -87,10 +118,16 @@ class Scenario:
     report_s: float = 0.1  # between two reports of an agent to its peers
     stay: Mapping[str, frozenset[str]] = field(default_factory=dict)
     deaths: tuple[Death, ...] = ()
+    pauses: tuple[Pause, ...] = ()
     cuts: tuple[Cut, ...] = ()
+    jitter: float = 0.0
+    usd_per_second: float | None = None
     rtt_changes: tuple[RttChange, ...] = ()
     closed_loop: bool = False
     count_from_s: float = 0.0  # arrivals before that fill the caches (open loop)
+    ends_at_s: float | None = (
+        None  # nothing arrives later, so that conversations under way have no further turns
+    )
 
     @property
     def region_names(self) -> tuple[str, ...]:
@@ -115,7 +152,7 @@ def three(replicas: Mapping[str, int] | int = 4) -> tuple[Region, ...]:
 
 _KEYS = {
     "name", "regions", "rtt_ms", "clients", "profile", "report_s", "stay", "deaths", "cuts", "rtt_changes",
-    "closed_loop", "count_from_s",
+    "closed_loop", "count_from_s", "ends_at_s", "pauses", "jitter", "usd_per_second",
 }  # fmt: skip
 
 
@@ -131,40 +168,70 @@ def load(path: Path) -> Scenario:
     if unknown:
         raise ScenarioError(f"{path}: unknown key {unknown[0]!r}; known: {', '.join(sorted(_KEYS))}")
     try:
-        regions = tuple(Region(name, **dict(about)) for name, about in given["regions"].items())
-        names = {region.name for region in regions}
-        rtt = {}
-        for pair, value in given["rtt_ms"].items():
-            one, _, other = str(pair).partition("-")
-            if {one, other} - names:
-                raise ScenarioError(
-                    f"{path}: rtt_ms.{pair}: write it as REGION-REGION, of {', '.join(names)}"
-                )
-            rtt[one, other] = float(value)
-        scenario = Scenario(
-            name=given.get("name", path.stem),
-            regions=regions,
-            rtt_ms=rtt,
-            clients=Clients(given["clients"].pop("kind"), given["clients"]),
-            profile=given.get("profile", "l4-8b"),
-            report_s=float(given.get("report_s", 0.1)),
-            stay={name: frozenset(those) for name, those in given.get("stay", {}).items()},
-            deaths=tuple(Death(**one) for one in given.get("deaths", ())),
-            cuts=tuple(Cut(**one) for one in given.get("cuts", ())),
-            rtt_changes=tuple(RttChange(**one) for one in given.get("rtt_changes", ())),
-            closed_loop=bool(given.get("closed_loop", False)),
-            count_from_s=float(given.get("count_from_s", 0.0)),
-        )
+        scenario = _scenario(given, path)
+        check(scenario)
     except KeyError as error:
         raise ScenarioError(f"{path}: the key {error} is missing") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise ScenarioError(f"{path}: {error}") from None
-    missing = [
-        f"{one}-{other}"
-        for index, one in enumerate(scenario.region_names)
-        for other in scenario.region_names[index + 1 :]
-        if (one, other) not in rtt and (other, one) not in rtt
-    ]
-    if missing:
-        raise ScenarioError(f"{path}: rtt_ms.{missing[0]} is missing")
     return scenario
+
+
+def _scenario(given: dict[str, Any], path: Path) -> Scenario:
+    regions = tuple(Region(name, **dict(about)) for name, about in given["regions"].items())
+    return Scenario(
+        name=given.get("name", path.stem),
+        regions=regions,
+        rtt_ms=_round_trips(given["rtt_ms"], {region.name for region in regions}),
+        clients=Clients(given["clients"].pop("kind"), given["clients"]),
+        profile=given.get("profile", "l4-8b"),
+        report_s=float(given.get("report_s", 0.1)),
+        stay={name: frozenset(those) for name, those in given.get("stay", {}).items()},
+        deaths=tuple(Death(**one) for one in given.get("deaths", ())),
+        pauses=tuple(Pause(**one) for one in given.get("pauses", ())),
+        cuts=tuple(Cut(**one) for one in given.get("cuts", ())),
+        jitter=float(given.get("jitter", 0.0)),
+        usd_per_second=given.get("usd_per_second"),
+        rtt_changes=tuple(RttChange(**one) for one in given.get("rtt_changes", ())),
+        closed_loop=bool(given.get("closed_loop", False)),
+        count_from_s=float(given.get("count_from_s", 0.0)),
+        ends_at_s=given.get("ends_at_s"),
+    )
+
+
+def _round_trips(given: Mapping[str, float], names: set[str]) -> dict[tuple[str, str], float]:
+    rtt_ms = {}
+    for pair, value in given.items():
+        one, _, other = str(pair).partition("-")
+        if {one, other} - names:
+            raise ValueError(f"rtt_ms.{pair}: write it as REGION-REGION, of {', '.join(sorted(names))}")
+        rtt_ms[one, other] = float(value)
+    return rtt_ms
+
+
+def check(scenario: Scenario) -> None:
+    """Check that a run of the scenario can end. Raises ScenarioError, which names the key."""
+    names, sizes = scenario.region_names, {region.name: region.size for region in scenario.regions}
+    for index, one in enumerate(names):
+        for other in names[index + 1 :]:
+            if not {(one, other), (other, one)} & scenario.rtt_ms.keys():
+                raise ScenarioError(f"rtt_ms.{one}-{other} is missing")
+    for region in scenario.regions:
+        if region.agents < 1:
+            raise ScenarioError(f"regions.{region.name}.agents: at least 1 is expected")
+        for profile in region.profiles(scenario.profile):
+            if profile not in PROFILES:
+                raise ScenarioError(f"unknown profile {profile!r}; known: {', '.join(PROFILES)}")
+    if not any(sizes.values()):
+        raise ScenarioError("regions: none has replicas")
+    for name, zone in scenario.stay.items():
+        if not {name, *zone} <= set(names):
+            raise ScenarioError(f"stay.{name}: no such region")
+        if not any(sizes[one] for one in zone):
+            raise ScenarioError(f"stay.{name}: none of these regions has replicas")
+    if not 0.0 <= scenario.jitter < 1.0:
+        raise ScenarioError("jitter: a share from 0 to 1 is expected")
+    for what, those in (("deaths", scenario.deaths), ("pauses", scenario.pauses)):
+        for one in those:
+            if one.region not in names:
+                raise ScenarioError(f"{what}: no such region: {one.region}")

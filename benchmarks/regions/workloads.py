@@ -1,8 +1,10 @@
 """Clients of several regions.
 
-    day     conversations whose rate follows the sun: (1 + swing sin), a third of a day apart, 24 hours in `length_s`
+    day     conversations whose rate follows the sun: (1 + swing sin), a third of a day apart, 24 hours in `length_s`, and flash
+            `crowds`
     closed  a fixed number of clients per region who talk without pause, for `length_s`
     trees   trees of thought (`benchmarks.traffic.trees`) with a number of clients per region
+    recorded  conversations of a file (`benchmarks.regions.recorded`) with a number of clients per region
 
 Lengths are those of `benchmarks.traffic.chat` unless a scenario names others. Three of a region's twelve tenants are
 global: their system prompts are the same in all regions.
@@ -15,8 +17,9 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from benchmarks.regions.recorded import Recorded
 from benchmarks.traffic.chat import Habits, Session
 from benchmarks.traffic.trees import Clients as TreeClients
 from benchmarks.traffic.trees import TreesOfThought, made_up
@@ -122,6 +125,15 @@ class Conversations:
         return Arrival(now + pause_s, self._turn(session))
 
 
+class Crowd(NamedTuple):
+    """From `at_s` until `until_s` a region has `times` as many new conversations as on the mean."""
+
+    region: str
+    at_s: float
+    until_s: float
+    times: float
+
+
 class Day(Conversations):
     """Open loop: at load 1 each of `demand_replicas` replicas has `per_replica_s` new conversations a second."""
 
@@ -137,8 +149,10 @@ class Day(Conversations):
         demand_replicas: int = 12,
         roam: float = 0.0,
         shares: Mapping[str, float] | None = None,
+        crowds: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         super().__init__(list(regions), seed, HABITS, roam=roam)
+        self._crowds = [Crowd(**one) for one in crowds]
         self._length_s = length_s
         self._swing = swing
         count = len(regions)
@@ -147,7 +161,10 @@ class Day(Conversations):
         self._mean = {region: mean * (shares[region] if shares else 1 / count) for region in regions}
 
     def opening(self) -> Iterator[Arrival]:
-        starts = merge(*(self._starts(region) for region in self._mean))
+        starts = merge(
+            *(self._starts(region) for region in self._mean),
+            *(self._crowd(number, crowd) for number, crowd in enumerate(self._crowds)),
+        )
         for at_s, region in starts:
             yield Arrival(at_s, self._begin(region))
 
@@ -163,6 +180,15 @@ class Day(Conversations):
             angle = 2 * math.pi * (now / self._length_s - self._phase[region])
             if rng.random() * (1 + self._swing) < 1 + self._swing * math.sin(angle):
                 yield now, region
+
+    def _crowd(self, number: int, crowd: Crowd) -> Iterator[tuple[float, str]]:
+        """The conversations that a crowd adds."""
+        rng = random.Random(f"{self._seed}/crowds/{number}")
+        mean = 1 / (self._mean[crowd.region] * (crowd.times - 1))
+        now = crowd.at_s + exponential(rng, mean)
+        while now < min(crowd.until_s, self._length_s):
+            yield now, crowd.region
+            now += exponential(rng, mean)
 
     def ended(self, call: Call, now: float) -> Iterable[Arrival]:
         following = self._next_turn(call, now)
@@ -251,8 +277,8 @@ class Trees:
 
 
 def make(kind: str, regions: Mapping[str, int], seed: int, options: Mapping[str, Any]) -> RegionalWorkload:
-    """Returns the workload of that kind. Raises ValueError for an unknown kind, TypeError for an unknown option."""
-    kinds: Mapping[str, Any] = {"day": Day, "closed": Closed, "trees": Trees}
+    """Returns the workload of that kind. Raises ValueError for an unknown kind, TypeError for an unknown option, OSError."""
+    kinds: Mapping[str, Any] = {"day": Day, "closed": Closed, "trees": Trees, "recorded": Recorded}
     if kind not in kinds:
         raise ValueError(f"clients.kind: unknown workload {kind!r}; known: {', '.join(kinds)}")
     made: RegionalWorkload = kinds[kind](regions, seed, **options)

@@ -2,8 +2,9 @@
  * ports.
  *
  *     backend PORTS [--nameless] [--tls CERTIFICATE KEY]
+ *     backend --at PORT
  *
- * It binds PORTS ports of its own on loopback and prints them in one line of JSON. POST /v1/chat/completions and
+ * It binds PORTS ports of its own on loopback, or one on all addresses, and prints them in one line of JSON. POST /v1/chat/completions and
  * /v1/completions are answered at once with 1 KB and a usage, or, with "stream": true, by max_tokens events of about
  * 200 bytes: the first at once, the next every T ms, where the body contains "every-T" ("every-20ms"). As in vLLM,
  * "return_token_ids" adds the ids of prompt and tokens, "include_usage" a usage at the end, "continuous_usage_stats" one
@@ -417,9 +418,11 @@ static void accept_all(int listener) {
     }
 }
 
-static void listen_on_loopback(Port *port) {
+/* On a free port of loopback; on `number` of all addresses, if there is one. */
+static void listen_for(Port *port, int number) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)number),
+                                  .sin_addr.s_addr = htonl(number ? INADDR_ANY : INADDR_LOOPBACK)};
     socklen_t length = sizeof address;
     int on = 1; /* connections that wait for their end do not keep the port */
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -432,12 +435,13 @@ static void listen_on_loopback(Port *port) {
 }
 
 int main(int argc, char **argv) {
-    n_ports = argc > 1 ? atoi(argv[1]) : 0;
-    int at = 2;
+    int number = argc == 3 && !strcmp(argv[1], "--at") ? atoi(argv[2]) : 0;
+    n_ports = number ? 1 : argc > 1 ? atoi(argv[1]) : 0;
+    int at = number ? 3 : 2;
     if (at < argc && !strcmp(argv[at], "--nameless")) nameless = true, at++;
     bool tls = argc - at == 3 && !strcmp(argv[at], "--tls");
     if (n_ports < 1 || n_ports > MAX_PORTS || (at < argc && !tls)) {
-        fprintf(stderr, "usage: backend PORTS [--nameless] [--tls CERTIFICATE KEY]\n");
+        fprintf(stderr, "usage: backend PORTS [--nameless] [--tls CERTIFICATE KEY], or backend --at PORT\n");
         return 2;
     }
     if (tls) tls_serve(argv[at + 1], argv[at + 2]);
@@ -446,7 +450,7 @@ int main(int argc, char **argv) {
     poller = epoll_create1(0);
     printf("{\"ports\":[");
     for (int i = 0; i < n_ports; i++) {
-        listen_on_loopback(&ports[i]);
+        listen_for(&ports[i], number);
         printf("%s%d", i ? "," : "", ports[i].port);
     }
     printf("]}\n");

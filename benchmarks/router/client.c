@@ -35,7 +35,7 @@ static void watch(Conn *c, int operation, uint32_t events) {
 
 static void dial(Conn *c) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)given.port)};
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_addr.s_addr = given.address;
     c->fd = socket(AF_INET, SOCK_STREAM, 0);
     if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&address, sizeof address)) die("connect");
     int on = 1;

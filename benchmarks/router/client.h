@@ -4,6 +4,7 @@
 
 #include "wire.h"
 
+#include <arpa/inet.h>
 #include <stdbool.h>
 
 enum { MAX_GROUPS = 1024, MAX_TARGETS = 64, HEAD_BYTES = 8192, BODY_BYTES = 4096, KEY_DIGITS = 6, MAX_KEYS = 1000000 };
@@ -48,6 +49,7 @@ typedef struct {
 extern struct Given {
     const char *mode, *bodies, *late_bodies, *proxy_pids, *backend_pids, *line;
     int port, connections;
+    in_addr_t address;
     unsigned groups, keys;
     double rate, late_rate, ramp_s, warm_s, window_s;
     bool streaming, tls, traced;

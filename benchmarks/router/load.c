@@ -11,6 +11,7 @@
  *       -k KEYS                  that many API keys, in turn (default 1)
  *       -T                       each request has a traceparent of its own
  *       -H 'NAME: VALUE'         one more line in every head
+ *       -A ADDRESS               the proxy's (default 127.0.0.1)
  *       -g GROUPS                line i of BODIES is of group i modulo GROUPS: does a group stay on one target?
  *
  * BODIES has one JSON body per line with "nonce-" and 16 digits in it, which every request replaces by its own; the
@@ -284,8 +285,10 @@ static void run(void) {
 int main(int argc, char **argv) {
     int option;
     given.mode = argc > 1 ? argv[1] : "";
+    given.address = htonl(INADDR_LOOPBACK);
     optind = 2;
-    while ((option = getopt(argc, argv, "P:f:F:c:r:l:R:w:d:p:b:g:tk:TH:")) != -1) switch (option) {
+    while ((option = getopt(argc, argv, "A:P:f:F:c:r:l:R:w:d:p:b:g:tk:TH:")) != -1) switch (option) {
+        case 'A': given.address = inet_addr(optarg); break;
         case 'P': given.port = atoi(optarg); break;
         case 'f': given.bodies = optarg; break;
         case 'c': given.connections = atoi(optarg); break;

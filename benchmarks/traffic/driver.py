@@ -8,7 +8,7 @@ continuous batching. Two things that happen at the same instant do so in the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -16,13 +16,14 @@ from hashlib import blake2b
 from benchmarks.traffic.measure import Metrics, Served, measure
 from benchmarks.traffic.virtual_time import Engine, Events
 from benchmarks.traffic.workloads import Arrival, Call, Workload
-from lb.config.options import Limits, Pushing
+from lb.config.options import Limits, Pushing, Slo
 from lb.config.schema import Table, Target
 from lb.core.admission import EngineLoad
 from lb.core.queue import RequestQueue
 from lb.core.scheduler import Scheduler
 from lb.core.targets import Booking, Key, TargetTable
 from policies.routing.base import RequestView, RoutingPolicy
+from policies.routing.deadlines import Late
 from policies.routing.registry import make_policy
 from skyserve_cli.engine.profiles import L4_8B, Profile
 
@@ -40,6 +41,8 @@ class Setting:
     limits: Limits = field(default_factory=lambda: Limits(hold_s=_DAY_S, max_held=1_000_000))
     rtt_s: float = 0.0005  # balancer to engine and back
     make_policy: Callable[[str], RoutingPolicy] = make_policy  # by its name
+    late: Late = Late.QUEUE  # what becomes of calls whose deadline cannot be kept
+    weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 of those that are not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +90,23 @@ class Flight:
         "policy",
         "pushed_at",
         "queue_left_s",
+        "started",
         "tenant",
         "tried",
         "view",
         "weight",
     )  # fmt: skip
 
-    def __init__(self, call: Call, view: RequestView, now: float, hold_s: float) -> None:
+    def __init__(self, call: Call, view: RequestView, now: float, hold_s: float, weight: float) -> None:
         self.call = call
         self.view = view
         self.arrived_at = now
         self.tried: tuple[int, ...] = ()
         self.has_priority = False  # engines do not die here
         self.queue_left_s = hold_s
-        self.tenant = ""
-        self.weight = 1.0
+        self.tenant = call.tenant
+        self.weight = weight
+        self.started = False
         self.policy: str | None = None
         self.pin = ""
         self.booking: Booking | None = None
@@ -139,6 +144,7 @@ class World:
         self._open = 0  # calls that have been announced and have not ended
         self._served: list[Served] = []
         self._refused = 0
+        self._sheds = setting.late is Late.SHED
         self._alarmed = False  # for the next deadline in the queue
 
     def play(self) -> Outcome:
@@ -181,8 +187,14 @@ class World:
             prompt=call.prompt.text if self._table.policies.needs_prompt else None,
             scope=call.scope,
             session=call.session,
+            due_at=now + call.ttft_s if call.ttft_s else 0.0,
+            ttft_s=call.ttft_s,
         )
-        flight = Flight(call, view, now, self._setting.limits.hold_s)
+        weight = self._setting.weights.get(call.tenant, 1.0)
+        flight = Flight(call, view, now, self._setting.limits.hold_s, weight)
+        if call.ttft_s and self._sheds and self._dispatcher.expected_late_s(flight, now) is not None:
+            self._refuse(flight, now)
+            return
         choice = self._dispatcher.place(flight, now)
         if choice is not None:
             self._push(flight, choice.target_id, choice.matched_bytes, now)
@@ -226,6 +238,9 @@ class World:
         if len(self._queue):
             for flight, choice in self._dispatcher.let_in(now):
                 self._push(flight, choice.target_id, choice.matched_bytes, now)
+            for ticket in self._dispatcher.take_shed():
+                self._queue.leave(ticket)
+                self._refuse(ticket.item, now)
 
     def _answered(self, flight: Flight, now: float) -> None:
         flight.first_at = now
@@ -249,6 +264,8 @@ class World:
                 response_tokens=len(call.answer),
                 prompt_bytes=len(call.prompt.text),
                 matched_bytes=flight.matched_bytes,
+                tenant=call.tenant,
+                ttft_s=call.ttft_s,
             )
         )
         self._over(call, now)
@@ -295,7 +312,13 @@ def _table(setting: Setting) -> Table:
         for index in range(len(setting.profiles))
     )
     return Table(
-        "traffic", "1", targets, policy=setting.policy, limits=setting.limits, pushing=setting.pushing
+        "traffic",
+        "1",
+        targets,
+        policy=setting.policy,
+        limits=setting.limits,
+        pushing=setting.pushing,
+        slo=Slo(late=setting.late),
     )
 
 

@@ -32,6 +32,8 @@ class Served(NamedTuple):
     response_tokens: int
     prompt_bytes: int
     matched_bytes: int
+    tenant: str = ""
+    ttft_s: float = 0.0
 
     @property
     def work(self) -> int:

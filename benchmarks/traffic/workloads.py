@@ -33,14 +33,16 @@ class Passage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One request. `answer` is what the engine will say to it, at least one token; `scope` and `session` are as
-    in `policies.routing.base.RequestView`."""
+    """One request. `answer` is what the engine will say to it, at least one token; `scope`, `session` and `ttft_s` are as
+    in `policies.routing.base.RequestView`, `tenant` is the owner of its API key."""
 
     id: str
     prompt: Passage
     answer: tuple[int, ...]
     scope: str = ""
     session: str = ""
+    tenant: str = ""
+    ttft_s: float = 0.0
 
 
 class Arrival(NamedTuple):

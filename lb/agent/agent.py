@@ -43,6 +43,8 @@ from lb.observe.explain import Explanation, Explanations
 from lb.observe.metrics import Metrics
 from lb.observe.tracing import Tracing
 from lb.proxy.account import Account
+from lb.proxy.adapter_sync import EVERY_S as ADAPTERS_EVERY_S
+from lb.proxy.adapter_sync import AdapterSync
 from lb.proxy.dispatch import Dispatch, Engines
 from lb.proxy.fast_path import open_fast_path
 from lb.proxy.home_finder import HomeFinder
@@ -54,6 +56,7 @@ from lb.proxy.warmer import Warmer
 from policies.routing.registry import make_policy
 
 if TYPE_CHECKING:
+    from lb.cache_events.follower import CacheFollower
     from lb.regions.identity import Identity
     from lb.regions.region_links import RegionLinks
 
@@ -184,10 +187,20 @@ class Agent:
                 on_takeover=lambda: self._act_on(self._pushed),
             )
             self.links.apply(table.regions)
+        self.caches: CacheFollower | None = None
+        self._follow_caches()
         self.sweep = Sweep(dispatch)
         self.warmer = Warmer(
             dispatch, self.intake.gate.samples, self.metrics, self._fetcher.post, self._is_leaving
         )
+        self.adapters = AdapterSync(
+            targets,
+            self._fetcher.post,
+            clock,
+            self.model_poller.wrong_model,
+            None if options.table_file is None else options.table_file.with_name("adapters.json"),
+        )
+        self.account.on_adapter = self.adapters.accepted
         self.checker = HealthChecker(
             targets,
             self._fetcher.alive,
@@ -223,7 +236,25 @@ class Agent:
         finally:
             self.checker.close()
             self.warmer.close()
+            self.adapters.close()
             await asyncio.gather(self.prober.close(), self.model_poller.close(), self.distances.close())
+
+    def _follow_caches(self) -> None:
+        """Act on whether the table has engines report what they have cached."""
+        caches, follower = self.targets.policies.caches, self.caches
+        if follower is not None and follower.caches is not caches:
+            follower.close()
+            follower = None
+        if caches is not None and follower is None:
+            from lb.cache_events.follower import CacheFollower  # most agents need no ZeroMQ
+
+            follower = CacheFollower(self.targets, caches, self._fetcher.post, self._clock)
+        elif follower is not None:
+            follower.apply()
+        self.caches = self.account.caches = follower
+
+    def _tick_caches(self) -> float | None:
+        return None if self.caches is None else self.caches.tick()
 
     def _ticker(self) -> Ticker:
         faults, metrics = self.runtime.faults, self.metrics
@@ -234,6 +265,8 @@ class Agent:
         ticker.add("model poller", self.model_poller.poll_due, CHECK_EVERY_S)
         ticker.add("distances", self.distances.tick, LOOK_S)
         ticker.add("warming", self.warmer.tick)
+        ticker.add("adapters", self.adapters.tick, ADAPTERS_EVERY_S)
+        ticker.add("cache events", self._tick_caches)
         ticker.add("tidying", self._fetcher.expire, 1.0)
         ticker.add("keys file", self.keys_file.tick, LOOK_FOR_KEYS_EVERY_S)
         ticker.add("usage", self.used.store, STORE_EVERY_S)
@@ -282,6 +315,7 @@ class Agent:
         self._set_authority(table)
         before, changes = self.targets.table, self.targets.apply(table, self._clock())
         self.metrics.use_table(table)
+        self._follow_caches()
         self._fetcher.retain({target.url for target in table.targets})
         if self.links is not None:
             self.links.apply(table.regions)
@@ -419,6 +453,8 @@ class Agent:
                 "keys_file_keys": len(self.keys_file),
                 "keys_file_broken": bool(self.keys_file.problem),
             }
+        if self.caches is not None:
+            gauges |= self.caches.figures()
         of_policy = self.targets.policies.own.gauges()
         return self.metrics.expose(self.targets, queued, self._clock(), of_policy, gauges, self.regions())
 
@@ -426,6 +462,8 @@ class Agent:
         """Nothing goes on after this."""
         if self._fast_path is not None:
             self._fast_path.close()
+        if self.caches is not None:
+            self.caches.close()
         self._pools.close()
         self._fetcher.close()
         self.used.close()

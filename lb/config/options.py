@@ -21,6 +21,7 @@ from lb.config.key_limits import (
     prices_from_json,
     prices_to_json,
 )
+from policies.routing.deadlines import Late
 
 _MIB = 1024 * 1024
 _O = TypeVar("_O", bound="_Options")
@@ -232,11 +233,24 @@ class Warming(_Options):
 
 
 @dataclass(frozen=True, slots=True)
+class CacheEvents(_Options):
+    """Whether engines are asked for what they have cached (`lb.cache_events`), and for the tokens of how many prompts a second."""
+
+    enabled: bool = False
+    tokenize_per_s: float = _number(20.0, 0.0, 1000.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Slo(_Options):
-    """Which requests count as late: a first byte after `ttft_s`, or more than `tpot_s` per token after it; 0: no bound."""
+    """Which requests count as late: a first byte after `ttft_s`, or more than `tpot_s` per token after it; 0: no bound.
+
+    `deadlines`: these are the deadlines of requests that bring none. `late` is what becomes of a request whose deadline cannot be kept.
+    """
 
     ttft_s: float = _number(0.0, 0.0, 86_400.0)
     tpot_s: float = _number(0.0, 0.0, 86_400.0)
+    deadlines: bool = field(default=False, metadata={"newer": True})
+    late: Late = field(default=Late.QUEUE, metadata={"newer": True})
 
 
 SESSION_FIELD = re.compile(r"[A-Za-z0-9_-]{1,64}(?:\.[A-Za-z0-9_-]{1,64}){0,3}")
@@ -248,7 +262,8 @@ class Session:
     """What keeps a client with a target.
 
     `fields` of a JSON body or of a query name its session, the first one that is there; a dot goes down into an object
-    (`metadata.session_id`). With policy `consistent_hash` or a cookie the field `user` does, if there are no others.
+    (`metadata.session_id`). If there are no others, `prompt_cache_key` and `session_id` do with policy `gorgo`, and `user` with policy
+    `consistent_hash` or a cookie.
     """
 
     cookie: CookieMode = CookieMode.OFF

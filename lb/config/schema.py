@@ -16,6 +16,7 @@ from lb.config.decode import Fields, WireError, network_problem, url_problem
 from lb.config.options import (
     Access,
     Breaker,
+    CacheEvents,
     Continuation,
     Limits,
     Listen,
@@ -178,6 +179,7 @@ class Table:
     targets_ca: str = ""
     slo: Slo = field(default_factory=Slo)
     warming: Warming = field(default_factory=Warming)
+    cache_events: CacheEvents = field(default_factory=CacheEvents)
     regions: Regions | None = None
     residency: tuple[str, ...] = ()
     standby: tuple[Standby, ...] = ()
@@ -206,6 +208,8 @@ class Table:
             extra["slo"] = self.slo.to_json()
         if self.warming != Warming():
             extra["warming"] = self.warming.to_json()
+        if self.cache_events != CacheEvents():
+            extra["cache_events"] = self.cache_events.to_json()
         if self.regions is not None:
             extra["regions"] = self.regions.to_json()
         if self.residency:
@@ -255,6 +259,7 @@ class Table:
             targets_ca=fields.certificate("targets_ca"),
             slo=Slo.from_json(fields.take("slo", {}), fields.at("slo")),
             warming=Warming.from_json(fields.take("warming", {}), fields.at("warming")),
+            cache_events=CacheEvents.from_json(fields.take("cache_events", {}), fields.at("cache_events")),
             regions=None if regions is None else Regions.from_json(regions, fields.at("regions")),
             residency=fields.names("residency"),
             standby=tuple(Standby.from_json(one, at) for one, at in fields.items("standby")),

@@ -11,6 +11,8 @@ from typing import Any
 
 from lb.core.target_state import Booking
 from policies.routing.base import Policy, RequestView, RoutingPolicy
+from policies.routing.cached_tree import EngineCaches
+from policies.routing.prefix_policy import PrefixPolicy
 
 UNUSED_S = 300.0
 
@@ -26,6 +28,7 @@ class ActivePolicies:
         "_make",
         "_under_way",
         "_used_at",
+        "caches",
         "needs_prompt",
         "on_cached",
         "on_ended",
@@ -46,6 +49,7 @@ class ActivePolicies:
         self.own: RoutingPolicy = make(name)
         self._by_name: dict[str, RoutingPolicy] = {name: self.own}
         self._used_at: dict[str, float] = {}  # of those that requests have named
+        self.caches: EngineCaches | None = None  # None: engines do not report what they have cached
         self._learn_hooks()
 
     def adopt(self, name: str) -> None:
@@ -53,9 +57,18 @@ class ActivePolicies:
         if name == self.own.name:
             return
         successor = self.named(name)
-        del self._by_name[self.own.name]
+        self._drop(self.own.name)
         self._used_at.pop(name, None)
         self.own = successor
+        self._learn_hooks()
+
+    def follow(self, *, on: bool) -> None:
+        """From now on engines report what they have cached, or none does any longer."""
+        if on is (self.caches is not None):
+            return
+        self.caches = EngineCaches() if on else None
+        for policy in self._by_name.values():
+            _follow(policy, self.caches)
         self._learn_hooks()
 
     def named(self, name: str | None) -> RoutingPolicy:
@@ -65,6 +78,8 @@ class ActivePolicies:
         policy = self._by_name.get(name)
         if policy is None:
             policy = self._make(name)
+            if self.caches is not None:
+                _follow(policy, self.caches)
             for booking in sorted(self._under_way, key=_since):
                 if not booking.entry.departed:
                     policy.record(booking.request, booking.key.id, booking.since)
@@ -87,13 +102,21 @@ class ActivePolicies:
             if name != self.own.name and now - self._used_at.get(name, now) >= UNUSED_S
         ]
         for name in old:
-            del self._by_name[name], self._used_at[name]
+            self._drop(name)
+            del self._used_at[name]
         if old:
             self._learn_hooks()
 
     def forget(self, target_id: str) -> None:
         for policy in self._by_name.values():
             policy.forget(target_id)
+        if self.caches is not None:
+            self.caches.index.forget(target_id)
+
+    def _drop(self, name: str) -> None:
+        policy = self._by_name.pop(name)
+        if self.caches is not None:
+            _follow(policy, None)
 
     def _learn_hooks(self) -> None:
         every = list(self._by_name.values())
@@ -102,12 +125,21 @@ class ActivePolicies:
         self.on_cached: list[Callable[[RequestView, str], None]] = _doing(every, "cached")
         self.on_responded: list[Callable[[RequestView, str, float], None]] = _doing(every, "responded")
         self.on_ended: list[Callable[[RequestView, str, float, int | None], None]] = _doing(every, "ended")
+        if self.caches is not None:
+            self.on_record.insert(0, self.caches.record)  # before the trees have the prompt
+            self.on_responded.append(self.caches.responded)
+            self.on_ended.append(self.caches.ended)
 
 
 def _doing(policies: Iterable[RoutingPolicy], hook: str) -> list[Any]:
     """Return the hook of every policy that has not left it empty."""
     empty = getattr(Policy, hook)
     return [getattr(policy, hook) for policy in policies if getattr(type(policy), hook) is not empty]
+
+
+def _follow(policy: RoutingPolicy, caches: EngineCaches | None) -> None:
+    if isinstance(policy, PrefixPolicy):
+        policy.follow(caches)
 
 
 def _since(booking: Booking) -> float:

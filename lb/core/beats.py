@@ -4,7 +4,8 @@ A beat has no prompt, no key and no text of a request in it. Its `echo` names th
 how long that was kept, which gives the receiver the round trip without comparing clocks.
 
 A frame is the length of what follows, a kind, and that many bytes. What a later release appends to a beat is ignored, and so are frames
-of a kind that is not known, so that agents of two releases understand each other.
+of a kind that is not known, so that agents of two releases understand each other. What this release appends are sections: a kind, the
+number of bytes that follow, and these; one that is not known, or not whole, is skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import lru_cache
 from struct import Struct, error
 from typing import Any, NamedTuple
 
-from lb.core.peers import RegionReport
+from lb.core.peers import MOST_CLASSES, ClassReport, RegionReport
 from lb.core.shared_quota import Counters, Used
 
 MAX_FRAME_BYTES = 2048
@@ -26,6 +27,9 @@ _LINK = Struct(
 )  # boot, seq, boot and seq of the echo, epoch, seconds to the next beat, for how long the echo was kept
 _REPORT = Struct("!IIIdddBB")  # available, room, queued, three times, draining, agents that are silent
 _TEXT = Struct("!B")  # bytes that follow
+_SECTION = Struct("!BH")  # kind, bytes that follow
+_CLASSES = 1  # the kind of the section of classes
+_CLASS = Struct("!IIddd")  # available, waiting, three times
 _MOST_COUNTED = 2**32 - 1
 _MOST = 2**53
 _LONGEST_S = 1e6
@@ -97,7 +101,23 @@ def encode_report(report: RegionReport) -> bytes:
         min(report.decode_s, _LONGEST_S),
         report.draining,
         len(silent),
-    ) + b"".join(map(_encoded, (report.engine, *silent)))
+    ) + b"".join((*map(_encoded, (report.engine, *silent)), _encoded_classes(report.classes)))
+
+
+def _encoded_classes(classes: tuple[ClassReport, ...]) -> bytes:
+    if not classes:
+        return b""
+    rows = [
+        _CLASS.pack(
+            min(one.available, _MOST_COUNTED),
+            min(one.waiting, _MOST_COUNTED),
+            min(one.wait_s, _LONGEST_S),
+            min(one.s_per_byte, _LONGEST_S),
+            min(one.decode_s, _LONGEST_S),
+        )
+        for one in classes[:MOST_CLASSES]
+    ]
+    return _SECTION.pack(_CLASSES, _CLASS.size * len(rows)) + b"".join(rows)
 
 
 def _encoded(text: str) -> bytes:
@@ -149,8 +169,33 @@ def _report(data: bytes) -> RegionReport:
         silent.append(name)
     _check_times(wait_s, pace_s, decode_s)
     return RegionReport(
-        available, room, queued, wait_s, pace_s, decode_s, draining == 1, engine, tuple(silent)
+        available,
+        room,
+        queued,
+        wait_s,
+        pace_s,
+        decode_s,
+        draining == 1,
+        engine,
+        tuple(silent),
+        _classes(data, at),
     )
+
+
+def _classes(data: bytes, at: int) -> tuple[ClassReport, ...]:
+    """Return the classes among the sections from `at` on. Raises BeatError."""
+    found: tuple[ClassReport, ...] = ()
+    while len(data) - at >= _SECTION.size:
+        kind, size = _SECTION.unpack_from(data, at)
+        start = at + _SECTION.size
+        at = start + size
+        if at > len(data):
+            break
+        if kind == _CLASSES and size <= MOST_CLASSES * _CLASS.size and not size % _CLASS.size:
+            found = tuple(ClassReport(*row) for row in _CLASS.iter_unpack(data[start:at]))
+            for one in found:
+                _check_times(one.wait_s, one.s_per_byte, one.decode_s)
+    return found
 
 
 def _check_times(*times_s: float) -> None:

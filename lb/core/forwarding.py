@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from lb.config.regions import PeerAgent, Regions
 from lb.config.schema import Table, Target
 from lb.core.hop import NO_REPORT, ReportId, credit_line, read_credit
-from lb.core.peers import Peers, QueuePace, RegionReport, local_cost, region_report
+from lb.core.peers import ClassReport, Peers, QueuePace, RegionReport, local_cost, region_report
 from lb.core.region_watch import SILENT_AFTER_S
 from lb.core.residency import ANYWHERE, Zones, may_have
 from lb.core.target_choice import choose, takes_another
@@ -93,6 +93,11 @@ class Forwarding:
         """Return the kind of the peer's engines, as it reports; empty if it does not know."""
         report = self._peers.report(peer_id)
         return "" if report is None else report.engine
+
+    def classes(self, peer_id: str) -> tuple[ClassReport, ...]:
+        """Return what the peer reports of each class of its replicas; empty if it has only one, or does not report them."""
+        report = self._peers.report(peer_id)
+        return () if report is None else report.classes
 
     def peer_engines(self) -> set[str]:
         """Return the kinds of the engines of all peers, as far as they have reported them."""

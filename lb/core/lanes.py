@@ -3,9 +3,9 @@
 A request that waits for the holder of its prompt waits in the holder's *lane*. The lanes lie across the queue (see
 `lb.core.queue`), which bounds how many wait and for how long, and which knows whose turn it is between tenants.
 
-*Order.* In a lane the tenant goes first that is next in the queue. Within a tenant those go first that have lost their
-target, then by the instant of joining, later by what the policy has put the request off (see `policies.routing.gorgo`). Age
-bounds the delay: it is LONGEST_PUT_OFF_S at most; where a request may wait for less than that / SHARE, it is less in proportion.
+*Order.* In a lane the tenant goes first that is next in the queue. Within a tenant the ranks of `policies.routing.deadlines`
+go first, those with a deadline by it, all others by the instant of joining, later by what the policy has put the request off
+(see `policies.routing.gorgo`). Age bounds the delay: it is LONGEST_PUT_OFF_S at most; where a request may wait for less than that / SHARE, it is less in proportion.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from collections.abc import Callable, Collection
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-from lb.core.queue import Ticket
+from lb.core.queue import LEAD, Ticket
 from policies.routing.base import LONGEST_PUT_OFF_S
+from policies.routing.deadlines import URGENT
 
 T = TypeVar("T")
 
 SHARE = 0.5
 _SPARE = 64
 
-_Place = tuple[bool, float, int]
+_Place = tuple[int, float, int]  # its rank, an instant, its number
 
 
 class Lanes(Generic[T]):
@@ -46,7 +47,8 @@ class Lanes(Generic[T]):
         self.leave(ticket)
         longest_s = min(LONGEST_PUT_OFF_S, SHARE * (ticket.deadline - ticket.joined_at))
         late_s = longest_s * (put_off_s / LONGEST_PUT_OFF_S)
-        place = (not ticket.has_priority, ticket.joined_at + late_s, ticket.number)
+        at = ticket.due_at if ticket.rank == URGENT else ticket.joined_at + late_s
+        place = (ticket.rank, at, ticket.number)
         ticket.lane = target_id
         self._places[ticket] = place
         insort(self._by_target.setdefault(target_id, {}).setdefault(ticket.tenant, []), (place, ticket))
@@ -76,7 +78,9 @@ class Lanes(Generic[T]):
         tenants = self._by_target.get(target_id)
         if not tenants:
             return None
-        tenant = min(tenants, key=lambda name: (tag(name), tenants[name][0][0]))
+        if len(tenants) == 1:
+            return next(iter(tenants.values()))[0][1]
+        tenant = min(tenants, key=lambda name: _turn(tag(name), tenants[name][0][0]))
         return tenants[tenant][0][1]
 
     def last(self, target_id: str) -> Ticket[T]:
@@ -110,3 +114,8 @@ class Lanes(Generic[T]):
 
 def _place(entry: tuple[_Place, Ticket[T]]) -> _Place:
     return entry[0]
+
+
+def _turn(tag: float, place: _Place) -> tuple[float, _Place]:
+    """Return what orders the first tickets of tenants (see `lb.core.queue`)."""
+    return tag - LEAD if place[0] == URGENT else tag, place

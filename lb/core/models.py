@@ -112,6 +112,10 @@ class ModelDirectory:
         entry = self._entries.get(target_id)
         return None if entry is None else self._serves(entry.key, model)
 
+    def names_of(self, key: Key) -> frozenset[str] | None:
+        """Return the models that a target lists; None if it lists none, or has not been polled yet."""
+        return _names(self._lists.get(key))
+
     def served_elsewhere(self, model: str, tried: Collection[int]) -> bool:
         """Return True if a target whose epoch is not in `tried` lists the model, or has not been polled yet."""
         if self._polled and model not in self._names:

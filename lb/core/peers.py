@@ -17,15 +17,15 @@ has probably cached. This needs no message (SkyWalker section 3.2).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
-from math import ceil
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from math import ceil, inf
 from typing import NamedTuple
 
 from lb.core.hop import NO_REPORT, ReportId
 from lb.core.target_choice import choose, ready
 from lb.core.targets import TargetTable
 from policies.regions.base import LocalCost, PeerView
-from policies.routing.base import Choice, RequestView, Turns
+from policies.routing.base import Choice, RequestView, TargetView, Turns
 from policies.routing.gorgo import DEFAULT_S_PER_BYTE
 from policies.routing.prefix_policy import MAX_PROMPT_BYTES, MIN_MATCH_BYTES
 from policies.routing.radix_tree import NO_MATCH, RadixTree
@@ -36,6 +36,17 @@ LATE_S = 0.4  # more than a segment that is lost costs, less than a request that
 MAX_TREE_BYTES = 2**24
 FIRST_DEPARTURE_S = 0.1  # assumed of each request in a queue that nothing has left yet
 SLOWEST_PER_S = 0.2
+MOST_CLASSES = 4  # of replicas in one report
+
+
+class ClassReport(NamedTuple):
+    """What an agent reports of its replicas that have the same accelerator, as of all of them; `waiting` have no first byte."""
+
+    available: int
+    waiting: int
+    wait_s: float
+    s_per_byte: float
+    decode_s: float
 
 
 class RegionReport(NamedTuple):
@@ -43,7 +54,7 @@ class RegionReport(NamedTuple):
 
     A request without a cached prefix waits `wait_s`, then its prefill takes `s_per_byte` a byte; its response is later by
     `decode_s`. `engine` is the kind of its engines (see `lb.engines.kinds`), by which a stream is continued there. `silent` are the
-    agents that have been silent to it for some seconds.
+    agents that have been silent to it for some seconds. `classes` are those of its replicas, where there are several.
     """
 
     available: int
@@ -55,6 +66,7 @@ class RegionReport(NamedTuple):
     draining: bool = False
     engine: str = ""
     silent: tuple[str, ...] = ()
+    classes: tuple[ClassReport, ...] = ()
 
 
 class _Peer:
@@ -124,6 +136,7 @@ class Peers:
         """Return the peers that the request may be forwarded to: fresh, not draining, allowed."""
         prompt = request.prompt
         match = self._tree.match(request.scope, prompt[:MAX_PROMPT_BYTES]) if prompt else NO_MATCH
+        size = prompt_bytes(request)
         found = []
         for region, peer in self._peers.items():
             report = peer.report
@@ -132,20 +145,24 @@ class Peers:
             if now > peer.received_at + peer.every_s + LATE_S:
                 continue
             matched = match.get(region, 0)
+            if matched < MIN_MATCH_BYTES:
+                matched = 0
+            best = _best_class(report, size - matched)
             found.append(
                 PeerView(
                     region,
                     peer.rtt_s,
                     report.available,
                     report.queued,
-                    report.wait_s,
-                    report.s_per_byte,
-                    report.decode_s,
-                    matched if matched >= MIN_MATCH_BYTES else 0,
+                    best.wait_s,
+                    best.s_per_byte,
+                    best.decode_s,
+                    matched,
                     len(peer.sent),
                     sum(peer.sent_s.values()) / max(1, report.available),
                     peer.credit,
                     self._turns.last(region),
+                    age_s=now - peer.received_at,
                 )
             )
         return found
@@ -164,7 +181,9 @@ class Peers:
             matched = self._tree.match(request.scope, prompt).get(region, 0)
             self._tree.insert(request.scope, prompt, region)
         peer.sent[name] = now
-        peer.sent_s[name] = (size - matched) * (peer.report.s_per_byte if peer.report else 0.0)
+        residual, report = size - matched, peer.report
+        pace = 0.0 if report is None else _best_class(report, residual).s_per_byte
+        peer.sent_s[name] = residual * pace
         self._turns.use(region)
 
     def responded(self, name: Hashable, region: str, room_after: ReportId | None) -> bool:
@@ -189,7 +208,7 @@ class Peers:
         else:
             return False
         if not peer.report.available and room_after.seq >= peer.report_id.seq:
-            peer.report = peer.report._replace(available=1, wait_s=0.0)
+            peer.report = peer.report._replace(available=1, wait_s=0.0, classes=())
         return True
 
     def ended(self, name: Hashable, region: str) -> bool:
@@ -220,6 +239,17 @@ class Peers:
         peer.sent_s.pop(name, None)
 
 
+def _best_class(report: RegionReport, residual_bytes: int) -> ClassReport:
+    """Return the class of replicas that has room and the first byte of such a request soonest, or else all of them as one."""
+    best = ClassReport(report.available, report.queued, report.wait_s, report.s_per_byte, report.decode_s)
+    soonest_s = inf
+    for one in report.classes:
+        first_s = one.wait_s + residual_bytes * one.s_per_byte
+        if one.available and first_s < soonest_s:
+            best, soonest_s = one, first_s
+    return best
+
+
 _SAMPLE_BYTES = 4096
 _SAMPLE = RequestView(
     "", "POST", "/v1/chat/completions", body_bytes=_SAMPLE_BYTES
@@ -234,8 +264,10 @@ def local_cost(choice: Choice | None, request: RequestView, queued_s: float) -> 
     A policy that works in seconds (`gorgo`) explains its choice in them. For others the prefill is estimated at the default
     pace, and a running request delays by what one prompt token costs for each of its own (see `policies.routing.gorgo`).
     """
+    size = prompt_bytes(request)
     if choice is None:
-        return LocalCost(False, 0.0, queued_s, prompt_bytes(request) * DEFAULT_S_PER_BYTE, 0.0)
+        prefill_s = size * DEFAULT_S_PER_BYTE
+        return LocalCost(False, 0.0, queued_s, prefill_s, 0.0, s_per_byte=DEFAULT_S_PER_BYTE)
     row = next(row for row in choice.scored if row[0] == choice.target_id)
     terms: dict[str, float] = dict(zip(choice.terms, (float(value) for value in row[2:]), strict=True))
     if "prefill_s" in terms:
@@ -245,9 +277,19 @@ def local_cost(choice: Choice | None, request: RequestView, queued_s: float) -> 
             terms.get("wait_s", 0.0) + terms.get("trouble_s", 0.0),
             terms["prefill_s"],
             terms.get("decode_s", 0.0),
+            _longest_match(choice),
+            terms["prefill_s"] / max(1, size - choice.matched_bytes),
         )
-    prefill_s = (prompt_bytes(request) - choice.matched_bytes) * DEFAULT_S_PER_BYTE
-    return LocalCost(not choice.wait, 0.0, 0.0, prefill_s, 0.0)
+    prefill_s = (size - choice.matched_bytes) * DEFAULT_S_PER_BYTE
+    return LocalCost(not choice.wait, 0.0, 0.0, prefill_s, 0.0, choice.matched_bytes, DEFAULT_S_PER_BYTE)
+
+
+def _longest_match(choice: Choice) -> int:
+    """Return how much of the prompt the candidate has cached that has most of it, as far as the choice says."""
+    if "matched_bytes" not in choice.terms:
+        return choice.matched_bytes
+    at = 2 + choice.terms.index("matched_bytes")
+    return max(int(row[at]) for row in choice.scored)
 
 
 def region_report(table: TargetTable, queued: int, queued_s: float, now: float) -> RegionReport:
@@ -262,7 +304,34 @@ def region_report(table: TargetTable, queued: int, queued_s: float, now: float) 
         wait_s=cost.wait_s,
         s_per_byte=cost.prefill_s / _SAMPLE_BYTES,
         decode_s=cost.decode_s,
+        classes=_class_reports(table, views, queued_s, now),
     )
+
+
+def _class_reports(
+    table: TargetTable, views: Sequence[TargetView], queued_s: float, now: float
+) -> tuple[ClassReport, ...]:
+    """Return what to report of each class of replicas, the largest first; nothing if there is only one."""
+    classes: dict[str, list[TargetView]] = {}
+    for view in views:
+        classes.setdefault(view.accelerator, []).append(view)
+    if len(classes) < 2:
+        return ()
+    epochs = {view.id: entry.epoch for view in views if (entry := table.entry(view.id)) is not None}
+    found = []
+    for those in sorted(classes.values(), key=len, reverse=True)[:MOST_CLASSES]:
+        others = set(epochs.values()).difference(epochs[view.id] for view in those)
+        cost = local_cost(choose(table, _SAMPLE, now, others), _SAMPLE, queued_s)
+        found.append(
+            ClassReport(
+                sum(ready(table, view.id, now) for view in those),
+                sum(view.waiting for view in those),
+                cost.wait_s,
+                cost.prefill_s / _SAMPLE_BYTES,
+                cost.decode_s,
+            )
+        )
+    return tuple(found)
 
 
 class QueuePace:

@@ -10,6 +10,10 @@ for those that are best off there. Each pass sends what its target can take from
 and ten times a second from all. If a target without a lane has nothing pending, and otherwise ten times a second, the last
 ones of the longest lane choose again: another target may have become the better one for them.
 
+*Deadlines* (`policies.routing.deadlines`). A queued request that is due is looked at again when the first of its lane might go,
+ten times a second, and at its deadline. Once no target is expected to keep it, it goes after all others of its tenant, or, where
+late requests are shed, is one of those that `take_shed` returns: their owner refuses them.
+
 *Waiting for its own target.* A request with a `pin` may be served by that target alone, whatever the policy and the health of
 the target: what it names is stored there (see `lb.core.homes`). It is sent when the target can take work, and waits in a lane
 of pinned requests until then; those go before others that wait for the same target. A pinned request whose target has left
@@ -25,6 +29,7 @@ some have tried, however many are queued.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from heapq import heappop, heappush, nsmallest
 from typing import Final, Generic, Protocol, TypeVar
 
 from lb.core.lanes import Lanes
@@ -32,6 +37,7 @@ from lb.core.queue import RequestQueue, Ticket
 from lb.core.target_choice import choose, choose_only, ready, waits
 from lb.core.targets import TargetTable
 from policies.routing.base import Choice, RequestView
+from policies.routing.deadlines import URGENT, Fate, fate_of
 
 
 class Waiter(Protocol):
@@ -39,7 +45,7 @@ class Waiter(Protocol):
 
     `tried` are the epochs (see `lb.core.target_state`) that have failed it, `policy` the name of the policy it requests,
     None for the table's own, `has_priority` whether it comes back, having lost its target. `pin` is the target that alone can
-    serve it; empty: any can.
+    serve it; empty: any can. `started`: an engine may have worked on it.
     """
 
     @property
@@ -66,6 +72,9 @@ class Waiter(Protocol):
     @property
     def pin(self) -> str: ...
 
+    @property
+    def started(self) -> bool: ...
+
 
 W = TypeVar("W", bound=Waiter)
 
@@ -84,6 +93,8 @@ class Scheduler(Generic[W]):
         self._health_changes_seen = -1
         self._none_could_go = (-1, -1)  # while the table's version and the queue's last ticket are these
         self._models_seen = 0  # the version of the table's models for which the tickets are counted
+        self._due: list[tuple[float, int, Ticket[W]]] = []  # a heap of urgent tickets; may hold others
+        self._shed: list[Ticket[W]] = []
         queue.on_drop = self._dropped
 
     def place(self, waiter: W, now: float) -> Choice | None:
@@ -125,10 +136,15 @@ class Scheduler(Generic[W]):
             waiter.has_priority,
             waiter.tried,
             model,
+            waiter.view.due_at,
         )
-        if ticket is not None and waiter.pin:
+        if ticket is None:
+            return None
+        if ticket.rank == URGENT:
+            heappush(self._due, (ticket.due_at, ticket.number, ticket))
+        if waiter.pin:
             self._pinned.join(ticket, waiter.pin, 0.0)
-        elif ticket is not None:
+        else:
             self._enter_lane(ticket, now)
         return ticket
 
@@ -136,10 +152,14 @@ class Scheduler(Generic[W]):
         """Yield the requests that may go now, one at a time and out of the queue: book each before the next."""
         if len(self._queue):
             self._recount(now)
+        while self._due and (self._due[0][0] <= now or not self._due[0][2].waits):
+            self._is_late(heappop(self._due)[2], now)
         for target_id in list(self._pinned.targets()):
             yield from self._serve_pinned(target_id, now)
         relieved = self._table.take_relieved()
         if len(self._lanes):
+            if self._due and relieved:
+                yield from self._serve_urgent(now)
             review = now >= self._reviewed_at + REVIEW_S
             if review:
                 self._reviewed_at = now
@@ -157,6 +177,50 @@ class Scheduler(Generic[W]):
             yield from self._share(now, review)
         if self._any_waits_for_any():
             yield from self._serve_others(now)
+
+    # --- requests with a deadline
+
+    def expected_late_s(self, waiter: W, now: float) -> float | None:
+        """Return how much too late the first byte of a request that comes is expected; None if its deadline may be kept."""
+        choice = self._choose(waiter, now)
+        return now + choice.first_s - waiter.view.due_at if choice is not None and choice.late else None
+
+    def take_shed(self) -> list[Ticket[W]]:
+        """Return the tickets of queued requests that are to be refused, since their deadline cannot be kept."""
+        shed, self._shed = self._shed, []
+        return [ticket for ticket in shed if ticket.waits]
+
+    def _is_late(self, ticket: Ticket[W], now: float) -> None:
+        """The deadline of a ticket cannot be kept, if it is urgent still."""
+        if not ticket.waits or ticket.rank != URGENT:
+            return
+        target_id, waiter = ticket.lane, ticket.item
+        if target_id is not None:
+            self._dropped(ticket)
+        self._queue.is_late(ticket)
+        if fate_of(ticket.rank, self._table.table.slo.late, waiter.started) is Fate.REFUSED:
+            self._shed.append(ticket)
+        if target_id is not None and waiter.pin:
+            self._pinned.join(ticket, waiter.pin, 0.0)
+        elif target_id is not None:
+            self._enter_lane(ticket, now)
+
+    def _serve_urgent(self, now: float) -> Iterator[tuple[W, Choice]]:
+        """Let those that are due first choose again: a target that has got room may keep their deadlines."""
+        for _, _, ticket in nsmallest(MOVES, self._due):
+            if ticket.waits and ticket.rank == URGENT and ticket.lane is not None and not ticket.item.pin:
+                yield from self._move_urgent(ticket, ticket.lane, now)
+
+    def _move_urgent(self, ticket: Ticket[W], target_id: str, now: float) -> Iterator[tuple[W, Choice]]:
+        """Let an urgent request go, or wait, where its deadline can be kept; it stays where that is its own lane."""
+        choice = self._choose(ticket.item, now)
+        if choice is None or choice.late:
+            self._is_late(ticket, now)
+        elif not choice.wait:
+            self._queue.take(ticket)
+            yield ticket.item, choice
+        elif choice.target_id != target_id:
+            self._wait_for(ticket, choice, now)
 
     # --- pinned requests
 
@@ -201,11 +265,16 @@ class Scheduler(Generic[W]):
             if not waits(self._table, waiter.policy):  # other rules are in force by now
                 self._forget(ticket)
                 continue
-            if not ready(self._table, target_id, now, waiter.policy):
+            if not ready(self._table, target_id, now, waiter.policy, ticket.rank == URGENT):
                 return
             choice = choose_only(self._table, waiter.view, target_id, now, waiter.policy)
             if choice is None:
                 return
+            if choice.late and ticket.rank == URGENT:
+                yield from self._move_urgent(ticket, target_id, now)
+                if ticket.waits and ticket.rank == URGENT and ticket.lane == target_id:
+                    return
+                continue
             self._queue.take(ticket)
             yield waiter, choice
 
@@ -235,6 +304,8 @@ class Scheduler(Generic[W]):
         return choose(self._table, waiter.view, now, waiter.tried, waiter.policy)
 
     def _wait_for(self, ticket: Ticket[W], choice: Choice, now: float) -> None:
+        if choice.late and ticket.rank == URGENT:
+            self._is_late(ticket, now)
         self._lanes.join(ticket, choice.target_id, choice.put_off_s)
         self._table.policies.named(ticket.item.policy).queued(ticket.item.view, choice, now)
 

@@ -38,7 +38,8 @@ def choose(
     if choice is None or not choice.wait:
         return choice
     entry = table.entry(choice.target_id) if may_wait else None
-    return choice if entry is not None and not entry.admits() else choice._replace(wait=False)
+    holds = entry is not None and (not entry.admits() or chooser.keeps_room(now))
+    return choice if holds else choice._replace(wait=False)
 
 
 def choose_only(
@@ -54,12 +55,22 @@ def waits(table: TargetTable, policy: str | None = None) -> bool:
     return table.table.pushing.mode is PushMode.WORK and table.policies.named(policy).waits
 
 
-def ready(table: TargetTable, target_id: str, now: float, policy: str | None = None) -> bool:
-    """Return whether a target could take work now: its engine has nothing pending, or little to do before it."""
+def ready(
+    table: TargetTable, target_id: str, now: float, policy: str | None = None, urgent: bool = False
+) -> bool:
+    """Return whether a target could take work now: its engine has nothing pending, or little to do before it.
+
+    `urgent`: a request whose deadline may be kept.
+    """
     entry = table.entry(target_id)
     if entry is None:
         return False
-    return entry.admits() or (waits(table, policy) and table.policies.named(policy).ready(entry.view, now))
+    if not waits(table, policy):
+        return entry.admits()
+    chooser = table.policies.named(policy)
+    if entry.admits() and not chooser.keeps_room(now):
+        return True
+    return chooser.ready(entry.view, now, urgent)
 
 
 def takes_another(table: TargetTable, booking: Booking, now: float, over: bool) -> bool:

@@ -99,6 +99,7 @@ class TargetTable:
     def apply(self, table: Table, now: float) -> Changes:
         """Replace the table. Idempotent. Raises UnknownPolicyError, before anything has changed."""
         self.policies.adopt(table.policy)
+        self.policies.follow(on=table.cache_events.enabled)
         wanted = {target.id: target for target in table.targets}
         removed: list[str] = []
         lost: set[Key] = set()

@@ -43,12 +43,14 @@ class HttpGetter:
 
         return await asyncio.wait_for(looked(), timeout_s)
 
-    async def post(self, target: Target, path: str, body: bytes, timeout_s: float) -> Fetched:
-        """Send JSON, on a connection of its own. Raises as `fetch`."""
+    async def post(
+        self, target: Target, path: str, body: bytes, timeout_s: float, lines: bytes | None = None
+    ) -> Fetched:
+        """Send JSON, on a connection of its own; with header `lines` of a success return the status alone. Raises as `fetch`."""
 
         async def posted() -> Fetched:
             connection = await self._pools.of(target).connect(timeout_s)
-            return await self._request(connection, path, True, body)
+            return await self._request(connection, path, True, body, lines)
 
         return await asyncio.wait_for(posted(), timeout_s)
 

@@ -16,6 +16,7 @@ CHAT: Final = b"/v1/chat/completions"
 COMPLETIONS: Final = b"/v1/completions"
 RESPONSES: Final = b"/v1/responses"
 MESSAGES: Final = b"/v1/messages"
+ADAPTERS: Final = frozenset({b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter"})
 
 
 class Work(Enum):
@@ -72,7 +73,7 @@ def for_model(path: bytes) -> bool:
 
 def names_a_model(path: bytes) -> bool:
     """Return whether bodies of requests to this path name a model."""
-    return path in _WORK
+    return path in _WORK or path in ADAPTERS
 
 
 def work_of(path: bytes) -> Work | None:

@@ -24,6 +24,7 @@ KEPT: Final = 11  # from here on lines are passed as they are
 FORWARDED_PROTO, FORWARDED_HOST, AUTHORIZATION, TYPE, SERVER = range(11, 16)
 WEBSOCKET_KEY, WEBSOCKET_VERSION, COOKIE, SESSION, ENCODING, TRACEPARENT, ACCEPT = range(16, 23)
 IDEMPOTENCY_KEY, API_KEY, ORIGIN, CORS_METHOD, CORS_HEADERS, CORS, FORWARDED, SUBPROTOCOL = range(23, 31)
+SLO_TTFT, SLO_TPOT = range(31, 33)
 
 _KINDS: Final = {
     b"connection": CONNECTION,
@@ -58,6 +59,8 @@ _KINDS: Final = {
     b"idempotency-key": IDEMPOTENCY_KEY,
     b"x-api-key": API_KEY,
     b"api-key": API_KEY,
+    b"x-slo-ttft-ms": SLO_TTFT,
+    b"x-slo-tpot-ms": SLO_TPOT,
     b"origin": ORIGIN,
     b"access-control-request-method": CORS_METHOD,
     b"access-control-request-headers": CORS_HEADERS,

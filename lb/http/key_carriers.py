@@ -9,6 +9,7 @@ A query (`?api_key=KEY`) ends up in logs and histories; keys in it are read only
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -59,3 +60,8 @@ def without_keys_in_query(target: bytes) -> bytes:
 def _is_key(parameter: bytes) -> bool:
     name = parameter.partition(b"=")[0]
     return name == _PARAMETER or (b"%" in name and unquote_to_bytes(name) == _PARAMETER)
+
+
+def lines_of(credentials: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the header lines of what may be keys, each with its CRLF, without those of subprotocols."""
+    return b"".join(b"%b: %b\r\n" % one for one in credentials if one[0] != SUBPROTOCOLS)

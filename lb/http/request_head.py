@@ -35,6 +35,8 @@ from lb.http.head_lines import (
     REQUEST_LINE,
     SANE_ID,
     SESSION,
+    SLO_TPOT,
+    SLO_TTFT,
     SUBPROTOCOL,
     TRACEPARENT,
     TYPE,
@@ -85,6 +87,7 @@ class RequestHead:
     content_type = b""
     cookie = b""
     session = b""
+    slo: tuple[bytes, bytes] | None = None  # X-SLO-TTFT-MS and X-SLO-TPOT-MS, empty where there is none
     ours: Mapping[bytes, bytes] | None = None  # X-SkyServe-*, by what follows, in lower case
     idempotent = False  # it has an Idempotency-Key: the server does it once
     # What may be a key: (name of the header in lower case, value), of subprotocols the key alone.
@@ -170,7 +173,7 @@ class RequestHead:
         other.forwarded, other.has_forwarded_proto = self.forwarded, self.has_forwarded_proto
         other.has_forwarded_host, other.traceparent = self.has_forwarded_host, self.traceparent
         other.content_type, other.cookie = self.content_type, self.cookie
-        other.session, other.ours = self.session, self.ours
+        other.session, other.ours, other.slo = self.session, self.ours, self.slo
         other.idempotent, other.credentials = self.idempotent, self.credentials
         other.origin, other.cors_method = self.origin, self.cors_method
         other.cors_headers = self.cors_headers
@@ -295,6 +298,10 @@ def _apply_seldom(request: RequestHead, kind: int, name: bytes, value: bytes) ->
         request.cors_method = value
     elif kind == CORS_HEADERS:
         request.cors_headers = value
+    elif kind == SLO_TTFT:
+        request.slo = (value, b"" if request.slo is None else request.slo[1])
+    elif kind == SLO_TPOT:
+        request.slo = (b"" if request.slo is None else request.slo[0], value)
     elif kind == EXPECT:
         request.expects = value.lower() == b"100-continue"
 

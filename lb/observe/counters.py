@@ -96,6 +96,7 @@ class Counts:
     stalled: int = 0
     prompt_bytes: int = 0
     matched_bytes: int = 0
+    deadlines: defaultdict[str, int] = field(default_factory=_by_kind)  # requests with one, by outcome
     tokens_in: int = 0
     tokens_out: int = 0
     bytes_out: int = 0

@@ -18,6 +18,30 @@ AGENT_HELP = {
     "handshakes_failed": "Connections of clients that were closed before their TLS handshake was complete.",
 }
 AGENT_COUNTERS = frozenset({"evicted_bodies", "internal_errors", "retries_refused", "handshakes_failed"})
+CACHE_GAUGES = {
+    "cache_followed_targets": "Targets whose cache events are followed.",
+    "cache_complete_targets": "Those of which the whole cache is known.",
+    "cache_refused_targets": "Targets whose cache events cannot be followed.",
+    "cache_blocks": "Distinct blocks of tokens that are known to be cached, or belong to prompts that have passed.",
+    "cache_links": "Texts of prompts that are known in tokens.",
+}
+CACHE_COUNTERS = {
+    "cache_measured_requests": "Requests whose engine reported how much of the prompt was cached.",
+    "cache_measured_prompt_tokens": "Tokens of their prompts.",
+    "cache_hit_tokens": "Tokens of them that were cached.",
+    "cache_predicted_tokens_by_events": "Tokens of them that were expected to be cached, by events.",
+    "cache_predicted_tokens_by_forwards": "Tokens of them that were expected to be cached, by what had been sent.",
+    "cache_error_by_events": "Sum of the errors of those requests, each as a share of its prompt, by events.",
+    "cache_error_by_forwards": "Sum of the errors of those requests, by what had been sent.",
+    "cache_block_events": "Blocks that engines reported as stored or removed.",
+    "cache_event_gaps": "How often batches of events were missing and were requested again.",
+    "cache_engine_restarts": "New processes of engines that were noticed by their events.",
+    "cache_unreadable_batches": "Batches of events that could not be read.",
+    "cache_tokenized_prompts": "Prompts whose tokens were requested from engines.",
+    "cache_prompts_not_tokenized": "Prompts that were beyond the limit of such requests, or got no tokens.",
+}
+AGENT_HELP |= CACHE_GAUGES | CACHE_COUNTERS
+AGENT_COUNTERS |= CACHE_COUNTERS.keys()
 
 
 class Family(NamedTuple):
@@ -58,6 +82,12 @@ OF_AGENT = (
     Family("cut", "cut_streams", "Responses that broke off after their first byte."),
     Family("retries", "retries", "Attempts beyond a request's first."),
     Family("moves", "moves", "Waiting attempts called back because their target was lost or silent."),
+    Family(
+        "deadlines",
+        "deadline_requests",
+        "Requests with a deadline, by what became of it: kept, late, or shed (refused, since it could not be kept).",
+        "outcome",
+    ),
     Family("queued_total", "holds", "Times a request had to wait for a target."),
     Family("continued", "continuations", "Broken streams that went on on another target."),
     Family(

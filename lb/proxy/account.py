@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from lb.cache_events.finished import Over
+from lb.config.options import Slo
+from lb.core.adapters import Operation
 from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.demand_minutes import DemandMinutes, is_late, ready_targets
 from lb.core.model_costs import ModelCost, ModelCosts
@@ -20,6 +23,8 @@ from lb.observe.metrics import Metrics
 from lb.proxy.ending import NOTHING_SPENT, Arrival, ChargeReason, Ending, Outcome, TokensSpent
 from lb.stream.token_usage import Tokens, usage_of
 
+SHED: Final = "deadline"  # the code of a refusal because of a deadline
+_QUEUE_FULL: Final = "queue_full"
 _CLIENT_ERRORS, _SERVER_ERRORS = 400, 500
 _REFUSED: Final = TokensSpent(0, 0, ChargeReason.REFUSED)
 _NOT_SENT: Final = TokensSpent(0, 0, ChargeReason.NOT_SENT)
@@ -55,6 +60,12 @@ class Ended(Protocol):
     def attempts(self) -> int: ...
 
 
+class FollowedCaches(Protocol):
+    """What learns from requests that have their whole response (`lb.cache_events.follower`)."""
+
+    def ended(self, request: Over, booking: Booking, prompt_tokens: int, body: bytes | None) -> None: ...
+
+
 class Account:
     """Reports finished requests to all that record them: tenants, metrics, explanations, the access log, traces."""
 
@@ -78,8 +89,10 @@ class Account:
         self.ongoing = WindowMean(now)  # requests in flight or queued
         self.demand = DemandMinutes(now, unix_offset_s, lambda: ready_targets(table.table))
         self.costs = ModelCosts()
+        self.caches: FollowedCaches | None = None  # where engines report what they have cached
         self._table = table
         self._record = record
+        self.on_adapter: Callable[[Operation, str], None] | None = None  # a target has accepted it
         self._counts: dict[TargetState, TargetCounts] = {}  # until the table changes
 
     def counts_of(self, booking: Booking) -> TargetCounts:
@@ -207,25 +220,48 @@ class Account:
         counts.tokens_in += spent.prompt
         counts.tokens_out += spent.out
         if arrival.hop is None:
-            late = self._is_late(arrival, ending, status, outcome, spent, now)
+            late = self._is_late(self._table.table.slo, arrival, ending, status, outcome, spent, now)
+            if arrival.view.due_at or arrival.view.tpot_s:
+                self._count_deadline(arrival, ending, status, outcome, spent, now)
             self.demand.ended(now, spent.prompt, spent.out, late)
             tenant, served = arrival.admission.tenant, spent.reported or 200 <= status < 400
             self.usage.add(tenant, arrival.model, served, spent.prompt, spent.out)
             if tenant and outcome is Outcome.REFUSED:
                 self.metrics.of_key(tenant).refusals[ending.error] += 1
+        if arrival.adapter is not None and 200 <= status < 300 and self.on_adapter is not None:
+            self.on_adapter(arrival.adapter, ending.last_target)
         self.explanations.ended(arrival.explanation)
         if self._record is not None:
             self._record(self._record_of(request, spent, now))
 
     def _is_late(
-        self, arrival: Arrival, ending: Ending, status: int, outcome: Outcome, spent: TokensSpent, now: float
+        self,
+        slo: Slo,
+        arrival: Arrival,
+        ending: Ending,
+        status: int,
+        outcome: Outcome,
+        spent: TokensSpent,
+        now: float,
     ) -> bool:
         """Return whether the service failed the SLO by this request. What the client did wrong is no failure."""
         if outcome in (Outcome.CUT, Outcome.ERROR_EVENT) or status >= _SERVER_ERRORS:
             return True
         if outcome in (Outcome.REFUSED, Outcome.TUNNEL_CLOSED):
             return False
-        return is_late(self._table.table.slo, arrival.at, ending.first_at, now, spent.out)
+        return is_late(slo, arrival.at, ending.first_at, now, spent.out)
+
+    def _count_deadline(
+        self, arrival: Arrival, ending: Ending, status: int, outcome: Outcome, spent: TokensSpent, now: float
+    ) -> None:
+        """Count a request that had a deadline by what became of it. One that was refused for its client's fault has none."""
+        deadlines, slo = self.metrics.counts.deadlines, Slo(arrival.view.ttft_s, arrival.view.tpot_s)
+        if ending.error == SHED:
+            deadlines["shed"] += 1
+        elif ending.error == _QUEUE_FULL or self._is_late(slo, arrival, ending, status, outcome, spent, now):
+            deadlines["late"] += 1
+        elif outcome is not Outcome.REFUSED:
+            deadlines["kept"] += 1
 
     def _record_of(self, request: Ended, spent: TokensSpent, now: float) -> RequestRecord:
         arrival, ending = request.arrival, request.ending

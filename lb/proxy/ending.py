@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final, NamedTuple
 
+from lb.core.adapters import Operation
 from lb.core.api_keys import Admission
 from lb.core.hop import RequestHop
 from lb.core.residency import ANYWHERE, Zones
@@ -50,6 +51,7 @@ class Arrival(NamedTuple):
     brings_ids: bool = False  # its response may be of a resource that is on one target from now on
     streams: bool = False  # a model's API, and a stream of events was requested
     choices: int = 1  # how many responses were requested in one
+    adapter: Operation | None = None  # which it asks for, on all targets
 
 
 class Ending:

@@ -20,6 +20,7 @@ from lb.core.warming import LARGEST_BYTES, PromptSample, PromptSamples
 from lb.http import error_responses, session_cookie
 from lb.http.api_paths import Work, for_model, names_a_model, work_of
 from lb.http.cors import CorsRules
+from lb.http.deadline_headers import PROBLEM, read_deadline
 from lb.http.key_carriers import QUERY, keys_in_query
 from lb.http.messages import RequestHead
 from lb.http.rate_limits import lines_of
@@ -38,7 +39,7 @@ from lb.stream.resume_state import ResumeState
 from lb.stream.session_fields import SessionFields
 from lb.stream.warming_request import PATHS as SAMPLED
 from policies.routing.base import RequestView
-from policies.routing.names import GO_BY_SESSIONS, SESSION_POLICY
+from policies.routing.names import GO_BY_SESSIONS, SERVICE_POLICY, SESSION_POLICY
 from policies.routing.registry import POLICIES
 
 
@@ -52,6 +53,7 @@ class RequestOverrides(NamedTuple):
 
 _NO_OVERRIDES: Final = RequestOverrides()
 _PARSED_BYTES: Final = 256 * 1024  # of a body that is parsed for a field or two
+_CACHE_FIELDS: Final = ("prompt_cache_key", "session_id")  # by which clients ask for the same cache
 _HEALTH: Final = b"/-/healthz"
 _READY: Final = b"/-/ready"
 _WELL_KNOWN: Final = b"/.well-known/skyserve"
@@ -66,6 +68,7 @@ _DOT_SEGMENT: Final = (
 )
 _DOTS: Final = Rejection(400, "dot_segments", "The path must not contain the segments . and .. here.")
 _READING: Final = (b"GET", b"HEAD", b"OPTIONS")
+_BAD_DEADLINE: Final = Rejection(400, "invalid_deadline", PROBLEM)
 _UNREADABLE: Final = Rejection(
     400, "invalid_json", "The body is not a JSON object as RFC 8259 has it: UTF-8, without NaN and Infinity."
 )
@@ -121,10 +124,15 @@ class RequestAdmission:
         self._endpoints = {"service": self._table.table.service, "endpoints": rows} if rows else None
         self.cors = CorsRules(cors) if cors.origins else None
         self._cookies = self._table.table.session.cookie is CookieMode.AUTO
+        slo = self._table.table.slo
+        self._deadline = (slo.ttft_s, slo.tpot_s) if slo.deadlines else None  # of requests that bring none
         policy, names = self._table.table.policy, self._table.table.session.fields
         # The model is part of what a session is known by, and stands in the body.
         self._by_session = self._cookies or policy == SESSION_POLICY
-        self._session_fields = SessionFields(names or (("user",) if self._by_session else ()))
+        usual = ("user",) if self._by_session else ()
+        if policy == SERVICE_POLICY:  # a session is a term of its cost, and nothing is bound by it
+            usual = (*_CACHE_FIELDS, *usual)
+        self._session_fields = SessionFields(names or usual)
         self._session_policy = None if policy in GO_BY_SESSIONS else SESSION_POLICY
         self._trusted = [ipaddress.ip_network(one) for one in self._table.table.trusted_proxies]
         # Above its base path a target may serve other services.
@@ -160,6 +168,8 @@ class RequestAdmission:
             return _TRACE
         if self._has_base_path and _DOT_SEGMENT.search(path):
             return _DOTS
+        if head.slo is not None and read_deadline(*head.slo) is None:
+            return _BAD_DEADLINE
         credentials = head.credentials
         if self._keys_in_query and b"?" in head.target:
             credentials += tuple((QUERY, key) for key in keys_in_query(head.target))
@@ -234,6 +244,8 @@ class RequestAdmission:
         policy = overrides.policy or (self._session_policy if session else None)
         (own_id, request_id, shown_id), method, plain = self._ids(head), head.method_text, head.path_text
         view = RequestView(own_id, method, plain, len(body), prompt, scope, session, parsed.max_tokens)
+        if head.slo is not None or self._deadline is not None:
+            view = self._due(view, head, admission.hop, now)
         span = ""
         if self._begin_span is not None:
             span = self._begin_span(head.traceparent.decode("latin-1"))
@@ -358,6 +370,16 @@ class RequestAdmission:
 
     def _zones(self, admission: Admission) -> Zones:
         return admission.zones if admission.hop is not None else admission.zones | self._entrance
+
+    def _due(self, view: RequestView, head: RequestHead, hop: RequestHop | None, now: float) -> RequestView:
+        """Return the view with the deadline of the request, or else with that of the service's requests to a model."""
+        deadline = self._deadline if head.method == b"POST" and for_model(head.path) else None
+        if head.slo is not None:
+            deadline = read_deadline(*head.slo)
+        if deadline is None:
+            return view
+        since, (ttft_s, tpot_s) = now - (0.0 if hop is None else hop.age_s), deadline
+        return view._replace(due_at=since + ttft_s if ttft_s else 0.0, ttft_s=ttft_s, tpot_s=tpot_s)
 
     def _ids(self, head: RequestHead) -> tuple[str, bytes, str]:
         """Return our own id, that of X-Request-Id, and the latter as text."""

@@ -29,7 +29,7 @@ from lb.core.homes import Absence, Found, Homes
 from lb.core.residency import Zones, may_have
 from lb.core.targets import TargetTable
 from lb.engines.kinds import Fetched
-from lb.http.key_carriers import SUBPROTOCOLS
+from lb.http.key_carriers import lines_of
 from lb.http.messages import RequestHead
 from lb.stream import resources
 from lb.stream.resources import Resource
@@ -112,12 +112,9 @@ class HomeFinder:
         """Look at all targets, and call `done` later. Returns False if there are too many looks under way."""
         resource = arrival.resource
         assert resource is not None  # noqa: S101 (for the type checker)
-        credentials = [
-            (name, value)
-            for name, value in arrival.head.credentials
-            if name not in arrival.admission.carried_by and name != SUBPROTOCOLS
-        ]
-        lines = b"".join(b"%b: %b\r\n" % one for one in credentials)
+        lines = lines_of(
+            one for one in arrival.head.credentials if one[0] not in arrival.admission.carried_by
+        )
         search = _Search(arrival.admission.tenant, resource, arrival.zones, lines)
         waiting = self._waiting.get(search)
         if waiting is not None:

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from lb.core.adapters import read_operation
 from lb.core.api_keys import Admission
 from lb.core.byte_budget import SMALL_BYTES, SMALL_FACTOR, parsed_bytes
 from lb.core.log_limit import LogLimit
 from lb.core.retry import Tries, is_repeatable
-from lb.http.api_paths import for_model
+from lb.http.api_paths import ADAPTERS, for_model
 from lb.http.cors import CorsRules
+from lb.http.key_carriers import lines_of
 from lb.http.messages import Reader, RequestHead
 from lb.http.tls_acceptor import MAX_HANDSHAKES, NO_DESCRIPTOR, TOO_MANY
 from lb.proxy import model_list
@@ -161,6 +163,10 @@ class Intake:
             if size:
                 runtime.buffers.give_back(size, tenant)
             return arrival
+        if head.path in ADAPTERS and head.method == b"POST" and not client.body_left:
+            # What is left of its keys is for engines.
+            lines = lines_of(arrival.head.credentials)
+            arrival = arrival._replace(adapter=read_operation(head.path, body, lines))
         limits = self.limits
         repeatable = model or is_repeatable(head.method, model, head.idempotent)
         hop = admission.hop

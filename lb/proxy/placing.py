@@ -29,7 +29,7 @@ from lb.core.targets import Booking, Health
 from lb.engines.kinds import kind_named
 from lb.http.messages import ResponseHead
 from lb.observe.explain import Explanation
-from lb.proxy.account import Account
+from lb.proxy.account import SHED, Account
 from lb.proxy.dispatch import Dispatch
 from lb.proxy.ending import Arrival, Ending
 from lb.proxy.ports import Downstream, Relay
@@ -38,6 +38,7 @@ from lb.proxy.states import RequestEvent, State
 from lb.stream.resume_rules import NotResumable
 from lb.stream.resume_state import ResumeState
 from policies.routing.base import Choice
+from policies.routing.deadlines import Late
 
 _IN_DOUBT: Final = (Health.EJECTED, Health.UNHEALTHY)
 
@@ -199,6 +200,11 @@ class Placing:
         return tries.was_queued or tries.executions > 0 or self._request.relay is not None
 
     @property
+    def started(self) -> bool:
+        """True if an engine may have worked on it."""
+        return self.tries.executions > 0 or self._request.relay is not None
+
+    @property
     def is_pinned(self) -> bool:
         """True if what it names is known to be in one place, which alone can serve it."""
         return bool(self.pin) or self._at_peer
@@ -250,6 +256,8 @@ class Placing:
     def _place_here(self, now: float) -> None:
         """Go to a target of this region, or wait for one."""
         dispatch, hop = self._dispatch, self._arrival.hop
+        if self.view.due_at and self._is_shed(now):
+            return
         choice = dispatch.registry.scheduler.place(self, now)
         if choice is not None:
             self._launch(choice, now)
@@ -259,6 +267,28 @@ class Placing:
             self._request.respond(429, "region_full", "This region has no room for the request.")
         else:
             self._enqueue(now)
+
+    def _is_shed(self, now: float) -> bool:
+        """Refuse the request if its deadline cannot be kept and such requests are shed. Returns whether it has ended."""
+        sheds = self._dispatch.table.table.slo.late is Late.SHED
+        if not sheds or self.started or self.pin or self._arrival.head.websocket:
+            return False
+        late_s = self._dispatch.registry.scheduler.expected_late_s(self, now)
+        if late_s is not None:
+            self.shed(now)
+        return late_s is not None
+
+    def shed(self, now: float) -> None:
+        """Refuse the request, since its deadline cannot be kept."""
+        self.leave_queue(now)
+        if self._arrival.hop is not None:
+            self._request.respond(429, "region_full", "This region cannot keep the request's deadline.")
+            return
+        self._account.turned_away(now)
+        text = (
+            "No replica can keep the request's deadline (X-SLO-TTFT-MS, X-SLO-TPOT-MS, or the service's SLO)."
+        )
+        self._request.respond(429, SHED, text)
 
     # --- to the target that has what it names (`lb.proxy.home_finder`)
 
@@ -420,10 +450,11 @@ class Placing:
         if not tries.may_move() or request.client.body_left or arrival.head.websocket:
             return False
         left_s = min(tries.wait_left_s, max(1.0, tries.queue_left_s))
+        due_s = self.view.due_at - now if self.view.due_at else left_s
         found = forwarding.elsewhere(
             self.view,
             len(self._dispatch.registry.queue),
-            left_s,
+            min(left_s, due_s) if due_s > 0.0 else left_s,
             now,
             self.tried,
             self.policy,

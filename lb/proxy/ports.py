@@ -149,6 +149,14 @@ class Relay(Protocol):
         """Return how many tokens the client has been sent, counted or estimated."""
         ...
 
+    def usage_bytes(self) -> bytes:
+        """Return the end of a stream that no other has continued, where its usage is; empty if there is none."""
+        ...
+
+    def text(self) -> str:
+        """Return the text of a stream that is kept and is nothing but text; else empty."""
+        ...
+
     def data(self, data: bytes) -> None:
         """Bytes of the target's connection."""
         ...

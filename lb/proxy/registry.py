@@ -65,6 +65,10 @@ class Waiting(Waiter, Registered, Protocol):
         """The queue is full, and another tenant has a better right to the place."""
         ...
 
+    def shed(self, now: float) -> None:
+        """Refuse the request, since its deadline cannot be kept."""
+        ...
+
     def stranded(self, now: float) -> None:
         """The target that alone can serve it has left the table."""
         ...
@@ -200,6 +204,8 @@ class RequestRegistry:
                 if count == LET_IN_AT_ONCE:
                     self.let_in_soon()
                     break
+            for ticket in self.scheduler.take_shed():
+                self.guard("queue", ticket.item, lambda one: one.shed(now))
         except Exception as error:  # noqa: BLE001 (the barrier)
             self.runtime.faults.report("queue", error)
 

@@ -133,6 +133,13 @@ class PlainRelay(ForwardedRelay):
         tokens = self.tokens()
         return max(self._counter.tokens, tokens.out if tokens is not None else 0)
 
+    def usage_bytes(self) -> bytes:
+        self._absorb()
+        return self._tail
+
+    def text(self) -> str:
+        return ""
+
     def may_continue(self, *, now_or_later: bool = False) -> bool:
         return False
 

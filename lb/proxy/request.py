@@ -268,6 +268,8 @@ class ProxiedRequest:
             self.ending.bytes_out = relay.sent_bytes
         if attempt is not None and (spent.reported or spent.out):
             account.charged_to_target(attempt.booking, spent)
+            if account.caches is not None and spent.reported and outcome is Outcome.WHOLE:
+                account.caches.ended(self, attempt.booking, spent.prompt, body)
         self.drop_attempt(now, spent.out or None if outcome is Outcome.WHOLE else None)
         self._dispatch.registry.tunnels.pop(responding, None)
         self.forget_body()

@@ -275,6 +275,18 @@ class ResumableRelay(ForwardedRelay):
         tokens = self.tokens()
         return max(self._counter.tokens, tokens.out if tokens is not None else 0)
 
+    def usage_bytes(self) -> bytes:
+        self._absorb()
+        return self._last if self._merger is None else b""
+
+    def text(self) -> str:
+        progress = self._progress()
+        return (
+            ""
+            if progress.reasoning or progress.tool_call or progress.lost or progress.strange
+            else progress.text
+        )
+
     # --- when it is not
 
     def may_continue(self, *, now_or_later: bool = False) -> bool:

@@ -199,6 +199,7 @@ class RegionLinks:
             "silent_s": round(state.silent_s(now), 3) if state.beats_received else None,
             "dead": self.takeovers.is_dead(peer.id),
             "engine": self._forwarding.engine(peer.id),
+            "classes": [one._asdict() for one in self._forwarding.classes(peer.id)],
             "connections": sender.connections,
             "reports": state.beats_received,
             "trouble": sender.trouble,

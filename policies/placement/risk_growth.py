@@ -51,7 +51,7 @@ def watched(memory: Json | None, wanted: int, now: float) -> Json:
 
 
 def expected(memory: Json | None, wanted: int, now: float, window_h: float) -> Growth:
-    """Return the chances of steps within `window_h` hours, by their size in replicas; at most by as many as there are."""
+    """Return the chances of steps within `window_h` hours, by their size in replicas."""
     steps = () if memory is None else memory.get("steps", ())
     if not steps or memory is None:
         return NO_GROWTH
@@ -67,7 +67,7 @@ def expected(memory: Json | None, wanted: int, now: float, window_h: float) -> G
     per_hour: dict[int, float] = {}
     for at, more, *_ in steps:
         rate = (daily * _near(middle - at) + base) / (days + PRIOR_DAYS)
-        size, below = min(int(more), max(1, wanted)), max(0, top - wanted)
+        size, below = int(more), max(0, top - wanted)
         for one, part in ((size, 1.0),) if size <= below else ((size, beyond), (below, 1.0 - beyond)):
             if one:
                 per_hour[one] = per_hour.get(one, 0.0) + part * rate

@@ -20,7 +20,8 @@ class LocalCost(NamedTuple):
 
     `admits`: a replica takes the request now. `wait_s` is the time until its turn at the best replica, `prefill_s` the time
     to compute what that replica has not cached, `decode_s` how much later the response ends because of the sequences
-    that run beside it, `network_s` the round trip to the replica.
+    that run beside it, `network_s` the round trip to the replica. A replica of the region has `matched_bytes` of the prompt cached, and
+    each byte takes `s_per_byte` at the best one.
     """
 
     admits: bool
@@ -28,6 +29,8 @@ class LocalCost(NamedTuple):
     wait_s: float
     prefill_s: float
     decode_s: float
+    matched_bytes: int = 0
+    s_per_byte: float = 0.0
 
 
 class PeerView(NamedTuple):
@@ -38,7 +41,7 @@ class PeerView(NamedTuple):
     later by `decode_s`. `matched_bytes` of this prompt were forwarded there before. `forwarded` requests have been sent since the
     report, `forwarded_s` seconds of prefill per available replica; at most `credit` may be sent until the next one.
     `last_turn` is the turn in which the peer was last used, 0 if never. `money_s` are the seconds that the price of the request's
-    traffic to the peer and back is worth.
+    traffic to the peer and back is worth. The report came `age_s` ago.
     """
 
     region: str
@@ -54,6 +57,7 @@ class PeerView(NamedTuple):
     credit: int = 0
     last_turn: int = 0
     money_s: float = 0.0
+    age_s: float = 0.0
 
 
 class RegionChoice(NamedTuple):

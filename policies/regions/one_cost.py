@@ -1,21 +1,30 @@
 """One cost for staying and for leaving: the time to the first token, wherever it is computed. The default.
 
-    here = network + wait + prefill of uncached tokens + decode share
-    peer = round trip + wait there + what was forwarded since its report + prefill + decode share + money
+    here = network + wait + prefill of uncached tokens + decode share + copy
+    peer = round trip + wait there + what was forwarded since its report + prefill + decode share + copy + money
 
-The request goes to the cheapest peer if that is cheaper than here by more than max(MARGIN_S, MARGIN_SHARE of here), and if
-its first token is then expected within the time that the request has left. The margin is the hysteresis: what both sides know
-of each other is a report old, and a gain below it is noise. Unlike SkyWalker and GORGO, a request may leave although a
-replica here admits it (a warm prefix elsewhere, a long wait here), and stay although none does (a short wait).
+The request goes to the cheapest peer if that is cheaper than here by more than the margin, or if only there its first token is
+expected within the time that the request has left, which the way's money must not exceed, and never if it is not expected in time there either. Unlike SkyWalker and
+GORGO, a request may leave although a replica here admits it (a warm prefix elsewhere, a long wait here), and stay although none
+does (a short wait).
 
-The decode share is `DECODE_WEIGHT` of the delay by the sequences that run beside the request: a user notices the first token
-first. Against herds, a peer takes no more than the credit of its report (see `lb.core.peers`), and everything forwarded since
+The margin is the hysteresis: what one side knows of the other was true a round trip and the age of a report ago, and a
+gain below what changes meanwhile is noise. It is MARGIN_SHARE of the cost here, and at least STALE_SHARE of that time, of which
+no more than LONGEST_STALE_S counts. So a near region helps for a gain for which a distant one does not.
+
+The decode share is `DECODE_WEIGHT` of the delay by the sequences that run beside the request. Without it a region with few replicas
+keeps its requests until they have to wait, and every stream there is slow. With all of it, regions that are alike exchange requests for
+nothing.
+
+The copy is COPY_WEIGHT times the prefill of what another region has in its cache and this one has not, as in
+`policies.routing.gorgo`: to compute it again takes memory from other prompts, which must then be computed again themselves. So a
+conversation that has been forwarded stays where it is, and is drawn back only where it gains several times that prefill.
+
+Against herds, a peer takes no more than the credit of its report (see `lb.core.peers`), and everything forwarded since
 counts as wait there.
 
 Money is the price of the request's traffic to the peer and back, in the seconds of waiting that it is worth to the owner of the
-service; without such a rate it is nothing. It counts against the gain, and not against the deadline.
-
-DECODE_WEIGHT, MARGIN_S and MARGIN_SHARE: a fourth, 100 ms and 20 %.
+service; without such a rate it is nothing. Money and copy count against the gain, and not against the deadline.
 """
 
 from __future__ import annotations
@@ -25,10 +34,14 @@ from typing import ClassVar
 
 from policies.regions.base import LocalCost, PeerView, RegionChoice, stay
 
-DECODE_WEIGHT = 0.25
-MARGIN_S = 0.1
-MARGIN_SHARE = 0.2
-_TERMS = ("network_s", "wait_s", "prefill_s", "decode_s", "money_s")
+COPY_WEIGHT = 4.0
+DECODE_WEIGHT = 0.5
+MARGIN_SHARE = 0.1
+STALE_SHARE = 0.2
+LONGEST_STALE_S = 1.0
+_TERMS = ("network_s", "wait_s", "prefill_s", "decode_s", "copy_s", "money_s")
+
+_Row = tuple[str, float, float, float, float, float, float, float]
 
 
 class OneCost:
@@ -39,33 +52,67 @@ class OneCost:
 
     def __init__(
         self,
-        margin_s: float = MARGIN_S,
-        margin_share: float = MARGIN_SHARE,
+        copy_weight: float = COPY_WEIGHT,
         decode_weight: float = DECODE_WEIGHT,
+        margin_share: float = MARGIN_SHARE,
+        stale_share: float = STALE_SHARE,
     ) -> None:
-        self._margin_s = margin_s
-        self._margin_share = margin_share
+        self._copy_weight = copy_weight
         self._decode_weight = decode_weight
+        self._margin_share = margin_share
+        self._stale_share = stale_share
 
     def choose(
         self, prompt_bytes: int, local: LocalCost, peers: Sequence[PeerView], left_s: float
     ) -> RegionChoice:
-        decode_s = self._decode_weight * local.decode_s
-        here_s = local.network_s + local.wait_s + local.prefill_s + decode_s
-        rows = [("", here_s, local.network_s, local.wait_s, local.prefill_s, decode_s, 0.0)]
-        for peer in peers:
-            if not peer.available or peer.forwarded >= peer.credit:
-                continue
-            prefill_s = (prompt_bytes - peer.matched_bytes) * peer.s_per_byte
-            wait_s = peer.wait_s + peer.forwarded_s
-            decode_s = self._decode_weight * peer.decode_s
-            cost_s = peer.rtt_s + wait_s + prefill_s + decode_s + peer.money_s
-            rows.append((peer.region, cost_s, peer.rtt_s, wait_s, prefill_s, decode_s, peer.money_s))
-        if len(rows) == 1:
+        free = [peer for peer in peers if peer.available and peer.forwarded < peer.credit]
+        if not free:
             return stay("no peer has room")
-        best = min(rows[1:], key=lambda row: row[1])
-        if best[1] + max(self._margin_s, self._margin_share * here_s) >= here_s:
-            return RegionChoice("", "no peer is cheaper by more than the margin", _TERMS, tuple(rows))
-        if best[1] - best[-1] >= left_s:
-            return RegionChoice("", "no peer would respond in time", _TERMS, tuple(rows))
-        return RegionChoice(best[0], "first token expected sooner there", _TERMS, tuple(rows))
+        longest = max([local.matched_bytes, *[peer.matched_bytes for peer in free]])
+        here = self._row(
+            "",
+            local.network_s,
+            local.wait_s,
+            local.prefill_s,
+            local.decode_s,
+            (longest - local.matched_bytes) * local.s_per_byte,
+            0.0,
+        )
+        rows = [
+            self._row(
+                peer.region,
+                peer.rtt_s,
+                peer.wait_s + peer.forwarded_s,
+                (prompt_bytes - peer.matched_bytes) * peer.s_per_byte,
+                peer.decode_s,
+                (longest - peer.matched_bytes) * peer.s_per_byte,
+                peer.money_s,
+            )
+            for peer in free
+        ]
+        at = min(range(len(rows)), key=lambda index: rows[index][1])
+        best, peer, scored = rows[at], free[at], (here, *rows)
+        stale_s = self._stale_share * min(peer.rtt_s + peer.age_s, LONGEST_STALE_S)
+        there_s = best[1] - best[6] - best[7]
+        # In time there, and not here; and the way costs no more than the time that is left is worth.
+        keeps = there_s < left_s < here[2] + here[3] + here[4] and peer.money_s <= left_s
+        if not keeps and best[1] + max(stale_s, self._margin_share * here[1]) >= here[1]:
+            return RegionChoice("", "no peer is cheaper by more than the margin", _TERMS, scored)
+        if there_s >= left_s:
+            return RegionChoice("", "no peer would respond in time", _TERMS, scored)
+        return RegionChoice(best[0], "first token expected sooner there", _TERMS, scored)
+
+    def _row(
+        self,
+        region: str,
+        network_s: float,
+        wait_s: float,
+        prefill_s: float,
+        decode_s: float,
+        copied_s: float,
+        money_s: float,
+    ) -> _Row:
+        decode_s *= self._decode_weight
+        copy_s = self._copy_weight * copied_s
+        cost_s = network_s + wait_s + prefill_s + decode_s + copy_s + money_s
+        return region, cost_s, network_s, wait_s, prefill_s, decode_s, copy_s, money_s

@@ -35,9 +35,12 @@ FIRST_USUAL_BYTES = (
 )  # as the authors' code of GORGO assumes of requests it does not know
 USUAL_SHARE = 0.02  # of the newest request in the usual residual
 STREAM_SHARE = 0.05  # of the newest stream in the usual duration
+TOKEN_SHARE = 0.2  # of the newest stream in the pace of its tokens
 DOUBT = 3.0  # standard errors by which a target must differ from the fleet
 SPEED_HOLDS_S = 0.25  # as long a speed is used before it is computed again
 SEATS_FADE_S = 60.0  # what was seen of the seats of a batch counts less by e after this time
+SEATS_KEPT = 1  # for urgent requests, of those of a batch, while such requests come
+SEATS_SEEN_S = 5.0  # as long what was seen of them is taken as it is where room is kept
 # What an engine has pending waits for prefill until the first of it is as late as this.
 LATE_S = 0.1
 # As few free seats are none: streams end between two reports, and those pending have not come in yet. And as few seats are
@@ -93,6 +96,7 @@ class Backlog:
         "s_per_byte",
         "sent",
         "target",
+        "token_s",
     )
 
     def __init__(self, fleet: FleetMeans) -> None:
@@ -110,6 +114,7 @@ class Backlog:
         self._seats = 0.0
         self._seats_seen_at = _NEVER
         self.busy_from = inf  # this number of sequences in the batch leaves no seat
+        self.token_s = 0.0  # from one token of a stream to the next, of late; 0: not known
         self.target: TargetView | None = None  # as its owner keeps it, once it has been chosen
 
     # --- asked
@@ -176,6 +181,21 @@ class Backlog:
         streams_ahead = self.streams_ahead(target, HOLD_SLACK)
         return streams_ahead <= 1 or streams_ahead * self._seat_s(target) < SEAT_AHEAD_S
 
+    def has_seat(self, target: TargetView, urgent: bool, now: float) -> bool:
+        """Return whether a newcomer has a seat at once, and one that is not `urgent` leaves SEATS_KEPT.
+
+        Now and then it may go although it has only the next one, to find out how many there are.
+        """
+        pending, seats = target.pending or 0, round(self._seats)
+        if not pending and (target.running is None or not seats):
+            return True
+        free = seats - (target.running or 0) - pending
+        if target.queued and target.kv_usage is not None and target.kv_usage >= FULL_KV_USAGE:
+            free = -pending
+        return free > (0 if urgent else SEATS_KEPT) or (
+            not urgent and not pending and now > self._seats_seen_at + SEATS_SEEN_S
+        )
+
     # --- changes
 
     def join(self, request_id: str, residual: int, now: float) -> None:
@@ -206,6 +226,10 @@ class Backlog:
         fleet.stream_s += (STREAM_SHARE if fleet.stream_s else 1.0) * (stream_s - fleet.stream_s)
         known = fleet.stream_s if self._stream_s is None else self._stream_s
         self._stream_s = known + STREAM_SHARE * (stream_s - known)
+
+    def paced(self, token_s: float) -> None:
+        """A response has been streamed with so many seconds between two tokens."""
+        self.token_s += (TOKEN_SHARE if self.token_s else 1.0) * (token_s - self.token_s)
 
     # --- inside
 

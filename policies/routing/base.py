@@ -25,7 +25,8 @@ class RequestView(NamedTuple):
     `prompt` are the bytes of its messages or prompt in a canonical form (see `lb.stream.openai_request`), at most as many as the
     caller cares to look at; given only if the policy `needs_prompt`, as are `scope` and `max_tokens`. Two requests can share a prefix only within
     one `scope` (model and tenant). `session` is the client's routing key, empty if it has none. `max_tokens` is
-    the limit the client has set on its response, 0 if it has set none.
+    the limit the client has set on its response, 0 if it has set none. `due_at` is when its first byte is due, on the clock of
+    `now`, `ttft_s` after it came, and `tpot_s` is how long each further token may take; 0: it does not matter.
     """
 
     id: str
@@ -36,6 +37,9 @@ class RequestView(NamedTuple):
     scope: str = ""
     session: str = ""
     max_tokens: int = 0
+    due_at: float = 0.0
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +82,8 @@ class Choice(NamedTuple):
 
     `wait`: the target has enough to do now, and is still the best one, so the request is better held for it than
     sent anywhere. Among those that wait there it goes as if it had come `put_off_s` later, LONGEST_PUT_OFF_S at most. Only a
-    policy that `waits` sets them.
+    policy that `waits` sets them. `late`: no target is expected to keep the request's deadline. Its first byte is expected
+    `first_s` from now; 0: not known, or not computed, as the request has no deadline.
     """
 
     target_id: str
@@ -88,6 +93,8 @@ class Choice(NamedTuple):
     matched_bytes: int = 0
     wait: bool = False
     put_off_s: float = 0.0
+    late: bool = False
+    first_s: float = 0.0
 
 
 class RoutingPolicy(Protocol):
@@ -105,8 +112,15 @@ class RoutingPolicy(Protocol):
         """Return the target to try next, or None only if `targets` is empty. Changes nothing."""
         ...
 
-    def ready(self, target: TargetView, now: float) -> bool:
-        """Return whether the target could take work now. Called for a policy that waits only; changes nothing."""
+    def ready(self, target: TargetView, now: float, urgent: bool = False) -> bool:
+        """Return whether the target could take work now, an `urgent` request for example.
+
+        Called for a policy that waits only; changes nothing.
+        """
+        ...
+
+    def keeps_room(self, now: float) -> bool:
+        """Return whether a target that is not `ready` must get no request, although it admits one; changes nothing."""
         ...
 
     def queued(self, request: RequestView, choice: Choice, now: float) -> None:
@@ -152,8 +166,11 @@ class Policy:
     needs_prompt: ClassVar[bool] = False
     waits: ClassVar[bool] = False
 
-    def ready(self, target: TargetView, now: float) -> bool:
+    def ready(self, target: TargetView, now: float, urgent: bool = False) -> bool:
         return True
+
+    def keeps_room(self, now: float) -> bool:
+        return False
 
     def queued(self, request: RequestView, choice: Choice, now: float) -> None: ...
 

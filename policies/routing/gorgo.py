@@ -39,8 +39,10 @@ idle, to gain milliseconds.
 
 *Sessions.* A client that names its session expects its state on one target: a cache that the prompt does not show, or that
 has been forgotten here. So what no target is known to have in its cache, SESSION_BYTES at least, is taken for cached where
-the session belongs by consistent hashing (`consistent_hash.Sessions`). All load balancers agree on that target without
-talking. It is a term like others: a session leaves its target for one where it gains more, and stays where its prompt is.
+the session was served last, as far as that is known here: less by e after each STAY_S, since caches forget, and then SESSION_BYTES.
+Of a session that is not known here that is where it belongs by consistent hashing (`consistent_hash.Sessions`), on which all load
+balancers agree without talking. It is a term like others: a session leaves its target for one where it gains more, and stays where its
+prompt is.
 
 *Waiting.* The best target may have enough to do. It does if the requests that were sent to it will have their first bytes
 in PUSH_AHEAD_S or later, or if some of them wait for a seat in its batch already: either is enough for an engine never to
@@ -54,6 +56,11 @@ finds no more here than elsewhere has nothing to lose, be it a miss or the first
 if it had come up to LONGEST_FOR_LOSS_S later. Thus what has been started ends first, and fewer conversations fill the
 caches at a time. What has much to compute holds up others, and goes up to LONGEST_FOR_WORK_S later. Both together
 are LONGEST_PUT_OFF_S, or half of the time for which a request may wait if that is less.
+
+*Deadlines* (`policies.routing.deadlines`). A request that is due goes to the target of the lowest cost among those that are expected
+to keep its deadline; if none is, the choice is `late`. For a while after such a request, others wait here as soon as a
+target has HEADROOM of the shortest deadline ahead of it, instead of PUSH_AHEAD_S: what is in an engine's queue can be
+overtaken by nothing.
 
 *Why it recovers from a burst.* Pushing to any target that has room sends requests where their prompts are not, for the
 holders are the ones without room. Each such miss is seconds of prefill, which leave less room at the holders of other
@@ -80,17 +87,20 @@ ago.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from math import inf
+from math import exp, inf
 from typing import ClassVar, Final, NamedTuple
 
 from policies.routing.backlog import DEFAULT_S_PER_BYTE, FULL_KV_USAGE, USUAL_SHARE, Backlog, FleetMeans
 from policies.routing.base import LONGEST_PUT_OFF_S, Choice, RequestView, TargetView
 from policies.routing.consistent_hash import Sessions
+from policies.routing.deadlines import APART_S, keeps
 from policies.routing.prefix_policy import PrefixPolicy
 from policies.routing.radix_tree import Match
 from policies.routing.request_work import BYTES_PER_TOKEN, prompt_bytes, streamed
 from policies.routing.response_length import ResponseLength, RunningMedian
+from policies.routing.target_list import finder
 
 __all__ = ["DEFAULT_S_PER_BYTE", "Gorgo"]
 
@@ -101,9 +111,14 @@ COPY_WEIGHT: Final = 4.0
 DECODE_WEIGHT: Final = 2.0
 EVEN: Final = 1.1  # of the mean requests on a target
 EVEN_WEIGHT: Final = 0.3
+STAY_S: Final = 600.0
+MOST_STAYS: Final = 20_000  # some 8 MiB
 SESSION_BYTES: Final = 1024  # 24 ms at the paper's rate: of equal targets a session takes its own
 STREAM_WEIGHT: Final = 0.1  # of the burden on a request that waits is that on one whose response is under way
 PUSH_AHEAD_S: Final = 3.0
+HEADROOM: Final = 0.3  # of a deadline
+LEAST_AHEAD_S: Final = 0.15  # an engine that has less ahead could run dry before its next report
+URGENT_FOR_S: Final = 60.0  # after a request with a deadline, room is kept for the next one
 LONGEST_FOR_WORK_S: Final = 7.5  # of the time for which a request is put off
 LONGEST_FOR_LOSS_S: Final = LONGEST_PUT_OFF_S - LONGEST_FOR_WORK_S
 PUT_OFF_FOR_WORK: Final = 10.0  # seconds for each of prefill
@@ -143,38 +158,103 @@ class Gorgo(PrefixPolicy):
         self._lengths = lengths or RunningMedian()
         self._decode_bytes = decode_weight * BYTES_PER_TOKEN
         self._sessions = Sessions()
+        self._stays = Stays()
         self._fleet = FleetMeans()
         self._backlogs: dict[str, Backlog] = {}
         self._unused = Backlog(self._fleet)  # of all targets that have had no request
         self._attempts: dict[str, _SentRequest] = {}
         self._queued: dict[str, _Queued] = {}
+        self._headroom = Headroom()
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
             return None
         _, matches = self._matches(request)
         candidates = self._candidates(targets, matches)
-        home = next(self._sessions.path(request, targets)) if request.session else None
+        home, worth = self._home(request, targets, now) if request.session else (None, 0.0)
         if home is not None and home not in candidates:
             candidates = [*candidates, home]
-        scored, best = self._score(request, candidates, matches, now, home)
+        scored, best = self._score(request, candidates, matches, now, home, worth)
+        because, late = "response expected soonest", False
+        if request.due_at:
+            best, because, late = self._by_deadline(request, candidates, scored, best, now)
         row = scored[best]
         chosen = self._backlogs.get(row[0])
         if chosen is not None:
             chosen.target = candidates[best]
-        wait, late_s = not self.ready(candidates[best], now), 0.0
+        wait, late_s = not self.ready(candidates[best], now, request.due_at > 0.0), 0.0
         if wait or self._queued:
             s_per_byte = self._backlogs.get(row[0], self._unused).s_per_byte
             late_s = put_off_s(row[3], (row[12] - min([other[12] for other in scored])) * s_per_byte)
-        return Choice(row[0], "response expected soonest", _TERMS, tuple(scored), row[12], wait, late_s)
+        if not request.due_at:
+            return Choice(row[0], because, _TERMS, tuple(scored), row[12], wait, late_s)
+        return Choice(row[0], because, _TERMS, tuple(scored), row[12], wait, late_s, late, _first_s(row))
 
-    def ready(self, target: TargetView, now: float) -> bool:
-        """Return whether what was sent to it has its first byte in less than PUSH_AHEAD_S, and few wait there for a seat."""
+    def ready(self, target: TargetView, now: float, urgent: bool = False) -> bool:
+        """Return whether what was sent to it has its first byte in less than PUSH_AHEAD_S, and few wait there for a seat.
+
+        While requests with deadlines come, in less time, and others get a seat only if it is the next.
+        """
         backlog = self._backlogs.get(target.id, self._unused)
+        keeps_room = self._headroom.is_kept(now)
         if not backlog.sent and not target.pending:
-            return True
+            return not keeps_room or backlog.has_seat(target, urgent, now)
         backlog.speed(now)
-        return backlog.wait_s(target, now) < PUSH_AHEAD_S and backlog.seats_are_ready(target)
+        if not keeps_room:
+            return backlog.wait_s(target, now) < PUSH_AHEAD_S and backlog.seats_are_ready(target)
+        return backlog.wait_s(target, now) < self._headroom.ahead_s and backlog.has_seat(target, urgent, now)
+
+    def keeps_room(self, now: float) -> bool:
+        """Return whether requests with deadlines come."""
+        return self._headroom.is_kept(now)
+
+    def _home(
+        self, request: RequestView, targets: Sequence[TargetView], now: float
+    ) -> tuple[TargetView, float]:
+        """Return the own target of the request's session, and what share of its state may be there still."""
+        stay = self._stays.of(request)
+        if stay is not None:
+            target = finder(targets)(stay.target_id)
+            if target is not None:
+                return target, exp((stay.at - now) / STAY_S)
+        return next(self._sessions.path(request, targets)), 1.0
+
+    def _by_deadline(
+        self,
+        request: RequestView,
+        candidates: Sequence[TargetView],
+        scored: list[_Row],
+        best: int,
+        now: float,
+    ) -> tuple[int, str, bool]:
+        """Return which candidate a request with a deadline is best off with, why, and whether it is sure to be late.
+
+        `best` has the lowest cost of all.
+        """
+        left_s, tpot_s = request.due_at - now, request.tpot_s
+
+        def kept(index: int) -> bool:
+            return keeps(_first_s(scored[index]), self._token_s(candidates[index], tpot_s), left_s, tpot_s)
+
+        if kept(best):
+            return best, "response expected soonest", False
+        every = range(len(scored))
+        found = min(filter(kept, every), key=lambda index: scored[index][1], default=-1)
+        if found >= 0:
+            return found, "the best that keeps its deadline", False
+        # How long it waits for a seat is a guess, and being late for a guess would make it true: only the work counts.
+        soonest = min(every, key=lambda index: _first_s(scored[index]))
+        if any(
+            keeps(row[2] + row[3], self._token_s(target, tpot_s), left_s, tpot_s)
+            for row, target in zip(scored, candidates, strict=True)
+        ):
+            return soonest, "first byte expected soonest", False
+        return best, "no target keeps its deadline", True
+
+    def _token_s(self, target: TargetView, tpot_s: float) -> float:
+        """Return the pace of a target, as far as it matters. One that is idle may have been slow, and is not any longer."""
+        is_paced = tpot_s and requests_on(target)
+        return self._backlogs.get(target.id, self._unused).token_s if is_paced else 0.0
 
     def queued(self, request: RequestView, choice: Choice, now: float) -> None:
         before = self._queued.get(request.id)
@@ -182,6 +262,9 @@ class Gorgo(PrefixPolicy):
         self.dequeued(request)
         backlog = self._backlog(choice.target_id)
         place = since + choice.put_off_s
+        if request.due_at:
+            place = since + APART_S if choice.late or now >= request.due_at else request.due_at - APART_S
+            self._headroom.seen(request.ttft_s, now)
         residual = prompt_bytes(request) - choice.matched_bytes
         backlog.held.join(place, residual)
         self._queued[request.id] = _Queued(backlog, place, residual, since)
@@ -196,7 +279,11 @@ class Gorgo(PrefixPolicy):
         backlog = self._backlog(target_id)
         _, matches = self._matches(request)
         residual = prompt_bytes(request) - matches.get(target_id, 0)
+        if request.due_at:
+            self._headroom.seen(request.ttft_s, now)
         super().record(request, target_id, now)
+        if request.session:
+            self._stays.served(request, target_id, now)
         fleet = self._fleet
         fleet.usual_bytes += USUAL_SHARE * (residual - fleet.usual_bytes)
         work_bytes = residual + (backlog.sent_s(now) / backlog.speed(now) if backlog.sent else 0.0)
@@ -221,6 +308,8 @@ class Gorgo(PrefixPolicy):
         ):
             return
         stream_s = now - attempt.responded_at
+        if tokens and tokens > 1:
+            attempt.backlog.paced(stream_s / (tokens - 1))
         if attempt.work_bytes is None:
             attempt.backlog.streamed(stream_s)
             return
@@ -230,6 +319,7 @@ class Gorgo(PrefixPolicy):
         """Attempts under way keep the old backlog: their end cannot touch that of a target that returns."""
         self._backlogs.pop(target_id, None)
         self._sessions.forget(target_id)
+        self._stays.forget(target_id)
         super().forget(target_id)
 
     def _score(
@@ -239,8 +329,9 @@ class Gorgo(PrefixPolicy):
         matches: Match,
         now: float,
         home: TargetView | None,
+        worth: float,
     ) -> tuple[list[_Row], int]:
-        """Return a row for each candidate, and which is the best. `home` is the session's own, if it has one.
+        """Return a row for each candidate, and which is the best. `home` is the session's own, and of `worth` (0 to 1), if it has one.
 
         Most of what a choice costs is this loop, which calls nothing for a target that has neither a queue nor strangers.
         """
@@ -254,7 +345,7 @@ class Gorgo(PrefixPolicy):
         common = min([match(target.id, 0) for target in candidates]) if any_queued else 0
         backlog_of, unused = self._backlogs.get, self._unused
         even, longest = even_and_longest(candidates, matches)
-        session_bytes = 0 if home is None else max(size - longest, SESSION_BYTES)
+        session_bytes = 0 if home is None else max(worth * (size - longest), SESSION_BYTES)
         scored: list[_Row] = []
         best, lowest, oldest = 0, inf, 0
         for target in candidates:
@@ -277,7 +368,7 @@ class Gorgo(PrefixPolicy):
                     waiting = pending
             if any_queued and backlog.held.places:
                 is_one = own is not None and own.backlog is backlog
-                place = since + put_off_s(prefill_s, (matched - common) * s_per_byte)
+                place = place_of(request, now, since, prefill_s, (matched - common) * s_per_byte)
                 wait_s = backlog.wait_s(target, now, place, is_one)
                 waiting += len(backlog.held.places)
             others = waiting + STREAM_WEIGHT * streams
@@ -314,6 +405,11 @@ class Gorgo(PrefixPolicy):
         return attempt
 
 
+def _first_s(row: _Row) -> float:
+    """Return seconds until the first byte."""
+    return row[2] + row[3] + row[6]
+
+
 def even_and_longest(candidates: Sequence[TargetView], matches: Match) -> tuple[float, int]:
     """Return up to how many requests on a target are about as many as elsewhere, and the longest match of a target that is well."""
     total = longest = 0
@@ -346,8 +442,73 @@ def put_off_s(prefill_s: float, spared_s: float) -> float:
     return for_work_s + max(0.0, LONGEST_FOR_LOSS_S - SOONER_FOR_LOSS * spared_s)
 
 
+def place_of(request: RequestView, now: float, since: float, prefill_s: float, spared_s: float) -> float:
+    """Return the place among those held for a target of a request that is held `since` (see `lb.core.lanes`)."""
+    if request.due_at > now:
+        return request.due_at - APART_S
+    return since + put_off_s(prefill_s, spared_s)
+
+
 # A candidate: its id and cost, then the terms of the cost.
 _Row = tuple[str, float, float, float, float, float, float, float, float, float, float, int, int]
+
+
+class Stay(NamedTuple):
+    """Where a session was served last, and when."""
+
+    target_id: str
+    at: float
+
+
+class Stays:
+    """The last target of each session; beyond MOST_STAYS those are forgotten that came longest ago."""
+
+    __slots__ = ("_stays",)
+
+    def __init__(self) -> None:
+        self._stays: OrderedDict[tuple[str, str], Stay] = OrderedDict()
+
+    def served(self, request: RequestView, target_id: str, now: float) -> None:
+        key = request.scope, request.session
+        self._stays[key] = Stay(target_id, now)
+        self._stays.move_to_end(key)
+        if len(self._stays) > MOST_STAYS:
+            self._stays.popitem(last=False)
+
+    def forget(self, target_id: str) -> None:
+        """A target that has left may come back with an empty cache."""
+        self._stays = OrderedDict(
+            (key, stay) for key, stay in self._stays.items() if stay.target_id != target_id
+        )
+
+    def of(self, request: RequestView) -> Stay | None:
+        """Return that of the request's session; None if it is not known."""
+        return self._stays.get((request.scope, request.session))
+
+
+class Headroom:
+    """How much may be ahead of a target, so that a request with the shortest of the recent deadlines can keep it."""
+
+    __slots__ = ("_shortest_s", "_until")
+
+    def __init__(self) -> None:
+        self._shortest_s = inf
+        self._until = -inf
+
+    def seen(self, allowed_s: float, now: float) -> None:
+        """A request with a deadline came that had this long."""
+        if now >= self._until or allowed_s <= self._shortest_s:
+            self._shortest_s = allowed_s
+            self._until = now + URGENT_FOR_S
+
+    def is_kept(self, now: float) -> bool:
+        """Return whether a request with a deadline came lately."""
+        return now < self._until
+
+    @property
+    def ahead_s(self) -> float:
+        """How many seconds of work may be ahead of a target that is given one more request without a deadline."""
+        return min(PUSH_AHEAD_S, max(LEAST_AHEAD_S, HEADROOM * self._shortest_s))
 
 
 class _Queued(NamedTuple):

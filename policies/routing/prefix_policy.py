@@ -13,6 +13,7 @@ from random import Random
 from typing import ClassVar, Final
 
 from policies.routing.base import Choice, RequestView, TargetView
+from policies.routing.cached_tree import CachedTree, EngineCaches
 from policies.routing.least_load import load
 from policies.routing.radix_tree import NO_MATCH, Match, RadixTree
 from policies.routing.sampling import ALL, SamplingPolicy
@@ -40,6 +41,7 @@ class PrefixPolicy(SamplingPolicy):
     def __init__(self, max_tree_bytes: int, rng: Random | None = None) -> None:
         super().__init__(rng)
         self._tree = RadixTree(max_tree_bytes)
+        self._cached: CachedTree | None = None  # where engines report what they have cached
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
         self.cached(request, target_id)
@@ -48,6 +50,12 @@ class PrefixPolicy(SamplingPolicy):
     def cached(self, request: RequestView, target_id: str) -> None:
         if request.prompt:
             self._tree.insert(request.scope, request.prompt[:MAX_PROMPT_BYTES], target_id)
+
+    def follow(self, caches: EngineCaches | None) -> None:
+        """From now on engines report what they have cached, or (None) none does any longer."""
+        if self._cached is not None:
+            self._cached.close()
+        self._cached = None if caches is None else CachedTree(self._tree, caches)
 
     def forget(self, target_id: str) -> None:
         self._tree.forget(target_id)
@@ -62,7 +70,8 @@ class PrefixPolicy(SamplingPolicy):
         if not request.prompt:
             return 0, NO_MATCH
         prompt = request.prompt[:MAX_PROMPT_BYTES]
-        return len(prompt), self._tree.match(request.scope, prompt)
+        tree = self._tree if self._cached is None else self._cached
+        return len(prompt), tree.match(request.scope, prompt)
 
     def _candidates(self, targets: Sequence[TargetView], matched: Match) -> Sequence[TargetView]:
         """Return all of a few targets; of many a sample, and those with the longest match."""

@@ -40,6 +40,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from policies.routing.block_index import Link
+
 BLOCK_BYTES: Final = 16  # about 4 tokens
 MAX_BYTES = 2**29
 
@@ -50,9 +52,12 @@ _FEW: Final = 32  # holders: up to this number are listed by name at once
 
 
 class _Node:
-    """`home` is the dictionary that knows the node, under `key`: its parent's children, or the roots by scope."""
+    """`home` is the dictionary that knows the node, under `key`: its parent's children, or the roots by scope.
 
-    __slots__ = ("children", "edge", "holders", "home", "key")
+    `links` tie the text that ends at them to blocks of tokens (`cached_tree`), in the order of their places; None if there are none.
+    """
+
+    __slots__ = ("children", "edge", "holders", "home", "key", "links")
 
     def __init__(self, edge: bytes, key: bytes | str, home: dict[bytes | str, _Node], holders: int) -> None:
         self.edge = edge
@@ -60,24 +65,30 @@ class _Node:
         self.home = home
         self.holders = holders
         self.children = _NO_CHILDREN
+        self.links: list[Link] | None = None
 
 
 _NO_CHILDREN: Final[dict[bytes | str, _Node]] = {}  # of every leaf; never written to
 
 
 class Match:
-    """How much of one prompt each target holds, until the tree changes. `get(target_id, default)` returns it for one."""
+    """How much of one prompt each target holds, until the tree changes. `get(target_id, default)` returns it for one.
 
-    __slots__ = ("_by_bit", "_levels", "get")
+    `few` has all of them, if they are few.
+    """
+
+    __slots__ = ("_by_bit", "_levels", "few", "get")
 
     def __init__(
         self,
         get: Callable[[str, int], int],
         levels: Sequence[tuple[int, int]] = (),
         by_bit: Mapping[int, _Holder] = MappingProxyType({}),
+        few: dict[str, int] | None = None,
     ) -> None:
         """`levels` are pairs: the mask of the holders of exactly that number of bytes, and the number, ascending."""
         self.get = get
+        self.few = few
         self._levels = levels
         self._by_bit = by_bit
 
@@ -93,14 +104,28 @@ class Match:
                     yield self._by_bit[bit].id
 
 
-class _Walk(NamedTuple):
-    """Down the tree along a prompt: the nodes all of whose edges it has, how many bytes that are, and what was found."""
+class Walk(NamedTuple):
+    """Down the tree along a prompt: the nodes all of whose edges it has, how many bytes that are, and what was found.
+
+    Of the edge of `partly`, the next node, it has `beyond` bytes.
+    """
 
     scope: str
     prompt: bytes
     path: list[_Node]
     at: int
     match: Match
+    partly: _Node | None
+    beyond: int
+
+
+def _split_links(upper: _Node, lower: _Node, length: int) -> None:
+    """Give each link of a node that was split to the part that its text ends in."""
+    links = lower.links or []
+    upper.links = [link for link in links if link.at <= length] or None
+    lower.links = [link for link in links if link.at > length] or None
+    for link in lower.links or ():
+        link.at -= length
 
 
 class _Holder:
@@ -116,7 +141,7 @@ class _Holder:
 
 
 _NOTHING: Final[dict[str, int]] = {}
-NO_MATCH: Final = Match(_NOTHING.get)
+NO_MATCH: Final = Match(_NOTHING.get, few=_NOTHING)
 
 
 class RadixTree:
@@ -142,7 +167,12 @@ class RadixTree:
         self._alive = 0  # the bits of `_holders`
         self._dead: deque[_Holder] = deque()
         self._ids: dict[int, tuple[str, ...]] = {}  # of masks, as they are met
-        self._walk: _Walk | None = None  # the last one, if nothing has changed since
+        self._walk: Walk | None = None  # the last one, if nothing has changed since
+
+    @property
+    def block_bytes(self) -> int:
+        """What prompts are cut into."""
+        return self._block
 
     @property
     def size_bytes(self) -> int:
@@ -192,8 +222,16 @@ class RadixTree:
         if held:
             levels.append((held, at + beyond))
         match = self._walk_match(levels)
-        self._walk = _Walk(scope, prompt, path, at, match)
+        self._walk = Walk(scope, prompt, path, at, match, node if beyond else None, beyond)
         return match
+
+    def walk(self, scope: str, prompt: bytes) -> Walk:
+        """Return the same with the way to it."""
+        match = self.match(scope, prompt)
+        walk = self._walk
+        if walk is None or walk.prompt is not prompt:  # nothing is known in this scope
+            return Walk(scope, prompt, [], 0, match, None, 0)
+        return walk
 
     def insert(self, scope: str, prompt: bytes, target_id: str) -> None:
         """The prompt has been sent to the target: from now on it holds all of its whole blocks."""
@@ -261,7 +299,7 @@ class RadixTree:
         for mask, depth in levels:
             for target_id in self._names(mask):
                 found[target_id] = depth
-        return Match(found.get, levels, self._by_bit)
+        return Match(found.get, levels, self._by_bit, found)
 
     def _held(self, levels: list[tuple[int, int]], target_id: str, default: int) -> int:
         holder = self._holders.get(target_id)
@@ -303,6 +341,8 @@ class RadixTree:
         key = edge[length : length + self._block]
         upper.children = {key: lower}
         lower.edge, lower.key, lower.home = edge[length:], key, upper.children
+        if lower.links is not None:
+            _split_links(upper, lower, length)
         self.nodes += 1
         for holder in self._bits(holders):
             nodes = holder.nodes

@@ -45,6 +45,13 @@ def engine(
     tokens_per_event: Annotated[
         int, typer.Option("--tokens-per-event", min=1, help="Tokens in an event of a stream.")
     ] = 1,
+    cache_events: Annotated[
+        bool,
+        typer.Option(
+            "--cache-events",
+            help="Publish what is cached and evicted, as vLLM does, on the port 1,000 above; replay it 2,000 above.",
+        ),
+    ] = False,
     list_profiles: Annotated[
         bool, typer.Option("--list-profiles", help="Print every parameter with its source.")
     ] = False,
@@ -67,6 +74,7 @@ def engine(
             mean_output_tokens=mean_output_tokens,
             cold_start_s=cold_start,
             cors_origins=cors or (),
+            cache_events=cache_events,
             style=Style(trim_messages, hold_text, tokens_per_event),
         )
     except UnknownProfile as error:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from skyserve_cli.commands.statistics import insist_on_statistics
 from skyserve_cli.output import CommandFailed, WrongUsage, inform
 
 _SUFFIXES = (".html", ".png")  # those of `sim.report`, which takes a second to import
@@ -19,6 +20,7 @@ def insist_on_writable(option: str, path: Path | None) -> None:
         return
     if path.suffix not in _SUFFIXES:
         raise WrongUsage(f"{option} takes a file that ends in {' or '.join(_SUFFIXES)} (got {str(path)!r})")
+    insist_on_statistics(option)
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise WrongUsage(f"{option} {path}: cannot be written there")
 

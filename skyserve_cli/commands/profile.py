@@ -15,6 +15,7 @@ from skyserve_cli.commands import files, profile_text
 from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Format, OutputFormat, Yes, controller, find
+from skyserve_cli.commands.statistics import insist_on_statistics
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, put, put_json
 from skyserve_cli.profile import prompts
 from skyserve_cli.profile.measure import Limits, Measured, Measurement
@@ -120,6 +121,7 @@ def profile(
     serve profile service.yaml
     serve profile http://127.0.0.1:8000 --ttft-ms 1000 --tpot-ms 50
     """
+    insist_on_statistics("serve profile")
     limits = Limits(
         _positive("--max-time", max_time), max_requests, _positive("--step", step), MOST_IN_FLIGHT
     )

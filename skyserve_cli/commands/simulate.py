@@ -14,6 +14,7 @@ from skyserve_cli.commands import autoscalers, files, pictures, runs, traffic_op
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Env, EnvFile, Format, OutputFormat, Secret, SecretFile, Set
 from skyserve_cli.commands.racing import run_all
+from skyserve_cli.commands.statistics import insist_on_statistics
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put, put_json
 from skyserve_cli.report.export import to_json
 from skyserve_cli.report.text import availability_sentences, setting, table_cells, verdict
@@ -224,6 +225,10 @@ def simulate(
     serve simulate service.yaml --requests poisson:20 --window 24h -o json
     serve simulate service.yaml --requests trace.csv --autoscaler reactive,predictive,oracle --cold-start 5m
     """
+    if list_policies or list_traces:
+        _list(output, policies=list_policies, traces=list_traces)
+        return
+    insist_on_statistics("serve simulate")
     load_spec = partial(_spec, file, env, env_file, secret, secret_file, changes)
     if autoscaler:
         mean = 8.0 if mean_replicas is None else mean_replicas
@@ -232,9 +237,6 @@ def simulate(
         )
         market_only = {"--trace": trace, "--policy": policy, "--window": window, "--engine": engine}
         autoscalers.compare(words, load_spec(), runs.seeds(seed), jobs, market_only, report, output)
-        return
-    if list_policies or list_traces:
-        _list(output, policies=list_policies, traces=list_traces)
         return
     pictures.insist_on_writable("--report", report)
     spec = load_spec()
@@ -246,9 +248,8 @@ def simulate(
     policies, margins = runs.wanted_policies(spec, policy), runs.wanted_overprovisions(spec, overprovision)
     asked = runs.jobs(policies, margins, targets, runs.seeds(seed))
     runs.insist_on_few(len(asked) * len(parts))
-    recorded = runs.arrivals(requests, market.length_s)
     given = traffic_options.TrafficOptions(capacity, mean_replicas, warm_up, response_weight, engine)
-    arrivals, traffic = traffic_options.traffic(spec, recorded, given, tick_s)
+    arrivals, traffic = traffic_options.traffic(spec, runs.arrivals(requests, market.length_s), given, tick_s)
     common = Setting(
         trace=market,
         n_target=runs.target_size(spec, replicas),

@@ -11,6 +11,40 @@ from skyserve_cli.engine.style import Style
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 served and was stopped, 1 could not listen, 2 wrong usage."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.list_profiles:
+        print(describe())
+        return 0
+    # The server's imports are most of the start-up time: --help and --list-profiles do without.
+    from skyserve_cli.engine.cors import WrongOrigin
+    from skyserve_cli.engine.server import serve
+
+    try:
+        serve(
+            options.profile,
+            options.host,
+            options.port,
+            model=options.model,
+            speed=options.speed,
+            seed=options.seed,
+            mean_output_tokens=options.mean_output_tokens,
+            cold_start_s=options.cold_start,
+            cors_origins=options.cors,
+            cache_events=options.cache_events,
+            style=Style(options.trim_messages, options.hold_text, options.tokens_per_event),
+        )
+    except UnknownProfile as error:
+        parser.error(str(error))
+    except WrongOrigin as error:
+        parser.error(f"--cors: {error}")
+    except OSError as error:
+        print(f"cannot listen on {options.host}:{options.port}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m skyserve_cli.engine",
         description="An OpenAI-compatible server that takes the time of an LLM engine, without a GPU.",
@@ -37,36 +71,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--tokens-per-event", type=_count, default=1, help="tokens in an event of a stream (default: 1)"
     )
+    parser.add_argument(
+        "--cache-events",
+        action="store_true",
+        help="publish what is cached and evicted, as vLLM does, 1,000 ports above",
+    )
     parser.add_argument("--list-profiles", action="store_true", help="print every parameter with its source")
-    options = parser.parse_args(arguments)
-    if options.list_profiles:
-        print(describe())
-        return 0
-    # The server's imports are most of the start-up time: --help and --list-profiles do without.
-    from skyserve_cli.engine.cors import WrongOrigin
-    from skyserve_cli.engine.server import serve
-
-    try:
-        serve(
-            options.profile,
-            options.host,
-            options.port,
-            model=options.model,
-            speed=options.speed,
-            seed=options.seed,
-            mean_output_tokens=options.mean_output_tokens,
-            cold_start_s=options.cold_start,
-            cors_origins=options.cors,
-            style=Style(options.trim_messages, options.hold_text, options.tokens_per_event),
-        )
-    except UnknownProfile as error:
-        parser.error(str(error))
-    except WrongOrigin as error:
-        parser.error(f"--cors: {error}")
-    except OSError as error:
-        print(f"cannot listen on {options.host}:{options.port}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return parser
 
 
 def _positive(text: str) -> float:

@@ -43,6 +43,8 @@ class BlockNode:
     children: dict[BlockKey, BlockNode] = field(default_factory=dict)
     references: int = 0
     released_at: int = 0  # tick of the last release: the order of eviction
+    name: int = 0  # for those who follow the changes
+    parent_name: int = 0  # 0: it is the first block
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +75,10 @@ class PrefixCache:
             tuple[int, int, BlockNode]
         ] = []  # heap with stale entries; `_is_current` finds them
         self._serial = 0
+        self._named = 0
+        self._changes: list[tuple[bool, BlockNode]] | None = (
+            None  # that were not taken yet; None: they are not followed
+        )
 
     @property
     def free(self) -> int:
@@ -93,6 +99,18 @@ class PrefixCache:
     def cached(self) -> int:
         """Blocks kept only because a later prompt may start with them."""
         return self._unreferenced
+
+    def follow(self, first_name: int = 0) -> None:
+        """From now on changes are kept until they are taken, and new blocks have names after `first_name`."""
+        self._changes = []
+        self._named = first_name
+
+    def take_changes(self) -> list[tuple[bool, BlockNode]]:
+        """Return the blocks that were stored (True) and evicted since the last call, in order."""
+        changes = self._changes or []
+        if changes:
+            self._changes = []
+        return changes
 
     def admit(self, keys: Sequence[BlockKey], blocks: int, spare: int) -> BlockLease | None:
         """Return a lease of `zone_backoff` blocks whose first ones are found in the tree along `keys`.
@@ -130,6 +148,10 @@ class PrefixCache:
         if node is None:
             node = parent.children[key] = BlockNode(key, parent)
             self._nodes += 1
+            if self._changes is not None:
+                self._named += 1
+                node.name, node.parent_name = self._named, parent.name
+                self._changes.append((True, node))
         elif node.references == 0:
             self._unreferenced -= 1
         node.references += 1
@@ -181,6 +203,8 @@ class PrefixCache:
                 raise AssertionError("the root is referenced for ever")
             del parent.children[leaf.key]
             leaf.parent = None
+            if self._changes is not None:
+                self._changes.append((False, leaf))
             self._nodes -= 1
             self._unreferenced -= 1
             if parent.references == 0 and not parent.children:

@@ -73,6 +73,7 @@ class EngineRunner:
         self._cursor = 0.0  # virtual end of the last iteration
         self._task: asyncio.Task[None] | None = None
         self._failure: EngineDown | None = None
+        self.on_iteration: Callable[[], None] | None = None  # called after each
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -131,7 +132,10 @@ class EngineRunner:
             await self._until(begins_at)
             self._cursor = begins_at + model.begin(begins_at)
             await self._until(self._cursor)
-            self._deliver(model.finish())
+            outputs = model.finish()
+            if self.on_iteration is not None:
+                self.on_iteration()
+            self._deliver(outputs)
 
     async def _until(self, moment: float) -> None:
         """Wait for a virtual moment, if it is worth a timer; let others run in any case."""

@@ -2,6 +2,7 @@
 
     POST /v1/chat/completions  /v1/completions  /v1/responses  /v1/messages  /tokenize  /detokenize
     GET  /v1/models  /v1/models/NAME  /health  /ping  /version  /metrics
+    POST /v1/load_lora_adapter  /v1/unload_lora_adapter
 
 A client that leaves cancels its handler (also while its request is still pending or is not streamed), and the
 `finally` of the handler frees the request's blocks. SIGTERM: /health says 503, no new connections, what runs may
@@ -17,7 +18,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from aiohttp import web
@@ -25,6 +26,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from lb.config.cors import Cors
 from skyserve_cli.engine import api
+from skyserve_cli.engine.adapters import LoadedAdapters
 from skyserve_cli.engine.api import Generation, Kind
 from skyserve_cli.engine.cors import allow, cors_for
 from skyserve_cli.engine.errors import ApiError, BadRequest, ModelNotFound, error_body
@@ -38,8 +40,12 @@ from skyserve_cli.engine.runner import EngineRunner, Mailbox
 from skyserve_cli.engine.style import AS_GENERATED, Style
 from skyserve_cli.engine.text import Language, decode
 
+if TYPE_CHECKING:
+    from skyserve_cli.engine.cache_events import CachePublisher
+
 MAX_BODY_BYTES = 32 * 2**20
 _MAX_REQUEST_ID = 256
+_SERVER: web.AppKey[_Server] = web.AppKey("server")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 AnyReply = Reply | ResponseReply | MessageReply
@@ -76,11 +82,12 @@ def serve(
     cors_origins: Sequence[str] = (),
     style: Style = AS_GENERATED,
     grace_s: float = 5.0,
+    cache_events: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Port 0 takes a free one; the address is said on stderr.
 
     `model` is the name clients request (default: the profile's); `cold_start_s` passes, divided by `speed`, before
-    the port opens; pages of `cors_origins` may call. Raises UnknownProfile, WrongOrigin, ValueError for a speed that is
+    the port opens; pages of `cors_origins` may call; with `cache_events` the changes of its cache are published. Raises UnknownProfile, WrongOrigin, ValueError for a speed that is
     not positive, OSError if the port is taken.
     """
     chosen = profile_named(profile)
@@ -94,16 +101,24 @@ def serve(
         style=style,
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as loop:
-        loop.run(_serve(settings, host, port, cold_start_s, grace_s))
+        loop.run(_serve(settings, host, port, cold_start_s, grace_s, cache_events))
 
 
 def create_runner(settings: Settings, *, grace_s: float = 5.0) -> web.AppRunner:
     """Return the engine, ready to be set up and given a site: the same one `serve` runs, for a loop that exists."""
-    app = _Server(settings).app
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
+    server = _Server(settings)
+    server.app[_SERVER] = server
+    return web.AppRunner(server.app, handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
 
 
-async def _serve(settings: Settings, host: str, port: int, cold_start_s: float, grace_s: float) -> None:
+def publish_cache_events(runner: web.AppRunner, host: str, port: int) -> None:
+    """Publish the changes of the cache beside this port, until the engine is cleaned up. Raises OSError if a port is in use."""
+    runner.app[_SERVER].publish_cache_events(host, port)
+
+
+async def _serve(
+    settings: Settings, host: str, port: int, cold_start_s: float, grace_s: float, cache_events: bool
+) -> None:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
@@ -114,6 +129,8 @@ async def _serve(settings: Settings, host: str, port: int, cold_start_s: float, 
             return
         await web.TCPSite(runner, host, port, reuse_address=True).start()
         bound = runner.addresses[0][1]
+        if cache_events:
+            publish_cache_events(runner, host, bound)
         print(
             f"engine {settings.profile.name} serves {settings.model} on http://{host}:{bound} "
             f"at speed {settings.speed:g}",
@@ -142,14 +159,18 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Server:
+    """The routes of an engine, its model and its loop."""
+
     def __init__(self, settings: Settings) -> None:
         self._draining = False
         self._settings = settings
         self._model = EngineModel(settings.profile, Language(settings.seed, settings.mean_output_tokens))
+        self._adapters = LoadedAdapters(settings.model)
         self._telemetry = Telemetry(self._model, settings.model)
         self._runner = EngineRunner(self._model, self._telemetry, settings.speed, settings.clock_s)
         self._started_at = int(settings.unix_time_s())
         self._calls = 0
+        self._publisher: CachePublisher | None = None
         self.app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors_as_json])
         self.app.add_routes(
             [
@@ -159,6 +180,8 @@ class _Server:
                 web.post("/v1/messages", self._messages),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{name:.+}", self._one_model),
+                web.post("/v1/load_lora_adapter", self._load_adapter),
+                web.post("/v1/unload_lora_adapter", self._unload_adapter),
                 web.post("/tokenize", self._tokenize),
                 web.post("/detokenize", self._detokenize),
                 web.get("/health", self._health),
@@ -182,6 +205,16 @@ class _Server:
 
     async def _stop(self, _: web.Application) -> None:
         await self._runner.stop()
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def publish_cache_events(self, host: str, port: int) -> None:
+        from skyserve_cli.engine.cache_events import CachePublisher  # few engines need ZeroMQ
+
+        # As the names of two processes' blocks in an engine whose hashes have a seed, these have nothing in common.
+        first_name = int.from_bytes(self._settings.id_prefix.encode()[-4:], "big") << 28
+        publisher = self._publisher = CachePublisher(self._model.cache, host, port, first_name)
+        self._runner.on_iteration = lambda: publisher.publish(self._settings.unix_time_s())
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         return await self._generate(http, Kind.CHAT)
@@ -197,7 +230,7 @@ class _Server:
 
     async def _generate(self, http: web.Request, kind: Kind) -> web.StreamResponse:
         body = self._settings.style.read(api.parse_json(await http.read()))
-        asked = api.parse_generation(body, kind, self._settings.model, self._model.max_model_len)
+        asked = api.parse_generation(body, kind, self._adapters.served(body), self._model.max_model_len)
         self._calls += 1
         call_id = f"{self._settings.id_prefix}-{self._calls:x}"
         reply = self._reply(asked, body, _request_id(http) or call_id)
@@ -266,13 +299,20 @@ class _Server:
         return list(touched)
 
     async def _models(self, _: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._card()]})
+        return _json({"object": "list", "data": [self._card(), *self._adapters.cards(self._card())]})
 
     async def _one_model(self, http: web.Request) -> web.Response:
         asked = http.match_info["name"]
-        if asked != self._settings.model:
-            raise ModelNotFound(asked, self._settings.model)
-        return _json(self._card())
+        for card in (self._card(), *self._adapters.cards(self._card())):
+            if card["id"] == asked:
+                return _json(card)
+        raise ModelNotFound(asked, self._settings.model)
+
+    async def _load_adapter(self, http: web.Request) -> web.Response:
+        return web.Response(text=self._adapters.load(api.parse_json(await http.read())))
+
+    async def _unload_adapter(self, http: web.Request) -> web.Response:
+        return web.Response(text=self._adapters.unload(api.parse_json(await http.read())))
 
     def _card(self) -> dict[str, object]:
         return {

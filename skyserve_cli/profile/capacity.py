@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import isotonic_regression
-from scipy.special import betaincinv
 
 SURE = 0.95  # of each bound, hence 90 % of the interval
 SAME = 1.05  # loads that differ by less are one
@@ -56,6 +54,10 @@ class Capacity(NamedTuple):
 
 def capacity(steps: Sequence[Step], attainment: float) -> Capacity | None:
     """Return the capacity; None while even the lowest load has too many late requests, or no request was counted."""
+    from scipy.optimize import (
+        isotonic_regression,
+    )  # of an extra: commands say what is missing before they get here
+
     known = grouped(steps)
     if not known:
         return None
@@ -138,8 +140,14 @@ def _some(steps: Sequence[Step], holds: Callable[[int, int], bool]) -> bool:
 
 
 def _most_share(late: int, requests: int) -> float:
-    return 1.0 if late == requests else float(betaincinv(late + 1, requests - late, SURE))
+    return 1.0 if late == requests else _beta_quantile(late + 1, requests - late, SURE)
 
 
 def _least_share(late: int, requests: int) -> float:
-    return 0.0 if late == 0 else float(betaincinv(late, requests - late + 1, 1.0 - SURE))
+    return 0.0 if late == 0 else _beta_quantile(late, requests - late + 1, 1.0 - SURE)
+
+
+def _beta_quantile(a: int, b: int, p: float) -> float:
+    from scipy.special import betaincinv
+
+    return float(betaincinv(a, b, p))

@@ -29,7 +29,6 @@ from skyserve_cli.sim.controllers import (
     World,
 )
 from skyserve_cli.sim.market import CLOUD, TickClock, TraceMarket, usual_spot_usd_hour
-from skyserve_cli.sim.omniscient import solve
 from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run
 from skyserve_cli.sim.served import ServedRequests
 from skyserve_cli.sim.settings import OVERPROVISIONING, Job, Setting
@@ -304,6 +303,8 @@ def _spec_of(setting: Setting, job: Job) -> ServiceSpec:
 
 def _omniscient(setting: Setting, job: Job, progress: Callable[[float], None]) -> Run:
     """Return the cost of a plan that knows the future. It launches nothing that could fail or be taken."""
+    from skyserve_cli.sim.omniscient import solve  # SciPy is of an extra; commands insist on it before
+
     trace = setting.trace
     market = TraceMarket(
         trace, TickClock(trace.tick_s), cold_start_s=0.0, price_ratio=setting.price_ratio, seed=job.seed

@@ -16,6 +16,7 @@ from lb.config.options import (
     Access,
     ApiKey,
     Breaker,
+    CacheEvents,
     Continuation,
     Continue,
     CookieMode,
@@ -301,6 +302,8 @@ class LoadBalancerSection(Section):
         WarmingSection()
     )
     """How the cache of a new replica is filled; or off."""
+    cache_events: bool = False
+    """Whether engines report what they have cached, and policies that compare prompts go by it; `run` gets their options."""
     metrics: MetricsSection = MetricsSection()
     """The labels that the load balancer's metrics have."""
     workers: Annotated[
@@ -362,5 +365,6 @@ def load_balancer(section: LoadBalancerSection, keys: Sequence[ApiKey]) -> LoadB
         session=Session(CookieMode(section.session.cookie), section.session.fields),
         metrics=MetricsOptions(section.metrics.target_label),
         warming=Warming(section.warming.seconds),
+        cache_events=CacheEvents(section.cache_events),
         workers=section.workers or AUTO,
     )

@@ -45,7 +45,7 @@ def build(
     policy = service.replica_policy or ReplicaPolicySection()
     return ServiceSpec(
         name=name,
-        run=file.run or "",
+        run=_run(file, service),
         setup=file.setup or None,
         probe=_probe(service.readiness_probe),
         scaling=_scaling(service),
@@ -122,7 +122,7 @@ def _slo(section: ReplicaPolicySection) -> SloSpec | None:
     if slo is None:
         return None
     autoscaler = section.autoscaler or "predictive"
-    return SloSpec(slo.ttft_ms, slo.tpot_ms, slo.attainment, slo.capacity_qps, autoscaler)
+    return SloSpec(slo.ttft_ms, slo.tpot_ms, slo.attainment, slo.capacity_qps, autoscaler, slo.late)
 
 
 def _schedule(section: ReplicaPolicySection) -> tuple[ScheduledSize, ...]:
@@ -158,3 +158,12 @@ def _file_mount(path: str, mount: StorageSection) -> FileMount:
         bucket=mount.name,
         persistent=mount.persistent,
     )
+
+
+def _run(file: ServiceFile, service: ServiceSection) -> str:
+    run = file.run or ""
+    if not service.load_balancer.cache_events:
+        return run
+    from skyserve_cli.spec import cache_events
+
+    return cache_events.with_options(run)

@@ -114,6 +114,7 @@ SpotPlacer = Annotated[str, PlainValidator(one_of(*_PLACERS)), _word(*_PLACERS)]
 DiskTier = Annotated[str, PlainValidator(one_of(*_DISK_TIERS)), _word(*_DISK_TIERS)]
 NetworkTier = Annotated[str, PlainValidator(one_of(*_NETWORK_TIERS)), _word(*_NETWORK_TIERS)]
 Autoscaler = Annotated[str, PlainValidator(one_of(*_AUTOSCALERS)), _word(*_AUTOSCALERS)]
+LateRequests = Annotated[str, PlainValidator(one_of("queue", "shed")), _word("queue", "shed")]
 UpdateMode = Annotated[str, PlainValidator(one_of(*_UPDATE_MODES)), _word(*_UPDATE_MODES)]
 MountMode = Annotated[str, PlainValidator(one_of(*_MOUNT_MODES)), WithJsonSchema(
     {"type": "string", "enum": [*_MOUNT_MODES, *(mode.upper() for mode in _MOUNT_MODES)]}

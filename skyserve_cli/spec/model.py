@@ -15,6 +15,7 @@ from lb.config.cors import Cors
 from lb.config.options import (
     Access,
     Breaker,
+    CacheEvents,
     Continuation,
     Limits,
     MetricsOptions,
@@ -81,7 +82,7 @@ class SloSpec:
     """The share `attainment` of the requests is to have its first byte and its tokens in time.
 
     `capacity_qps` is what one replica carries so, per second; None: it is learned. `autoscaler` is `predictive`, `reactive`
-    or `forecast_only`.
+    or `forecast_only`. `late` is what becomes of requests that cannot keep it, `queue` or `shed`; None: they are as others.
     """
 
     ttft_ms: float | None = None
@@ -89,6 +90,7 @@ class SloSpec:
     attainment: float = 0.99
     capacity_qps: float | None = None
     autoscaler: str = "predictive"
+    late: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class LoadBalancerSpec:
     session: Session = field(default_factory=Session)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     warming: Warming = field(default_factory=Warming)
+    cache_events: CacheEvents = field(default_factory=CacheEvents)
     workers: int = AUTO  # cores that move chunks (see `lb.agent.cores`)
 
 

@@ -321,6 +321,10 @@ def warnings(spec: ServiceSpec) -> Iterator[SpecWarning]:
         from skyserve_cli.spec import cache_rules
 
         yield from cache_rules.warnings(spec.cache, spec.pod)
+    if spec.load_balancer.cache_events.enabled:
+        from skyserve_cli.spec import cache_events
+
+        yield from cache_events.warnings(spec.run, spec.load_balancing_policy, spec.resources)
     asks = any(name.lower() == "authorization" for name, _ in spec.probe.headers)
     access = spec.load_balancer.access
     if asks and (access.keys or access.keys_file):

@@ -61,6 +61,7 @@ _KEYS: Mapping[str, str] = {
     "load_balancer.access.overrides": "service.load_balancer.allow_policy_override",
     "load_balancer.access.strict_json": "service.load_balancer.strict_json",
     "load_balancer.access.keys_in_query": "service.load_balancer.api_key_in_query",
+    "load_balancer.cache_events.enabled": "service.load_balancer.cache_events",
     "load_balancer.access.prices": "service.load_balancer.prices",
 }
 #: The values that are written as they are, by section.
@@ -72,13 +73,14 @@ _PLAIN: Mapping[str, str] = {
     "replica_policy": "min_replicas max_replicas target_ongoing_requests_per_replica target_queue_length "
     "target_kv_cache_usage upscale_delay_s downscale_delay_s "
     "num_overprovision price_band spot_price_cap spread_again_after_s load_window_s max_usd_hour slo.ttft_ms slo.tpot_ms "
-    "slo.attainment slo.capacity_qps slo.autoscaler schedule",
+    "slo.attainment slo.capacity_qps slo.autoscaler slo.late schedule",
     "update": "mode max_surge max_unavailable",
     "load_balancer": "host port trusted_proxies "
     "retries.max_worker_retries retries.max_total_retries breaker.failures breaker.errors_in_row breaker.first_s "
     "breaker.longest_s pushing.mode continuation.mode access.overrides access.strict_json access.keys_in_query "
     "access.prices cors.origins cors.methods cors.headers cors.exposed_headers cors.max_age_s cors.credentials "
-    "session.cookie session.fields metrics.target_label warming.seconds " + " ".join(LIMITS),
+    "session.cookie session.fields metrics.target_label warming.seconds cache_events.enabled "
+    + " ".join(LIMITS),
     "regional": "count port spill usd_per_second url",
 }
 _ON_SPOT = ("dynamic_ondemand_fallback", "base_ondemand_fallback_replicas", "availability_target")

@@ -25,7 +25,7 @@ from provisioners.remote.ssh import Shell, connect
 from provisioners.ssh.cloud import SshProvisioner
 from provisioners.ssh.machines import SshMachines
 from provisioners.ssh.pool import load_pools
-from tests.clouds.vms.vm_bench import KEYS, until
+from tests.clouds.vms.vm_bench import KEYS, host_key
 from tests.clouds.vms.vm_world import Vm, VmWorld
 
 GPUS = 8  # of each host
@@ -54,8 +54,7 @@ def rack_of(folder: Path) -> Iterator[Rack]:
         hosts = []
         for number, name in enumerate(("h1", "h2"), 1):
             vm = world.boot(name, logins={"me": login.public}, gpus=GPUS, disk_mb=64)
-            until(lambda vm=vm: "Server listening" in vm.console(), "sshd")  # type: ignore[misc]
-            key = " ".join(vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub").split()[:2])
+            key = host_key(vm)
             facts = {"host_key": key, "accelerators": {"L4": GPUS}, "price_usd_hour": 8.0 * number}
             hosts.append({"name": name, "address": vm.address, **facts})
         pool = {"user": "me", "identity_file": str(folder / "id"), "hosts": hosts}

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.home import Home
@@ -84,6 +85,11 @@ class Serve:
         assert said.code == 0, said
         return said
 
+    def configure(self, **sections: Any) -> None:
+        """Put these sections into `config.yaml`, in place of those of their names."""
+        path = self.home / "config.yaml"
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **sections}))
+
     def view(self, name: str, *flags: str) -> dict[str, Any]:
         """The service in `status -o json`. Without flags that is the controller's own response: to ask for it here
         costs a hundredth of a command, and this is asked again and again."""
@@ -132,6 +138,20 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
     host.start()
     yield host
     host.stop()
+
+
+@pytest.fixture
+def engine(serve: Serve) -> Iterator[str]:
+    """The URL of a simulated engine, as a process of its own."""
+    process = subprocess.Popen(
+        [*serve.command, "engine", "--speed", "100", "--port", "0"],
+        env=serve.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    url = next(word for line in process.stdout for word in line.split() if word.startswith("http://"))
+    yield url.rstrip(".,")
+    process.terminate()
+    process.communicate()
 
 
 def elsewhere(sshd: Sshd, home: Path, program: Path) -> list[str]:

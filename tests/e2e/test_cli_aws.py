@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.clouds.aws.aws_account import Launched
 from tests.clouds.aws.aws_world import AwsWorld
@@ -64,15 +63,8 @@ def amazon(serve: Serve, stack: ExitStack) -> Cloud:
     aws.on_launch = boot
     aws.on_gone = lambda instance_id: vms.vms[instance_id].kill()
     stack.enter_context(aws.running())
-    serve.environment |= {
-        "AWS_ENDPOINT_URL": aws.url,
-        "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST",
-        "AWS_SECRET_ACCESS_KEY": "of-nobody",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    config = yaml.safe_load((serve.home / "config.yaml").read_text())
-    config["clouds"] = {"aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": ["us-east-1"]}}
-    (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+    serve.environment |= aws.environment
+    serve.configure(clouds={"aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": ["us-east-1"]}})
     return Cloud(aws, vms)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import boto3
 import psutil
 import pytest
-import yaml
 from moto.server import ThreadedMotoServer
 
 from tests.clouds.schedules import only_long
@@ -68,9 +67,7 @@ def names(bucket: Any) -> list[str]:
 
 
 def configure(serve: Any, passphrase: Path, **more: Any) -> None:
-    config = yaml.safe_load((serve.home / "config.yaml").read_text())
-    config["controller"] = {"backup": {"to": URL, "passphrase_file": str(passphrase), **more}}
-    (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+    serve.configure(controller={"backup": {"to": URL, "passphrase_file": str(passphrase), **more}})
 
 
 def replicas(serve: Any) -> list[tuple[int, str, str]]:

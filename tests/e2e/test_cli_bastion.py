@@ -6,12 +6,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import yaml
 
 from provisioners.remote.ssh_keys import Keys
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
-from tests.clouds.vms.vm_bench import until
+from tests.clouds.vms.vm_bench import host_key
 from tests.clouds.vms.vm_world import VmWorld
 from tests.e2e.conftest import Serve
 
@@ -33,21 +32,17 @@ def test_a_replica_outlives_its_bastion(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "id").write_text(LOGIN.private)
     with VmWorld() as world:
         jump, inner = (world.boot(name, logins={"me": LOGIN.public}) for name in ("jump", "inner"))
-        for vm in (jump, inner):
-            until(lambda vm=vm: "Server listening" in vm.console(), "sshd")  # type: ignore[misc]
-        keys = [vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub").strip() for vm in (jump, inner)]
+        keys = [host_key(vm) for vm in (jump, inner)]
         inner.run(
             f"echo 'AllowUsers me@{jump.address}' >>/etc/ssh/sshd_config; kill -HUP $(cat /run/sshd.pid)"
         )
-        config = yaml.safe_load((serve.home / "config.yaml").read_text())
         pool = {
             "user": "me",
             "identity_file": str(tmp_path / "id"),
             "bastion": {"host": jump.address, "host_key": keys[0]},
             "hosts": [{"name": "inner", "address": inner.address, "host_key": keys[1]}],
         }
-        config["clouds"] = {"ssh": {"poll_seconds": 0.5, "pools": {"rack": pool}}}
-        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        serve.configure(clouds={"ssh": {"poll_seconds": 0.5, "pools": {"rack": pool}}})
         file = tmp_path / "web.yaml"
         file.write_text(SERVICE)
 

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import sys
 import urllib.request
+from collections.abc import Iterator
 from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import yaml
 
 from benchmarks.chaos.fleet import llama_server
 from benchmarks.chaos.tiny_model import write_tiny_model
+from tests.e2e.conftest import Serve, living_in
 
 pytestmark = pytest.mark.long
 
@@ -137,22 +139,32 @@ def post(url: str, body: dict[str, Any]) -> bytes:
     return content
 
 
-@pytest.mark.skipif(not CAN_ISOLATE, reason="needs network namespaces, hence root")
-@pytest.mark.parametrize("example", RENTED)
-def test_it_serves(serve: Any, tmp_path: Path, example: str) -> None:
-    programs = tmp_path / "programs"
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """A home for all examples, whose controller has the stand-ins in its path."""
+    folder = tmp_path_factory.mktemp("examples")
+    programs = folder / "programs"
     programs.mkdir()
     for name, text in STAND_INS.items():
         real = llama_server() if name == "llama-server" else ()
         (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(real)} "$@"\n' if real else text)
         (programs / name).chmod(0o755)
+    program = living_in(folder)
+    serve = next(program)
     serve.environment["PATH"] = f"{programs}:{os.environ['PATH']}"
-    url = serve.ok("up", localized(example, tmp_path), "-y", env=TOKEN).out.strip()
+    yield serve
+    next(program, None)
+
+
+@pytest.mark.skipif(not CAN_ISOLATE, reason="needs network namespaces, hence root")
+@pytest.mark.parametrize("example", RENTED)
+def test_it_serves(host: Serve, tmp_path: Path, example: str) -> None:
+    url = host.ok("up", localized(example, tmp_path), "-y", env=TOKEN).out.strip()
     if example == "16-embeddings":
         data = json.loads(post(f"{url}/v1/embeddings", {"model": "m", "input": ["a", "bc"]}))["data"]
         assert [one["embedding"] for one in data] == [[1.0], [2.0]]
     elif example == "17-web-app-with-cookies":
-        serve.eventually(lambda: is_settled(serve, url))
+        host.eventually(lambda: is_settled(host, url))
         seen = [visits(url, 3) for _ in range(12)]
         homes = [texts[0].split()[-1] for texts in seen]
         for home, texts in zip(homes, seen, strict=True):
@@ -169,6 +181,7 @@ def test_it_serves(serve: Any, tmp_path: Path, example: str) -> None:
             "messages": [{"role": "user", "content": "hi"}],
         }
         assert b"data: [DONE]" in post(f"{url}/v1/chat/completions", body)
+    host.ok("down", "--all", "--purge", "-y")
 
 
 def is_settled(serve: Any, url: str) -> bool:

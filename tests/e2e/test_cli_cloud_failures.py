@@ -140,17 +140,10 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
         serve = next(program)
         made = Ground(serve, aws, vms, folder)
         aws.boot_s, aws.on_launch, aws.on_gone = 0.3, made.boot, made.end
-        serve.environment |= {
-            "AWS_ENDPOINT_URL": aws.url,
-            "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST",
-            "AWS_SECRET_ACCESS_KEY": "of-nobody",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-        config = yaml.safe_load((serve.home / "config.yaml").read_text())
-        config["clouds"] = {
-            "aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": [EAST, WEST, CALM]}
-        }
-        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        serve.environment |= aws.environment
+        serve.configure(
+            clouds={"aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": [EAST, WEST, CALM]}}
+        )
         serve.ok("controller", "start")
         yield made
         aws.calm()

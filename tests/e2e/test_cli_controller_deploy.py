@@ -33,9 +33,7 @@ def far(serve: Serve, tmp_path: Path) -> Iterator[Serve]:
 def test_deployed_once_and_again_and_after_it_was_killed(
     serve: Serve, far: Serve, sshd: Sshd, tmp_path: Path
 ) -> None:
-    config = yaml.safe_load((serve.home / "config.yaml").read_text())
-    config["notify"] = [{"name": "us", "webhook_file": str(tmp_path / "hook")}]
-    (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+    serve.configure(notify=[{"name": "us", "webhook_file": str(tmp_path / "hook")}])
     (tmp_path / "hook").write_text("http://127.0.0.1:9/very-secret\n")
     words = elsewhere(sshd, far.home, tmp_path / "serve")
     first = serve.ok("controller", "deploy", *words, "-o", "json").json()
@@ -71,9 +69,7 @@ def test_files_that_the_configuration_names_are_copied_only_if_that_is_wanted(
     (tmp_path / "me").mkdir()
     (tmp_path / "me" / "hook-of-mine").write_text("http://127.0.0.1:9/very-secret\n")
     here = {"HOME": str(tmp_path / "me")}
-    config = yaml.safe_load((serve.home / "config.yaml").read_text())
-    config["notify"] = [{"name": "us", "webhook_file": "~/hook-of-mine"}]
-    (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+    serve.configure(notify=[{"name": "us", "webhook_file": "~/hook-of-mine"}])
     words = elsewhere(sshd, far.home, tmp_path / "serve")
     refused = serve("controller", "deploy", *words, env=here)
     assert refused.code == 2, refused.err

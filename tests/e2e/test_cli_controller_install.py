@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from skyserve_cli.controller.balancers.native_modules import choose, look_script, native_sets, pythons_of
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
-from tests.clouds.vms.vm_bench import until
+from tests.clouds.vms.vm_bench import host_key
 from tests.clouds.vms.vm_world import Vm, VmWorld
 from tests.clouds.vms.wheels import wheelhouse
 from tests.e2e.conftest import Serve
@@ -51,7 +51,7 @@ def host(tmp_path: Path) -> Iterator[Vm]:
     with VmWorld() as world:
         wheels = wheelhouse(tmp_path / "wheels", names)
         vm = world.boot("c1", logins={"me": LOGIN.public}, wheels=wheels, disk_mb=3000)
-        until(lambda: "Server listening" in vm.console(), "sshd")
+        host_key(vm)  # it has booted
         vm.run("mkdir -p /run/systemd/system; ln -s /bin/true /usr/local/bin/loginctl")
         vm.run(f"cat >/usr/local/bin/systemctl <<'END'\n{SYSTEMCTL}\nEND\nchmod +x /usr/local/bin/systemctl")
         yield vm
@@ -59,8 +59,7 @@ def host(tmp_path: Path) -> Iterator[Vm]:
 
 def test_it_is_installed_started_and_upgraded(serve: Serve, host: Vm, tmp_path: Path) -> None:
     (tmp_path / "id").write_text(LOGIN.private)
-    kind, key, *_ = host.run("cat /etc/ssh/ssh_host_ed25519_key.pub").split()
-    (tmp_path / "known_hosts").write_text(f"{host.address} {kind} {key}\n")
+    (tmp_path / "known_hosts").write_text(f"{host.address} {host_key(host)}\n")
     words = [
         f"ssh/me@{host.address}",
         "--identity",

@@ -12,11 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 
 from skyserve_cli.controller.balancers.bundle import LIBRARIES
 from tests.clouds.vms import vm_world
-from tests.clouds.vms.vm_bench import until
+from tests.clouds.vms.vm_bench import ssh_pool
 from tests.clouds.vms.vm_world import Vm, VmWorld
 from tests.clouds.vms.wheels import wheelhouse
 from tests.e2e.conftest import ROOT, Serve
@@ -44,19 +43,12 @@ run: exec python3 -m http.server --bind 0.0.0.0 $SKYSERVE_REPLICA_PORT
 @pytest.fixture
 def rack(serve: Serve, tmp_path: Path) -> Iterator[dict[str, Vm]]:
     """A host with a GPU, of the pool, and one for the controller, which is of no pool."""
-    (tmp_path / "id").write_text(LOGIN.private)
     with VmWorld() as world:
         wheels = wheelhouse(tmp_path / "wheels", LIBRARIES)
         vms = {
             "h1": world.boot("h1", logins={"me": LOGIN.public}, gpus=1, wheels=wheels),
             "c1": world.boot("c1", logins={"root": LOGIN.public}),
         }
-        known = []
-        for vm in vms.values():
-            until(lambda vm=vm: "Server listening" in vm.console(), "sshd")  # type: ignore[misc]
-            kind, key, *_ = vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub").split()
-            known.append(f"{vm.address} {kind} {key}\n")
-        (tmp_path / "known_hosts").write_text("".join(known))
         vms["c1"].run(
             "rm -f /root/.bashrc /root/.bash_profile /root/.profile"
         )  # of the user who runs the tests
@@ -64,15 +56,9 @@ def rack(serve: Serve, tmp_path: Path) -> Iterator[dict[str, Vm]]:
         vms["c1"].run(
             f"printf %s {shlex.quote(program)} >/usr/local/bin/serve; chmod +x /usr/local/bin/serve"
         )
-        pool = {
-            "user": "me",
-            "identity_file": str(tmp_path / "id"),
-            "known_hosts": str(tmp_path / "known_hosts"),
-            "hosts": [{"name": "h1", "address": vms["h1"].address, "accelerators": {"L4": 1}}],
-        }
-        config = yaml.safe_load((serve.home / "config.yaml").read_text())
-        config["clouds"] = {"ssh": {"poll_seconds": 0.5, "pools": {"rack": pool}}}
-        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        pool = ssh_pool(tmp_path, LOGIN.private, vms)
+        pool["hosts"] = [one for one in pool["hosts"] if one["name"] == "h1"]
+        serve.configure(clouds={"ssh": {"poll_seconds": 0.5, "pools": {"rack": pool}}})
         yield vms
         serve("down", "--all", "--purge", "-y", "--timeout", "60")
         vms["c1"].run(f"SKYSERVE_HOME={THERE} serve controller stop")

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import yaml
 from moto.iam.models import iam_backends
 
 from tests.clouds.aws.aws_account import ACCOUNT, Launched
@@ -90,15 +89,10 @@ def cloud(serve: Serve) -> Iterator[Cloud]:
         accounts = iam_backends[ACCOUNT]["aws"]
         accounts.reset()
         accounts.create_instance_profile(PROFILE, "/", [], [])
-        serve.environment |= {
-            "AWS_ENDPOINT_URL": aws.url,
-            "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST",
-            "AWS_SECRET_ACCESS_KEY": "of-nobody",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-        config = yaml.safe_load((serve.home / "config.yaml").read_text())
-        config["clouds"] = {"aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": ["us-east-1"]}}
-        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        serve.environment |= aws.environment
+        serve.configure(
+            clouds={"aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": ["us-east-1"]}}
+        )
         yield Cloud(aws, vms)
         if (serve.home / "state.db").exists():
             serve("controller", "start")

@@ -55,20 +55,12 @@ class Account:
 def account(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
     """A home that knows its owner, and an account in which someone else has a machine and a disk, too."""
     with AwsWorld(time.time).running() as world:
-        environment = {
-            "AWS_ENDPOINT_URL": world.url,
-            "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST",
-            "AWS_SECRET_ACCESS_KEY": "of-nobody",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-        serve.environment |= environment
-        for name, value in environment.items():
+        serve.environment |= world.environment
+        for name, value in world.environment.items():
             monkeypatch.setenv(name, value)
-        config = yaml.safe_load((serve.home / "config.yaml").read_text())
-        config["clouds"] = {
-            "aws": {"poll_seconds": 0.5, "regions": list(REGIONS), "sources": ["203.0.113.7/32"]}
-        }
-        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        serve.configure(
+            clouds={"aws": {"poll_seconds": 0.5, "regions": list(REGIONS), "sources": ["203.0.113.7/32"]}}
+        )
         assert serve.ok("gc", "-o", "json").json()["found"] == []  # and from now on there is an owner
         with closing(sqlite3.connect(serve.home / "state.db")) as database:
             ((owner,),) = database.execute("SELECT owner FROM identity")

@@ -16,7 +16,7 @@ import yaml
 from provisioners.remote.ssh_keys import Keys
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
-from tests.clouds.vms.vm_bench import until
+from tests.clouds.vms.vm_bench import host_key, ssh_pool
 from tests.clouds.vms.vm_world import Vm, VmWorld
 from tests.e2e.conftest import Said, Serve, living_in
 
@@ -61,7 +61,6 @@ class Rack:
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
     folder = tmp_path_factory.mktemp("host-failures")
-    (folder / "id").write_text(LOGIN.private)
     with VmWorld() as world:
         vms = {
             name: world.boot(
@@ -69,31 +68,14 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
             )
             for name in (*SENTENCES, "fine")
         }
-        known = []
-        for name, vm in vms.items():
-            until(lambda vm=vm: "Server listening" in vm.console(), "sshd")  # type: ignore[misc]
-            key = vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub") if name != "changed" else ANOTHER.public
-            known.append(f"{vm.address} {' '.join(key.split()[:2])}\n")
-        (folder / "known_hosts").write_text("".join(known))
+        pool = ssh_pool(folder, LOGIN.private, vms)
+        for price, host in enumerate(pool["hosts"]):
+            host["price_usd_hour"] = float(price)
+        known, wrong = folder / "known_hosts", " ".join(ANOTHER.public.split()[:2])
+        known.write_text(known.read_text().replace(host_key(vms["changed"]), wrong))
         program = living_in(folder)
         serve = next(program)
-        config = yaml.safe_load((serve.home / "config.yaml").read_text())
-        pool = {
-            "user": "me",
-            "identity_file": str(folder / "id"),
-            "known_hosts": str(folder / "known_hosts"),
-            "hosts": [
-                {
-                    "name": name,
-                    "address": vm.address,
-                    "accelerators": {"L4": 1},
-                    "price_usd_hour": float(price),
-                }
-                for price, (name, vm) in enumerate(vms.items())
-            ],
-        }
-        config["clouds"] = {"ssh": {"poll_seconds": 0.5, "pools": {"rack": pool}}}
-        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        serve.configure(clouds={"ssh": {"poll_seconds": 0.5, "pools": {"rack": pool}}})
         vms["silent"].run("touch /run/no-sshd; pkill -x sshd; true")
         vms["locked"].run("rm /home/me/.ssh/authorized_keys")
         vms["full"].run("cat /dev/zero >/fill 2>/dev/null || true")

@@ -12,7 +12,6 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-import yaml
 
 from tests.clouds.kubernetes.kube_places import living
 from tests.clouds.kubernetes.kube_server import TOKEN
@@ -37,9 +36,7 @@ run: exec {sys.executable} -m skyserve_cli engine --host $SKYPILOT_NODE_IPS --po
 def world(tmp_path: Path, serve: Serve) -> Iterator[KubeWorld]:
     """A cluster of four nodes with room for one Pod each, which `serve` has in its config.yaml."""
     with living(tmp_path, token=TOKEN, pods=1) as (made, path):
-        config = yaml.safe_load((serve.home / "config.yaml").read_text())
-        section = {"kubeconfig": str(path), "contexts": {"test": {}}}
-        (serve.home / "config.yaml").write_text(yaml.safe_dump({**config, "clouds": {"kubernetes": section}}))
+        serve.configure(clouds={"kubernetes": {"kubeconfig": str(path), "contexts": {"test": {}}}})
         yield made
 
 

@@ -24,9 +24,7 @@ PATCH = "kubernetes: {pod: {spec: {securityContext: {runAsNonRoot: true, runAsUs
 
 
 def configure(serve: Serve, kubeconfig: Path, **section: object) -> None:
-    config = yaml.safe_load((serve.home / "config.yaml").read_text())
-    clouds = {"kubernetes": {"kubeconfig": str(kubeconfig), "contexts": {"test": section}}}
-    (serve.home / "config.yaml").write_text(yaml.safe_dump({**config, "clouds": clouds}))
+    serve.configure(clouds={"kubernetes": {"kubeconfig": str(kubeconfig), "contexts": {"test": section}}})
 
 
 def test_a_namespace_that_enforces_restricted(serve: Serve, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +31,6 @@ FEW = (
     "30",
     "-y",
 )
-
-
-@pytest.fixture
-def engine(serve: Any) -> Iterator[str]:
-    process = subprocess.Popen(
-        [*serve.command, "engine", "--speed", "100", "--port", "0"],
-        env=serve.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    url = next(word for line in process.stdout for word in line.split() if word.startswith("http://"))
-    yield url.rstrip(".,")
-    process.terminate()
-    process.communicate()
 
 
 def test_a_server_is_measured_by_its_url(serve: Any, engine: str) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import boto3
 import pytest
-import yaml
 from moto.server import ThreadedMotoServer
 
 from provisioners.own_address import OwnAddresses
@@ -111,17 +110,12 @@ def cloud(serve: Serve) -> Iterator[Cloud]:
 
         aws.on_gone = take_away
         stack.enter_context(aws.running())
-        serve.environment |= {
-            "AWS_ENDPOINT_URL": aws.url,
-            "AWS_ENDPOINT_URL_ROUTE_53": dns,
-            **{name.upper(): value for name, value in keys.items()},
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-        config = yaml.safe_load((serve.home / "config.yaml").read_text())
-        config["clouds"] = {
-            "aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": ["us-east-1", "us-west-2"]}
-        }
-        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        serve.environment |= {**aws.environment, "AWS_ENDPOINT_URL_ROUTE_53": dns}
+        serve.configure(
+            clouds={
+                "aws": {"poll_seconds": 0.5, "use_private_ip": True, "regions": ["us-east-1", "us-west-2"]}
+            }
+        )
         yield made
         serve("controller", "start")
         serve("down", "--all", "--purge", "-y", "--timeout", "60")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from lb.agent.cores import available_cores
 from lb.config.workers import AUTO, mover_threads
@@ -25,7 +24,7 @@ from skyserve_cli.controller.balancers.native_modules import (
 )
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
-from tests.clouds.vms.vm_bench import until
+from tests.clouds.vms.vm_bench import ssh_pool
 from tests.clouds.vms.vm_world import Vm, VmWorld
 from tests.clouds.vms.wheels import wheelhouse
 from tests.e2e.conftest import Serve
@@ -51,22 +50,11 @@ run: exec python3 -m http.server --bind 0.0.0.0 $SKYSERVE_REPLICA_PORT
 @pytest.fixture
 def host(serve: Serve, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Vm]:
     """One host with a GPU, and a config.yaml that names it. Its pip finds these libraries (all, without a parameter)."""
-    (tmp_path / "id").write_text(LOGIN.private)
     with VmWorld() as world:
         wheels = wheelhouse(tmp_path / "wheels", getattr(request, "param", LIBRARIES))
         vm = world.boot("h1", logins={"me": LOGIN.public}, gpus=1, wheels=wheels)
-        until(lambda: "Server listening" in vm.console(), "sshd")
-        kind, key, *_ = vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub").split()
-        (tmp_path / "known_hosts").write_text(f"{vm.address} {kind} {key}\n")
-        pool = {
-            "user": "me",
-            "identity_file": str(tmp_path / "id"),
-            "known_hosts": str(tmp_path / "known_hosts"),
-            "hosts": [{"name": "h1", "address": vm.address, "accelerators": {"L4": 1}}],
-        }
-        config = yaml.safe_load((serve.home / "config.yaml").read_text())
-        config["clouds"] = {"ssh": {"poll_seconds": 0.5, "pools": {"rack": pool}}}
-        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        pool = ssh_pool(tmp_path, LOGIN.private, {"h1": vm})
+        serve.configure(clouds={"ssh": {"poll_seconds": 0.5, "pools": {"rack": pool}}})
         yield vm
         serve("down", "--all", "--purge", "-y", "--timeout", "60")
         assert running(vm) == []

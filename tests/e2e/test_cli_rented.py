@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -63,11 +62,6 @@ class Cloud:
     deny: Callable[[], str]  # take a permission away; its name
 
 
-def configure(serve: Serve, clouds: dict[str, Any]) -> None:
-    config = yaml.safe_load((serve.home / "config.yaml").read_text())
-    (serve.home / "config.yaml").write_text(yaml.safe_dump({**config, "clouds": clouds}))
-
-
 def google(serve: Serve, _folder: Path, stack: ExitStack) -> Cloud:
     world = GcpWorld(clock=RealClock(), operation_s=0.5, boot_s=0.5, preemption_s=1.0)
     world.quotas |= {("", "GPUS_ALL_REGIONS"): 8.0, ("us-central1", "PREEMPTIBLE_NVIDIA_L4_GPUS"): 8.0}
@@ -82,7 +76,7 @@ def google(serve: Serve, _folder: Path, stack: ExitStack) -> Cloud:
         world.on_gone = lambda name, why: vms.vms[name].kill()
     url = stack.enter_context(serving(world))
     section = {"project": PROJECT, "endpoint": url, "regions": ["us-central1"], "use_private_ip": True}
-    configure(serve, {"gcp": {"poll_seconds": 0.5, **section}})
+    serve.configure(clouds={"gcp": {"poll_seconds": 0.5, **section}})
 
     def preempt(instance_id: str) -> None:
         (zone,) = [zone for zone, name in world.instances if name == instance_id]
@@ -123,7 +117,7 @@ def microsoft(serve: Serve, folder: Path, stack: ExitStack) -> Cloud:
         "NO_PROXY": "127.0.0.1",
     }
     section = {"subscription_id": world.subscription, "arm_url": server.url, "regions": ["eastus"]}
-    configure(serve, {"azure": {"poll_seconds": 0.5, "use_private_ip": True, **section}})
+    serve.configure(clouds={"azure": {"poll_seconds": 0.5, "use_private_ip": True, **section}})
 
     def left() -> list[str]:
         assert world.violations == []
@@ -227,7 +221,7 @@ def test_what_is_missing_is_found_by_check(serve: Serve, cloud: Cloud) -> None:
 def test_a_missing_sdk_is_one_sentence_that_says_what_to_install(
     serve: Serve, tmp_path: Path, section: dict[str, Any], sdk: str, extra: str
 ) -> None:
-    configure(serve, section)
+    serve.configure(clouds=section)
     (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules[{sdk!r}] = None\n")
     env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     for command, code in ((("check",), 1), (("controller", "start"), 2)):
@@ -238,7 +232,7 @@ def test_a_missing_sdk_is_one_sentence_that_says_what_to_install(
 
 
 def test_a_missing_sdk_stops_no_other_cloud(serve: Serve, tmp_path: Path) -> None:
-    configure(serve, {"gcp": {"project": "p"}, "local": {"poll_seconds": 0.5}})
+    serve.configure(clouds={"gcp": {"project": "p"}, "local": {"poll_seconds": 0.5}})
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['google'] = None\n")
     serve.environment["PYTHONPATH"] = f"{tmp_path}:{ROOT}"
     gcp, local = serve.ok("check", "-o", "json").json()

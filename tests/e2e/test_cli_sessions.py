@@ -14,7 +14,6 @@ from threading import Event, Thread
 from typing import NamedTuple
 
 import pytest
-import yaml
 
 from provisioners.port.commands import Login, LoginRefusedError
 from provisioners.remote.ssh import connect
@@ -66,10 +65,7 @@ def rented(request: pytest.FixtureRequest, serve: Serve, tmp_path: Path) -> Iter
 
 def test_a_token_of_one_service(serve: Serve, rented: Cloud | Rented, tmp_path: Path) -> None:
     port = free_port()
-    config = yaml.safe_load((serve.home / "config.yaml").read_text())
-    (serve.home / "config.yaml").write_text(
-        yaml.safe_dump(config | {"controller": {"listen": {"port": port}}})
-    )
+    serve.configure(controller={"listen": {"port": port}})
     for name in ("alpha", "beta"):
         text = SERVICE.replace("PLACE", rented.place).replace("GPU", rented.gpu)
         (tmp_path / f"{name}.yaml").write_text(f"name: {name}\n" + text)

@@ -21,7 +21,7 @@ import yaml
 from provisioners.remote.ssh_keys import Keys
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
-from tests.clouds.vms.vm_bench import until
+from tests.clouds.vms.vm_bench import ssh_pool
 from tests.clouds.vms.vm_world import Vm, VmWorld
 from tests.e2e.conftest import Serve
 
@@ -46,35 +46,12 @@ run: exec python3 -m http.server --bind 0.0.0.0 $SKYSERVE_REPLICA_PORT
 @pytest.fixture
 def rack(serve: Serve, tmp_path: Path) -> Iterator[dict[str, Vm]]:
     """Two hosts with a GPU each, and a config.yaml that names them."""
-    (tmp_path / "id").write_text(LOGIN.private)
     with VmWorld() as world:
         vms = {
             name: world.boot(name, logins={"me": LOGIN.public}, gpus=1, disk_mb=64) for name in ("h1", "h2")
         }
-        known = []
-        for vm in vms.values():
-            until(lambda vm=vm: "Server listening" in vm.console(), "sshd")  # type: ignore[misc]
-            kind, key, *_ = vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub").split()
-            known.append(f"{vm.address} {kind} {key}\n")
-        (tmp_path / "known_hosts").write_text("".join(known))
-        config = yaml.safe_load((serve.home / "config.yaml").read_text())
-        config["clouds"] = {
-            "ssh": {
-                "poll_seconds": 0.5,
-                "pools": {
-                    "rack": {
-                        "user": "me",
-                        "identity_file": str(tmp_path / "id"),
-                        "known_hosts": str(tmp_path / "known_hosts"),
-                        "hosts": [
-                            {"name": name, "address": vm.address, "accelerators": {"L4": 1}}
-                            for name, vm in vms.items()
-                        ],
-                    }
-                },
-            }
-        }
-        (serve.home / "config.yaml").write_text(yaml.safe_dump(config))
+        pool = ssh_pool(tmp_path, LOGIN.private, vms)
+        serve.configure(clouds={"ssh": {"poll_seconds": 0.5, "pools": {"rack": pool}}})
         yield vms
         serve("down", "--all", "--purge", "-y", "--timeout", "60")
         assert running(vms) == []

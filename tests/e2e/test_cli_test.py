@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,19 +87,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     server.shutdown()
     thread.join()
     server.server_close()
-
-
-@pytest.fixture
-def engine(serve: Any) -> Iterator[str]:
-    process = subprocess.Popen(
-        [*serve.command, "engine", "--speed", "100", "--port", "0"],
-        env=serve.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    url = next(word for line in process.stdout for word in line.split() if word.startswith("http://"))
-    yield url.rstrip(".,")
-    process.terminate()
-    process.communicate()
 
 
 def test_an_engine_serves(serve: Any, engine: str) -> None:

@@ -13,7 +13,7 @@ from aiohttp import web
 from openai import AsyncOpenAI
 
 from skyserve_cli.engine.profiles import L4_8B
-from skyserve_cli.engine.server import Settings, create_runner
+from skyserve_cli.engine.server import Settings, create_runner, publish_cache_events
 
 USER: Any = {"role": "user", "content": "Tell me about the lake."}
 
@@ -47,14 +47,14 @@ class Engine:
 
 
 @asynccontextmanager
-async def serving(**changes: Any) -> AsyncIterator[Engine]:
+async def serving(*, cache_events: bool = False, **changes: Any) -> AsyncIterator[Engine]:
     settings = Settings(
         **({"profile": L4_8B, "model": "llama", "speed": 200.0, "mean_output_tokens": 30} | changes)
     )
     runner = create_runner(settings, grace_s=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    port = await _started(runner, cache_events)
+    url = f"http://127.0.0.1:{port}"
     try:
         async with (
             aiohttp.ClientSession() as http,
@@ -63,3 +63,19 @@ async def serving(**changes: Any) -> AsyncIterator[Engine]:
             yield Engine(url, http, openai)
     finally:
         await runner.cleanup()
+
+
+async def _started(runner: web.AppRunner, cache_events: bool) -> int:
+    """Take a port, with those of events above it if they are published; try others where one of them is in use."""
+    for _ in range(20):
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = int(runner.addresses[0][1])
+        if not cache_events:
+            return port
+        try:
+            publish_cache_events(runner, "127.0.0.1", port)
+            return port
+        except OSError:
+            await site.stop()
+    raise AssertionError("no three ports are free")

@@ -72,6 +72,22 @@ async def test_openai_completions_and_models(engine: Engine) -> None:
     assert [model.id for model in models] == ["llama"]
 
 
+async def test_an_adapter_is_served_while_it_is_loaded(engine: Engine) -> None:
+    async def change(verb: str, **body: str) -> int:
+        async with engine.http.post(f"{engine.url}/v1/{verb}_lora_adapter", json=body) as response:
+            return response.status
+
+    assert await change("load", lora_name="sql") == 400
+    assert await change("load", lora_name="sql", lora_path="/adapters/sql") == 200
+    assert await change("load", lora_name="sql", lora_path="/adapters/sql") == 400
+    models = [model async for model in engine.openai.models.list()]
+    assert [(model.id, model.to_dict()["parent"]) for model in models] == [("llama", None), ("sql", "llama")]
+    answer = await engine.openai.chat.completions.create(model="sql", messages=[USER], max_tokens=2)
+    assert answer.model == "sql"
+    assert await change("unload", lora_name="sql") == 200
+    assert await change("unload", lora_name="sql") == 404
+
+
 async def test_openai_errors(engine: Engine) -> None:
     with pytest.raises(NotFoundError, match="'gpt'") as missing:
         await engine.openai.chat.completions.create(model="gpt", messages=[USER])

@@ -30,7 +30,7 @@ from provisioners.ssh.machines import SshMachines
 from provisioners.ssh.pool import HostPools, load_pools
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
-from tests.clouds.vms.vm_bench import KEYS, launch_order, until
+from tests.clouds.vms.vm_bench import KEYS, launch_order, ssh_pool, until
 from tests.clouds.vms.vm_world import Vm, VmWorld
 
 pytestmark = [
@@ -64,27 +64,11 @@ class Rack:
 
 @pytest.fixture
 def rack(tmp_path: Path) -> Iterator[Rack]:
-    (tmp_path / "id").write_text(LOGIN.private)
     with VmWorld() as world:
         vms = {
             name: world.boot(name, logins={"me": LOGIN.public}, gpus=2, disk_mb=24) for name in ("h1", "h2")
         }
-        known = {}
-        for name, vm in vms.items():
-            until(lambda vm=vm: "Server listening" in vm.console(), "sshd")  # type: ignore[misc]
-            known[name] = vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub")
-        lines = [f"{vm.address} {' '.join(known[name].split()[:2])}\n" for name, vm in vms.items()]
-        (tmp_path / "known_hosts").write_text("".join(lines))
-        hosts = [
-            {"name": name, "address": vm.address, "accelerators": {"L4": 2}, "zone": "row-1"}
-            for name, vm in vms.items()
-        ]
-        section = {
-            "user": "me",
-            "identity_file": str(tmp_path / "id"),
-            "known_hosts": str(tmp_path / "known_hosts"),
-            "hosts": hosts,
-        }
+        section = ssh_pool(tmp_path, LOGIN.private, vms, gpus=2, zone="row-1")
         yield Rack(world, vms, {"rack": section}, tmp_path)
 
 

@@ -40,6 +40,9 @@ class Engine:
         if seen.method == "GET":
             await self.list_models(seen)
             return
+        if "lora_adapter" in seen.path:
+            await self.change_adapter(seen)
+            return
         model = json.loads(seen.body)["model"]
         self.asked[model] += 1
         if model not in self.models:
@@ -49,6 +52,14 @@ class Engine:
         if self.slow is not None:
             await self.slow.wait()
         await _reply(seen, {"model": model, "by": self.target.name})
+
+    async def change_adapter(self, seen: Seen) -> None:
+        name, loads = json.loads(seen.body)["lora_name"], "/load" in seen.path
+        if loads is (name in self.models):
+            await seen.answer(b"", "400 Bad Request")
+            return
+        self.models = (*self.models, name) if loads else tuple(one for one in self.models if one != name)
+        await seen.answer(b"Success")
 
     async def list_models(self, seen: Seen) -> None:
         if not self.lists:
@@ -401,3 +412,34 @@ async def test_a_queue_full_of_requests_for_one_model_has_places_for_another(w: 
     one.slow.set()
     assert [status for status, _ in await asyncio.gather(*for_b)] == [200] * 4
     assert sorted(status for status, _ in await asyncio.gather(*for_a)) == [200] * 4 + [429] * 3
+
+
+async def test_an_adapter_loaded_through_the_endpoint_is_on_all_replicas_and_on_new_ones(w: World) -> None:
+    engines = [await start(w, name, Engine("a")) for name in ("one", "other", "new")]
+    foreign = await start(w, "foreign", Engine("z"))
+    rows = [one.target.json for one in (*engines, foreign)]
+    agent = await w.agent()
+    await agent.push(rows[0], rows[1], rows[3], policy="round_robin")
+    await known(agent, "a", "z")
+
+    async def change(verb: str) -> int:
+        body = {"lora_name": "sql", "lora_path": "/adapters/sql", "model": "a"}
+        async with agent.http.post(f"{agent.url}/v1/{verb}_lora_adapter", json=body) as response:
+            return response.status
+
+    async def on_all(*where: Engine) -> bool:
+        return all("sql" in one.models for one in where)
+
+    async def on_none() -> bool:
+        return not any("sql" in one.models for one in engines)
+
+    assert await change("load") == 200
+    await until(lambda: on_all(*engines[:2]))
+    await known(agent, "a", "sql", "z")
+    by = {(await ask(agent, "sql"))[1]["by"] for _ in range(4)}
+    assert by == {"one", "other"}
+    await agent.push(*rows, revision="r2", policy="round_robin")
+    await until(lambda: on_all(*engines))
+    assert await change("unload") == 200
+    await until(on_none)
+    assert foreign.models == ("z",)

@@ -25,7 +25,14 @@ class Pair:
         self.agents = agents
         self.us, self.eu = agents["us"], agents["eu"]
 
-    async def own(self, name: str, *targets: ToyTarget, revision: str = "r1", **rest: Any) -> None:
+    async def own(
+        self,
+        name: str,
+        *targets: ToyTarget,
+        revision: str = "r1",
+        accelerators: tuple[str, ...] = (),
+        **rest: Any,
+    ) -> None:
         other = "eu" if name == "us" else "us"
         peer = {
             "id": f"cloud/{other}#1",
@@ -36,6 +43,8 @@ class Pair:
         }
         regions = {"agent": f"cloud/{name}#1", "here": f"cloud/{name}", "peers": [peer]}
         rows = [{"id": one.name, "url": one.url, "region": f"cloud/{name}"} for one in targets]
+        for row, accelerator in zip(rows, accelerators, strict=False):
+            row["accelerator"] = accelerator
         await self.agents[name].push(*rows, revision=revision, regions=regions, **rest)
 
     async def row(self, name: str) -> Any:
@@ -102,6 +111,18 @@ async def test_a_region_without_a_replica_is_served_by_its_peer(stage: World, pa
     # It was demand where it entered, and there alone.
     assert (await pair.us.stats())["requests"] == 1
     assert (await pair.eu.stats())["requests"] == 0
+
+
+async def test_a_peer_reports_each_kind_of_its_replicas(stage: World, pair: Pair) -> None:
+    await pair.own("us")
+    await pair.own("eu", await stage.target("slow"), await stage.target("fast"), accelerators=("L4", "A100"))
+
+    async def heard() -> bool:
+        return len((await pair.row("us"))["classes"]) == 2
+
+    await until(heard)
+    assert [one["available"] for one in (await pair.row("us"))["classes"]] == [1, 1]
+    assert (await pair.row("eu"))["classes"] == []
 
 
 @pytest.mark.long

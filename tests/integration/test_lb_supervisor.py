@@ -235,7 +235,7 @@ def test_a_bundle_has_the_sources_and_names_the_libraries() -> None:
     assert {"lb/__main__.py", "policies/routing/gorgo.py"} <= set(names)
     assert all(name.endswith((".py", "requirements.txt")) for name in names)
     assert [line.partition("==")[0] for line in lines] == sorted(
-        ["aiohttp", "httptools", "orjson", "prometheus-client", "uvloop"]
+        ["aiohttp", "httptools", "msgspec", "orjson", "prometheus-client", "pyzmq", "uvloop"]
     )
 
 

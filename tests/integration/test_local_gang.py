@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
-from time import sleep
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -28,6 +27,7 @@ from provisioners.port.errors import CapacityError, TransientError
 from skyserve_cli.controller.clouds.execute import perform
 from skyserve_cli.controller.reconcile.listing_events import events_of
 from skyserve_cli.controller.reconcile.ports import CloudOperation, OperationKind
+from tests.kit.eventually import eventually
 
 pytestmark = [
     pytest.mark.long,
@@ -44,14 +44,6 @@ regions:
     us-a: {spot_usd_hour: 0.3, on_demand_usd_hour: 1.0, spot_capacity: 4}
 """
 WHO = 'echo "$SKYPILOT_NODE_RANK/$SKYPILOT_NUM_NODES x$SKYPILOT_NUM_GPUS_PER_NODE" $SKYPILOT_NODE_IPS; '
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        sleep(0.02)
-    pytest.fail(f"never happened: {what}")
 
 
 def has_ended(process: psutil.Process) -> bool:

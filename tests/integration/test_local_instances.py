@@ -8,11 +8,10 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from time import sleep
 from urllib.request import urlopen
 
 import psutil
@@ -26,19 +25,12 @@ from provisioners.local.host import HostOrder
 from provisioners.local.store import InstanceFolder, LocalStore
 from provisioners.port.base import Cache, Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.port.errors import InvalidRequestError
+from tests.kit.eventually import eventually
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
 
 OWNER = "owner-1"
 SERVE = 'exec python3 -u -m http.server "$SKYSERVE_REPLICA_PORT"'
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        sleep(0.02)
-    pytest.fail(f"never happened: {what}")
 
 
 class Lab:

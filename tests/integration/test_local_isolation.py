@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
-from time import sleep
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -21,19 +20,12 @@ from provisioners.local.cloud import LocalProvisioner
 from provisioners.local.store import LocalStore
 from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.port.errors import InvalidRequestError
+from tests.kit.eventually import eventually
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
 
 OWNER = "owner-1"
 SERVE = 'echo "replica $SKYSERVE_REPLICA_ID" > index.html; exec python3 -u -m http.server '
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        sleep(0.02)
-    pytest.fail(f"never happened: {what}")
 
 
 @pytest.fixture

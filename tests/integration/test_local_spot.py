@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from time import sleep
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -19,6 +18,7 @@ from provisioners.local.cloud import LocalProvisioner
 from provisioners.local.store import LocalStore
 from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.port.errors import CapacityError, InvalidRequestError
+from tests.kit.eventually import eventually
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the local cloud needs Linux")
 
@@ -31,14 +31,6 @@ regions:
     us-a: {spot_usd_hour: 0.3, on_demand_usd_hour: 1.0, spot_capacity: 3}
     us-b: {spot_usd_hour: 0.3, on_demand_usd_hour: 1.0, spot_capacity: 3}
 """
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        sleep(0.02)
-    pytest.fail(f"never happened: {what}")
 
 
 class Market:

@@ -26,7 +26,7 @@ from provisioners.remote.ssh import connect
 from provisioners.ssh.machines import SshMachines
 from provisioners.ssh.pool import load_pools
 from tests.clouds.vms import vm_world
-from tests.clouds.vms.vm_bench import KEYS, until
+from tests.clouds.vms.vm_bench import KEYS, host_key, until
 from tests.clouds.vms.vm_world import Vm, VmWorld
 
 pytestmark = [
@@ -72,8 +72,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         vms = {name: world.boot(name, logins={"me": KEYS.login("chat").public}) for name in ("jump", "inner")}
         logins = {}
         for name, vm in vms.items():
-            until(lambda vm=vm: "Server listening" in vm.console(), "sshd")  # type: ignore[misc]
-            key = vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub").strip()
+            key = host_key(vm)
             logins[name] = Login(name, vm.address, "me", KEYS.login("chat").private, (key,))
         vms["inner"].wall([(22, f"{vms['jump'].address}/32")])
         yield Site(vms["jump"], vms["inner"], logins)

@@ -107,7 +107,8 @@ def serve(orders: socket.socket, program: str) -> int | None:
                     ready.close()
                     orders.detach()  # or these would close descriptors of the program at some time
                     return _become(program, json.loads(message), out, err)
-                os.write(result, f"{pid} ".encode())
+                with suppress(BrokenPipeError):  # the client may have given up: the next one need not
+                    os.write(result, f"{pid} ".encode())
                 os.close(out)
                 os.close(err)
                 watch = os.pidfd_open(pid)

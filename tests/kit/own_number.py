@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 from pathlib import Path
 
+#: On disk, and the same for all runs on this machine, whatever their folder for temporary files is.
+SHARED = Path("/tmp")
 _held: list[int] = []  # locks, until the process ends
 
 
 def own_number(count: int) -> int:
     """Return a number below `count`, and keep it until this process, and those that it has forked, have ended."""
-    folder = Path(tempfile.gettempdir()) / f"skyserve-tests-{os.getuid()}"
+    folder = SHARED / f"skyserve-tests-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     for turn in range(count):
         number = (os.getpid() + turn) % count

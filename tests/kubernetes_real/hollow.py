@@ -12,8 +12,8 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -145,6 +145,7 @@ class Hollow:
         self.kubelet = HollowKubelet(self.store, root)
         self.services = Services(cast(Store, self.store))
         self.nodes: dict[str, Node] = {}
+        self._cut_off: set[str] = set()  # nodes whose last heartbeat failed
         self._server = _served(self.kubelet, self.store, plane.folder)
         self.port = int(self._server.server_address[1])
         self._over = threading.Event()
@@ -202,14 +203,20 @@ class Hollow:
         self.silence(name)
         self.api.delete("nodes", "", name)
 
+    def cordon(self, names: Sequence[str], *, on: bool) -> None:
+        """Return when the controller has tainted them, or taken its taint away: it would undo other taints written meanwhile."""
+        for name in names:
+            self.api.patch("nodes", "", name, {"spec": {"unschedulable": on}})
+        for name in names:
+            until(partial(self._is_settled, name), f"the taint of a cordon of {name} does not come or go")
+
     def taint(self, name: str, *taints: Json) -> None:
         """Give it these taints; without any those that it had before are gone.
 
-        A controller taints nodes that are cordoned, and would undo what is written while it changes that.
+        A controller that had read the node before, for a taint of its own, takes ours away again: an autoscaler would write them again, too.
         """
-        until(partial(self._is_settled, name), f"the taint of a cordon of {name} does not come or go")
-        own = self.nodes[name].body()["spec"]["taints"]
-        self.api.patch("nodes", "", name, {"spec": {"taints": [*own, *taints]}})
+        wanted = [*self.nodes[name].body()["spec"]["taints"], *taints]
+        until(partial(self._keeps, name, wanted), f"{name} does not keep {wanted}")
 
     def node_of(self, namespace: str, pod: str) -> str:
         return str(self.api.get("pods", namespace, pod)["spec"].get("nodeName", ""))
@@ -224,6 +231,12 @@ class Hollow:
     def _is_usable(self, name: str) -> bool:
         found = self.api.get("nodes", "", name)
         return not any(one["key"] in _UNREADY for one in found["spec"].get("taints") or ())
+
+    def _keeps(self, name: str, wanted: list[Json]) -> bool:
+        self.api.patch("nodes", "", name, {"spec": {"taints": wanted}})
+        time.sleep(_SETTLE_S)
+        found = self.api.get("nodes", "", name)["spec"].get("taints") or ()
+        return {one["key"] for one in wanted} <= {one["key"] for one in found}
 
     def _is_settled(self, name: str) -> bool:
         spec = self.api.get("nodes", "", name)["spec"]
@@ -245,10 +258,17 @@ class Hollow:
         return time.time() + self.kubelet.skews.get(node, 0.0)
 
     def _beat(self) -> None:
-        for name in list(self.nodes):
-            if name not in self.kubelet.silent:
-                with suppress(*_ERRORS):
-                    self._renew(name)
+        """A kubelet that could not reach the server reports its node as ready once it can again."""
+        for name, node in list(self.nodes.items()):
+            if name in self.kubelet.silent:
+                continue
+            try:
+                self._renew(name)
+                if name in self._cut_off:
+                    self._report(node)
+                    self._cut_off.discard(name)
+            except _ERRORS:
+                self._cut_off.add(name)
 
     def _renew(self, name: str) -> None:
         now = datetime.fromtimestamp(self._now(name), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -95,18 +95,21 @@ class Space:
             "prices": PRICES,
             "context": self.name,
             "node_selector": {LABEL: self.name},
-            "schedule_wait_s": 2.0,
+            "schedule_wait_s": 5.0,
         }
         return Cluster(self.name, **(plain | settings))
 
     def offer(self, cloud: KubernetesProvisioner) -> Offer:
-        return cloud.offers(Requirements((SMALL,)))[0]
+        """Return what it offers. Nodes that could not renew their leases, as the server was away, take no Pods for a moment."""
+        need = Requirements((SMALL,))
+        until(lambda: cloud.offers(need), "no node is known that takes Pods")
+        return cloud.offers(need)[0]
 
     def order(self, cloud: KubernetesProvisioner, name: str = "chat-1", **changes: Any) -> LaunchOrder:
         return order_of(name, offer=self.offer(cloud), **changes)
 
-    def cordon(self, node: str, *, on: bool = True) -> None:
-        self.api.patch("nodes", "", node, {"spec": {"unschedulable": on}})
+    def cordon(self, *nodes: str, on: bool = True) -> None:
+        self.hollow.cordon(nodes, on=on)
 
     def evict(self, pod: str) -> None:
         """As `kubectl drain` does."""

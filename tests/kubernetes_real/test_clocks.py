@@ -44,11 +44,10 @@ class Clocks:
         tokens = [f"{name}-{number}" for number in range(len(SKEWS))]
         orders = [self.space.order(cloud, token, replica_id=at) for at, token in enumerate(tokens)]
         for order, node in zip(orders, self.nodes.values(), strict=True):
-            for other in self.space.nodes:
-                self.space.cordon(other, on=other != node)
+            self.space.cordon(node, on=False)  # first: at each moment some node takes Pods
+            self.space.cordon(*(other for other in self.space.nodes if other != node))
             insist(partial(cloud.launch, order))
-        for other in self.space.nodes:
-            self.space.cordon(other, on=False)
+        self.space.cordon(*self.space.nodes, on=False)
         for one in self.clouds.values():
             one.listing(OWNER)
         self.all_are(tokens, lambda cloud, token: listed(cloud)[token].state is S.RUNNING)

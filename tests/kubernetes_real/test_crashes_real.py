@@ -54,12 +54,14 @@ class Births:
 
     def _follow(self) -> None:
         with suppress(OSError, ValueError, urllib3.exceptions.HTTPError):
-            for event in self._space.api.watch("pods", self._version):
-                meta = event["object"]["metadata"]
-                if event["type"] == "ADDED" and meta["namespace"] == self._space.name:
-                    self.uids.setdefault(meta["name"], set()).add(meta["uid"])
-                if self._over.is_set():
-                    return
+            while not self._over.is_set():  # the server ends each watch after some minutes
+                for event in self._space.api.watch("pods", self._version):
+                    meta = event["object"]["metadata"]
+                    self._version = meta["resourceVersion"]
+                    if event["type"] == "ADDED" and meta["namespace"] == self._space.name:
+                        self.uids.setdefault(meta["name"], set()).add(meta["uid"])
+                    if self._over.is_set():
+                        return
 
 
 @pytest.fixture(scope="module")

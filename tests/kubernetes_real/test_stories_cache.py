@@ -61,11 +61,9 @@ def test_a_successor_finds_what_the_first_one_wrote(space: Space, claim: str | N
         make_claim(space, "ReadWriteMany")
     cloud = space.controller()
     cache = Cache(f"{OWNER}/-/chat", ("HF_HOME",), claim)
-    for node in space.nodes[:2]:
-        space.cordon(node)
+    space.cordon(*space.nodes[:2])
     assert "is empty\nfound: \n" in run_one(space, cloud, 1, cache)
-    for node in space.nodes[:2]:
-        space.cordon(node, on=False)
+    space.cordon(*space.nodes[:2], on=False)
     second = run_one(space, cloud, 2, cache)
     assert "of earlier replicas\nfound: of-1\n" in second
     other = Cache(f"{OWNER}/-/other", ("HF_HOME",), claim)

@@ -35,13 +35,11 @@ class Pair:
         token = f"chat-{self._number}"
         order = self.space.order(self.cloud, token, replica_id=self._number, secrets={"A": "b"}, run=RUN)
         others = [] if on is None else [one for one in self.space.nodes if one != on]
-        for one in others:
-            self.space.cordon(one)
+        self.space.cordon(*others)
         insist(lambda: self.cloud.launch(order))
         self.cloud.listing(OWNER)
         await_state(self.cloud, token, S.RUNNING)
-        for one in others:
-            self.space.cordon(one, on=False)
+        self.space.cordon(*others, on=False)
         return token
 
     def replace(self, lost: str, other: str) -> None:

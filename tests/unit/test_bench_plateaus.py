@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.frontier_stats import Family, Outcome, Sample
 from benchmarks.market_runs import RISK_HEDGE
-from benchmarks.plateaus import AVAILABILITIES, CONSTANTS, Constant, changed, difference
+from benchmarks.plateaus import AVAILABILITIES, CONSTANTS, OF_WORK, Constant, changed, difference
 from policies.placement import risk_budget
 from skyserve_cli.sim.settings import Job
 
@@ -18,14 +18,16 @@ def family(paid: float) -> Family:
 
 
 def test_every_constant_is_changed_in_both_directions_within_a_factor_of_two() -> None:
-    assert len({constant.name for constant in CONSTANTS}) == len(CONSTANTS)
-    for constant in CONSTANTS:
-        assert constant.value / 2 <= constant.low < constant.value < constant.high <= constant.value * 2
-        assert type(constant.low) is type(getattr(constant.module, constant.name))
+    every = (*CONSTANTS, *OF_WORK)
+    assert len({constant.name for constant in every}) == len(every)
+    for constant in every:
+        low, high = constant.values[0], constant.values[-1]
+        assert constant.value / 2 <= low < constant.value < high <= constant.value * 2
+        assert {type(one) for one in constant.values} == {type(getattr(constant.module, constant.name))}
 
 
 def test_a_constant_has_its_value_again_also_after_an_error() -> None:
-    constant, before, within = Constant(risk_budget, "STEER_S", 1.0, 2.0), risk_budget.STEER_S, []
+    constant, before, within = Constant(risk_budget, "STEER_S", (1.0, 2.0)), risk_budget.STEER_S, []
 
     def fails() -> None:
         with changed(constant, 1.0):

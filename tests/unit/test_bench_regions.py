@@ -11,7 +11,7 @@ from benchmarks.regions.__main__ import main
 from benchmarks.regions.measure import Figures, measure, parts_of
 from benchmarks.regions.reference import death, idle, one_way, trees
 from benchmarks.regions.rules import RULES
-from benchmarks.regions.scenario import RTT_MS, Clients, Scenario, ScenarioError, load, three
+from benchmarks.regions.scenario import RTT_MS, Clients, Pause, Scenario, ScenarioError, load, three
 from benchmarks.regions.world import Result, World
 
 SHORT_S = 45.0
@@ -78,9 +78,88 @@ def test_no_byte_of_a_pinned_request_leaves_its_zone(rule: str) -> None:
     assert result.outside_bytes == 0
 
 
-def test_bytes_that_leave_a_zone_are_counted() -> None:
-    result = play(replace(flooded("eu"), stay={"eu": frozenset({"eu"})}), "all_view")
-    assert result.outside_bytes > 0
+@pytest.mark.parametrize(("rule", "outside"), [("all_view", False), ("central_ll", True)])
+def test_one_layer_obeys_zones_and_a_central_balancer_is_outside_of_them(rule: str, outside: bool) -> None:
+    result = play(replace(short(), stay={"eu": frozenset({"eu"})}), rule)
+    pinned = [one for one in result.responses if one.region == "eu"]
+    assert pinned
+    assert all(one.engine_region == "eu" for one in pinned)
+    assert (result.outside_bytes > 0) is outside
+
+
+def short(**change: object) -> Scenario:
+    """A few conversations in three regions of one replica each."""
+    clients = Clients("day", {"load": 1.2, "length_s": 8.0, "demand_replicas": 3, "swing": 0.0})
+    return replace(Scenario("short", three(1), RTT_MS, clients), **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_clients_of_a_region_without_replicas_are_served_elsewhere(rule: str) -> None:
+    result = play(short(regions=three({"us": 1, "eu": 1, "asia": 0})), rule)
+    assert {one.region for one in result.responses} == {"us", "eu", "asia"}
+    assert {one.engine_region for one in result.responses} == {"us", "eu"}
+
+
+def test_engines_of_a_region_have_profiles_of_their_own() -> None:
+    us, *others = three(1)
+    fast = replace(us, replicas=0, engines={"a100-7b": 1})
+    result = play(short(regions=(fast, *others)), "local")
+    pace = {
+        region: min(
+            (one.ended_at - one.first_at) / one.response_tokens
+            for one in result.responses
+            if one.engine_region == region
+        )
+        for region in ("us", "eu")
+    }
+    assert pace["us"] < 0.3 * pace["eu"]
+
+
+def test_messages_between_regions_take_more_or_less_with_jitter() -> None:
+    plain = play(short(), "all_view")
+    shaken = play(short(jitter=0.2), "all_view")
+    assert shaken.digest != plain.digest
+    assert shaken.digest == play(short(jitter=0.2), "all_view").digest
+    assert all(one.arrived_at < one.first_at <= one.ended_at for one in shaken.responses)
+
+
+def test_a_crowd_adds_conversations_of_its_region_in_its_time() -> None:
+    about = {"region": "eu", "at_s": 2.0, "until_s": 4.0, "times": 6.0}
+    calm = short()
+    loud = replace(calm, clients=replace(calm.clients, options={**calm.clients.options, "crowds": [about]}))
+    starts = [
+        {(one.region, one.arrived_at) for one in play(it, "local").responses if ".0" in one.call_id}
+        for it in (calm, loud)
+    ]
+    added = starts[1] - starts[0]
+    assert starts[0] <= starts[1]
+    assert added
+    assert all(region == "eu" and 2.0 < at_s < 4.0 for region, at_s in added)
+
+
+def test_agents_of_one_region_share_its_replicas() -> None:
+    result = play(short(regions=tuple(replace(one, agents=2) for one in three(1))), "one_cost")
+    assert {one.engine_region for one in result.responses} == {"us", "eu", "asia"}
+    assert result.lost == 0
+
+
+def test_clients_of_an_agent_that_is_stopped_wait_and_lose_nothing() -> None:
+    pause = Pause("eu", 2.0, 10.0)
+    result = play(short(pauses=(pause,)), "one_cost")
+    held = [one for one in result.responses if one.region == "eu" and 2.0 < one.arrived_at < 6.0]
+    assert held
+    assert all(one.first_at > pause.until_s for one in held)
+    assert result.lost == 0
+
+
+@pytest.mark.long
+def test_money_keeps_requests_in_their_region() -> None:
+    dear = tuple(replace(one, egress_usd_per_gb=100.0) for one in three(1))
+    crowded = replace(flooded("us"), regions=dear)
+    options = {**crowded.clients.options, "length_s": 6.0}
+    crowded = replace(crowded, clients=replace(crowded.clients, options=options))
+    free, priced = (measure(play(replace(crowded, usd_per_second=usd), "one_cost")) for usd in (None, 0.001))
+    assert priced.left < 0.5 * free.left
 
 
 @pytest.mark.long
@@ -165,6 +244,11 @@ def test_a_scenario_is_a_file(tmp_path: Path) -> None:
         (("deaths:", "dead:"), "unknown key 'dead'"),
         (("clients: {kind: day, ", "clients: {"), "'kind' is missing"),
         (("replicas: 1", "count: 1"), "count"),
+        (("replicas: 1}", "engines: {h200: 1}}"), "unknown profile 'h200'"),
+        (("replicas: 1}", "replicas: 1, agents: 0}"), "regions.here.agents"),
+        (("region: here,", "region: moon,"), "deaths: no such region: moon"),
+        (("rtt_ms:", "jitter: 1.5\nrtt_ms:"), "jitter"),
+        (("there: {replicas: 2}}", "there: {}}\nstay: {here: [there]}"), "stay.here"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_sentence(

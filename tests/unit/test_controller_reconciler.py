@@ -171,15 +171,14 @@ class World:
             f"{line.record.kind} {line.record.replica_id or ''}".strip() for line in self.store.events(None)
         ]
 
-    def token(self, replica: Replica, name: str = "chat") -> str:
-        row = self.row(name)
-        return token_of(self.store.database.owner(), name, row.incarnation, replica.id, replica.offer)
-
     def instance_of(
         self, replica: Replica, state: InstanceState = InstanceState.RUNNING, **more: Any
     ) -> Instance:
+        owner = self.store.database.owner()
+        known = [row for row in self.store.services() if row.name == "chat"] or [self.row()]
+        token = token_of(owner, "chat", known[0].incarnation, replica.id, replica.offer)
         plain = Instance(
-            replica.instance_id or f"i-{replica.id}", self.token(replica), self.store.database.owner(), "chat", replica.id,
+            replica.instance_id or f"i-{replica.id}", token, owner, "chat", replica.id,
             replica.zone, CapacityType.SPOT, state, endpoint=f"http://h:{replica.id}",
         )  # fmt: skip
         return replace(plain, **more)

@@ -9,9 +9,11 @@ import pytest
 
 from lb.core.beats import BEAT, USED, Beat, BeatError, decode, encode, frames
 from lb.core.link_state import ECHO_TIMEOUT_S, LinkState
-from lb.core.peers import RegionReport
+from lb.core.peers import MOST_CLASSES, ClassReport, RegionReport
 
 REPORT = RegionReport(3, 7, 2, 0.25, 0.0000123, 0.031)
+CLASS = ClassReport(2, 1, 0.5, 0.0000123, 0.25)
+UNLIKE = REPORT._replace(classes=(CLASS, CLASS._replace(available=0, s_per_byte=0.00001)))
 
 
 def received(data: bytes) -> Beat:
@@ -24,7 +26,7 @@ def received(data: bytes) -> Beat:
 
 def test_a_beat_survives_the_wire_and_is_small() -> None:
     report = REPORT._replace(engine="vllm", draining=True, silent=("cloud/eu#1", "cloud/asia#2"))
-    for one in (REPORT, report):
+    for one in (REPORT, report, UNLIKE, report._replace(classes=UNLIKE.classes)):
         beat = Beat(2**40, 123456, 0.25, one, 2**41, 123400, 0.104, 7)
         assert received(encode(beat)) == beat
     assert len(encode(Beat(1, 1, 0.25, REPORT))) <= 110
@@ -82,6 +84,36 @@ def test_what_is_no_frame_is_refused(data: bytes) -> None:
 def test_a_beat_of_a_later_release_is_understood() -> None:
     assert decode(BEAT, GOOD + b"more") == Beat(1, 1, 0.25, REPORT)
     assert decode(77, b"news") is None
+    later = encode(Beat(1, 1, 0.25, UNLIKE))[3:] + b"\x4d\x00\x03new"
+    assert decode(BEAT, later) == Beat(1, 1, 0.25, UNLIKE), "a section that is not known is skipped"
+    unknown_first = GOOD + b"\x4d\x00\x03new" + encode(Beat(1, 1, 0.25, UNLIKE))[3 + len(GOOD) :]
+    assert decode(BEAT, unknown_first) == Beat(1, 1, 0.25, UNLIKE)
+
+
+def test_a_release_without_classes_reads_the_beat_of_one_with_them() -> None:
+    """What has been appended follows all that was there before, byte by byte."""
+    assert encode(Beat(1, 1, 0.25, UNLIKE))[3:].startswith(GOOD)
+    assert decode(BEAT, GOOD) == Beat(1, 1, 0.25, REPORT)
+
+
+def test_classes_are_few_and_bounded() -> None:
+    crowded = REPORT._replace(classes=(CLASS,) * 9)
+    frame = encode(Beat(1, 1, 0.25, crowded))
+    assert received(frame).report.classes == (CLASS,) * MOST_CLASSES
+    assert len(frame) <= 250
+
+
+@pytest.mark.parametrize("value", [nan, -1.0, inf])
+def test_a_class_whose_times_are_none_is_refused(value: float) -> None:
+    frame = encode(Beat(1, 1, 0.25, REPORT._replace(classes=(CLASS._replace(decode_s=0.5),))))
+    with pytest.raises(BeatError):
+        decode(BEAT, frame[3:-8] + pack("!d", value))
+
+
+def test_a_section_of_classes_that_is_cut_or_of_another_size_is_skipped() -> None:
+    whole = encode(Beat(1, 1, 0.25, UNLIKE))[3:]
+    assert decode(BEAT, whole[:-1]) == Beat(1, 1, 0.25, REPORT)
+    assert decode(BEAT, GOOD + b"\x01\x00\x03abc") == Beat(1, 1, 0.25, REPORT)
 
 
 def pair(rtt_s: float, held_s: float, rounds: int = 3) -> tuple[LinkState, LinkState, float]:

@@ -853,6 +853,13 @@ def test_a_session_cookie_is_set_once_and_not_for_peers() -> None:
 def test_a_session_may_stand_in_the_body() -> None:
     door = Door("a", table=Table("s", "1", (Target("a", "http://a.test"),), policy="consistent_hash"))
     assert admitted(door, chat(user="ada", stream=False)).arrival.view.session == "ada"
+    assert admitted(door, chat(prompt_cache_key="k")).arrival.view.session == ""
+    door = Door("a", table=Table("s", "1", (Target("a", "http://a.test"),), policy="gorgo"))
+    asked = [
+        admitted(door, chat(**more))
+        for more in ({"user": "ada"}, {"prompt_cache_key": "k", "session_id": "s"})
+    ]
+    assert [(one.arrival.view.session, one.arrival.policy) for one in asked] == [("", None), ("k", None)]
 
 
 def test_pages_of_other_sites_may_call_if_they_are_allowed() -> None:

@@ -10,7 +10,15 @@ import pytest
 from lb.config.options import Pushing
 from lb.config.schema import Table, Target
 from lb.core.hop import ReportId
-from lb.core.peers import Peers, QueuePace, RegionReport, local_cost, region_report
+from lb.core.peers import (
+    MOST_CLASSES,
+    ClassReport,
+    Peers,
+    QueuePace,
+    RegionReport,
+    local_cost,
+    region_report,
+)
 from lb.core.target_choice import choose
 from lb.core.targets import TargetTable
 from policies.regions.base import PeerView
@@ -228,7 +236,14 @@ def test_the_cost_here_is_what_the_routing_policy_says() -> None:
     terms = ("rtt_s", "prefill_s", "burden_s", "wait_s", "decode_s", "trouble_s")
     row = ("a", 1.0, 0.01, 0.2, 0.2, 0.4, 0.3, 0.0)
     cost = local_cost(Choice("a", "", terms, (row,), wait=True), request(), 9.0)
-    assert cost == (False, 0.01, 0.4, 0.2, 0.3)
+    assert cost == (False, 0.01, 0.4, 0.2, 0.3, 0, 0.2 / 1000)
+
+
+def test_the_longest_match_here_is_that_of_any_replica() -> None:
+    terms = ("prefill_s", "matched_bytes")
+    rows = (("a", 1.0, 0.2, 500), ("b", 2.0, 0.1, 900))
+    cost = local_cost(Choice("a", "", terms, rows, matched_bytes=500), request(), 0.0)
+    assert (cost.matched_bytes, cost.s_per_byte) == (900, 0.2 / 500)
 
 
 def test_without_a_choice_the_cost_here_is_the_queue() -> None:
@@ -243,6 +258,48 @@ def test_a_report_counts_the_replicas_that_have_room() -> None:
     report = region_report(table, 0, 0.0, 0.0)
     assert (report.available, report.queued) == (2, 0)
     assert report.s_per_byte > 0
+
+
+FAST, SLOW = ClassReport(1, 3, 0.4, 1e-5, 0.1), ClassReport(2, 0, 0.0, 1e-4, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("size", "fast", "slow", "expected"),
+    [
+        pytest.param(1000, FAST, SLOW, SLOW, id="a short prompt goes where nothing waits"),
+        pytest.param(10_000, FAST, SLOW, FAST, id="a long one where prefill is fast"),
+        pytest.param(10_000, FAST._replace(available=0), SLOW, SLOW, id="which has no room"),
+    ],
+)
+def test_the_cost_at_a_peer_is_that_of_its_best_class(
+    size: int, fast: ClassReport, slow: ClassReport, expected: ClassReport
+) -> None:
+    found = heard(report=REPORT._replace(classes=(fast, slow))).views(request(prompt=b"x" * size), 10.0)[0]
+    assert (found.wait_s, found.s_per_byte, found.decode_s) == expected[2:]
+
+
+def test_a_peer_without_classes_is_as_it_reports_on_the_whole() -> None:
+    for classes in ((), (FAST._replace(available=0),)):
+        found = view(heard(report=REPORT._replace(classes=classes)), 10.0)
+        assert (found.wait_s, found.s_per_byte, found.decode_s) == (0.5, 1e-4, 0.2)
+
+
+def test_a_view_knows_how_old_its_report_is() -> None:
+    assert view(heard(), 10.3).age_s == pytest.approx(0.3)
+
+
+def test_a_report_has_a_row_for_each_accelerator_where_there_are_several() -> None:
+    def of(*accelerators: str) -> RegionReport:
+        targets = tuple(
+            Target(id=f"t{port}", url=f"http://127.0.0.1:{port}", accelerator=name)
+            for port, name in enumerate(accelerators, 1)
+        )
+        table = TargetTable(Table("s", "1", targets, policy="gorgo", pushing=Pushing()), 0.0)
+        return region_report(table, 0, 0.0, 0.0)
+
+    assert of("L4", "L4").classes == ()
+    assert [one.available for one in of("L4", "A100", "L4").classes] == [2, 1]
+    assert len(of(*"abcdef").classes) == MOST_CLASSES
 
 
 def test_the_distance_to_a_target_enters_its_cost() -> None:

@@ -32,6 +32,7 @@ class Request:
     weight: float = 1.0
     policy: str | None = None
     pin: str = ""
+    started: bool = False
     booking: Booking | None = None
 
     def __repr__(self) -> str:

@@ -28,6 +28,7 @@ class Patient:
     needs_prompt = False
     waits = True
     keen = False
+    keeping = False
 
     def __init__(self, wait: bool = True) -> None:
         self.wait = wait
@@ -37,8 +38,11 @@ class Patient:
         self.offered.append([view.id for view in targets])
         return Choice(targets[0].id, "the first", wait=self.wait)
 
-    def ready(self, target: TargetView, now: float) -> bool:
-        return self.keen
+    def ready(self, target: TargetView, now: float, urgent: bool = False) -> bool:
+        return self.keen or urgent
+
+    def keeps_room(self, now: float) -> bool:
+        return self.keeping
 
     def _nothing(self, *arguments: Any) -> None: ...
 
@@ -152,6 +156,17 @@ def test_who_is_ready(mode: PushMode, full: str, keen: bool, policy: str | None,
     patient = Patient()
     patient.keen = keen
     assert ready(facts(mode, patient, *full), "a", 0.0, policy) is expected
+
+
+def test_where_room_is_kept_the_policy_decides_although_there_is_some() -> None:
+    patient = Patient()
+    patient.keeping = True
+    it = facts(PushMode.WORK, patient)
+    assert not ready(it, "a", 0.0)
+    assert ready(it, "a", 0.0, urgent=True)
+    choice = choose(it, REQUEST, 0.0)
+    assert choice is not None
+    assert choice.wait
 
 
 def test_a_target_that_has_left_is_not_ready_and_not_chosen() -> None:

@@ -166,7 +166,9 @@ def test_steps_without_a_period_are_expected_at_any_hour() -> None:
     assert max(from_2) < 1.2 * min(from_2)
     assert max(from_4) < min(from_2)
     assert max(grows(IRREGULAR, 6, at) for at in hours) < 0.001
-    assert max(more for more, _ in expected(IRREGULAR, 5, hours[0], 0.06)) <= 5
+    chances = dict(expected(IRREGULAR, 2, hours[0], 0.06))
+    assert sorted(chances) == [0, 1, 2, 3, 4], "steps to three times the size are as likely as they were"
+    assert chances[4] > 0.1 * (1.0 - chances[0])
 
 
 def test_steps_with_a_period_are_expected_at_their_hour() -> None:

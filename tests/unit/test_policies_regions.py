@@ -59,9 +59,8 @@ class TestOneCost:
     @pytest.mark.parametrize(
         ("wait_s", "region"),
         [
-            pytest.param(0.15, "", id="a gain below the margin is none"),
-            pytest.param(0.18, "", id="a gain of 91 ms is below 100 ms"),
-            pytest.param(0.20, "eu", id="a gain of 111 ms is above it"),
+            pytest.param(0.10, "", id="a gain of 11 ms is below 18 ms and 10 %"),
+            pytest.param(0.12, "eu", id="a gain of 31 ms is above it"),
         ],
     )
     def test_it_leaves_for_a_gain_above_the_margin(self, wait_s: float, region: str) -> None:
@@ -70,15 +69,50 @@ class TestOneCost:
     def test_the_margin_grows_with_the_cost_here(self) -> None:
         local = FULL._replace(wait_s=10.0)
         far = EU._replace(rtt_s=0.15)
-        assert chosen("one_cost", local, far._replace(wait_s=7.5)) == "eu"
-        assert chosen("one_cost", local, far._replace(wait_s=8.0)) == ""
+        assert chosen("one_cost", local, far._replace(wait_s=8.7)) == "eu"
+        assert chosen("one_cost", local, far._replace(wait_s=8.9)) == ""
+
+    @pytest.mark.parametrize(
+        ("rtt_s", "age_s", "gain_s", "leaves"),
+        [
+            pytest.param(0.01, 0.0, 0.015, True, id="near and new"),
+            pytest.param(0.20, 0.0, 0.015, False, id="distant"),
+            pytest.param(0.20, 0.0, 0.05, True, id="distant, and worth it"),
+            pytest.param(0.01, 0.5, 0.05, False, id="old"),
+            pytest.param(0.01, 9.0, 0.25, True, id="very old: 200 ms are enough"),
+        ],
+    )
+    def test_the_margin_grows_with_distance_and_age(
+        self, rtt_s: float, age_s: float, gain_s: float, leaves: bool
+    ) -> None:
+        peer = EU._replace(rtt_s=rtt_s, age_s=age_s)  # and 0.1 s of prefill
+        local = LocalCost(False, 0.0, rtt_s + gain_s, 0.1, 0.0)
+        only = OneCost(margin_share=0.0)
+        assert bool(only.choose(BYTES, local, (peer,), 60.0).region) is leaves
+
+    @pytest.mark.parametrize(
+        ("wait_s", "region"),
+        [
+            pytest.param(0.0, "eu", id="it stays where it was computed"),
+            pytest.param(0.2, "eu", id="also for some time"),
+            pytest.param(0.6, "", id="it is drawn back for more than its prefill four times"),
+        ],
+    )
+    def test_a_conversation_is_drawn_back_for_what_it_gains(self, wait_s: float, region: str) -> None:
+        local = FREE._replace(s_per_byte=25e-6)
+        assert chosen("one_cost", local, EU._replace(matched_bytes=BYTES, wait_s=wait_s)) == region
+
+    def test_a_prompt_that_is_cached_here_leaves_for_several_times_its_prefill(self) -> None:
+        local = LocalCost(False, 0.0, 0.5, 0.0, 0.0, BYTES, 25e-6)
+        assert chosen("one_cost", local, EU) == ""
+        assert chosen("one_cost", local._replace(wait_s=0.8), EU) == "eu"
 
     def test_it_may_leave_although_a_replica_here_is_free(self) -> None:
         cold = FREE._replace(prefill_s=1.0)
         assert chosen("one_cost", cold, EU._replace(matched_bytes=BYTES)) == "eu"
 
     def test_what_was_forwarded_since_the_report_counts_as_wait(self) -> None:
-        local = FULL._replace(wait_s=0.3)
+        local = FULL._replace(wait_s=0.25)
         assert chosen("one_cost", local, EU) == "eu"
         assert chosen("one_cost", local, EU._replace(forwarded=1, forwarded_s=0.2)) == ""
 
@@ -92,19 +126,19 @@ class TestOneCost:
     def test_money_counts_against_the_gain_and_not_against_the_deadline(self) -> None:
         local = FULL._replace(wait_s=1.0)  # 1.1 s here, 0.19 s at eu
         assert chosen("one_cost", local, EU._replace(money_s=0.6)) == "eu"
-        assert chosen("one_cost", local, EU._replace(money_s=0.8)) == ""
+        assert chosen("one_cost", local, EU._replace(money_s=0.85)) == ""
         assert chosen("one_cost", local, EU._replace(money_s=0.6), ASIA) == "asia", (
             "0.25 s, and costs nothing"
         )
         assert chosen("one_cost", local, EU._replace(money_s=0.6), left_s=0.2) == "eu"
 
-    def test_a_fourth_of_the_decode_delay_counts(self) -> None:
-        assert chosen("one_cost", FULL._replace(wait_s=0.0, decode_s=1.0), EU) == "eu"
-        assert chosen("one_cost", FULL._replace(wait_s=0.0, decode_s=0.6), EU) == ""
+    def test_half_of_the_decode_delay_counts(self) -> None:
+        assert chosen("one_cost", FULL._replace(wait_s=0.0, decode_s=0.3), EU) == "eu"
+        assert chosen("one_cost", FULL._replace(wait_s=0.0, decode_s=0.2), EU) == ""
 
     def test_the_decision_explains_every_term(self) -> None:
         decision = OneCost().choose(BYTES, FULL, (EU, ASIA), 60.0)
-        assert decision.terms == ("network_s", "wait_s", "prefill_s", "decode_s", "money_s")
+        assert decision.terms == ("network_s", "wait_s", "prefill_s", "decode_s", "copy_s", "money_s")
         for row in decision.scored:
             assert row[1] == pytest.approx(sum(float(value) for value in row[2:]))
         assert [row[0] for row in decision.scored] == ["", "eu", "asia"]

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from policies.routing.base import Choice, RequestView, TargetView
-from policies.routing.gorgo import DEFAULT_S_PER_BYTE, Gorgo, put_off_s
+from policies.routing.gorgo import DEFAULT_S_PER_BYTE, MOST_STAYS, Gorgo, Stays, put_off_s
 from policies.routing.response_length import Constant
 
 PROMPT = b"0123456789abcdef" * 500  # 8000 bytes: 188 ms at the paper's rate
@@ -666,6 +666,40 @@ def test_a_session_goes_where_its_prompt_is() -> None:
     session = next(one for one, home in homes([A, B]).items() if home == "a")
     serve(policy, in_session(session), "b", 0.0, 0.2, 1.0)
     assert chosen(policy, in_session(session, PROMPT + b"and then?"), [A, B], 1.0).target_id == "b"
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "share"),
+    [
+        pytest.param(0.0, 1.0, id="all of what the tree does not know"),
+        pytest.param(600.0, 0.3679, id="a third after ten minutes"),
+        pytest.param(3600.0, 0.0, id="then a kibibyte"),
+    ],
+)
+def test_a_session_is_worth_less_the_longer_it_has_been_away(idle_s: float, share: float) -> None:
+    """It has left the target of its hash: what it had computed is where it was served last."""
+    policy = gorgo()
+    session = next(one for one, home in homes([A, B]).items() if home == "a")
+    policy.record(in_session(session), "b", 0.0)
+    policy.responded(in_session(session), "b", 0.0)
+    policy.ended(in_session(session), "b", 0.0, None)
+    choice = chosen(policy, in_session(session, OTHER), [A, B], idle_s)
+    worth = max(share * len(OTHER), 1024)
+    assert terms(choice, "b")["session_s"] == 0.0
+    assert terms(choice, "a")["session_s"] == pytest.approx(worth * DEFAULT_S_PER_BYTE, rel=1e-3)
+    alone = chosen(policy, in_session(session, OTHER), [A], idle_s)
+    assert terms(alone, "a")["session_s"] == 0.0, "its last target is not offered"
+
+
+def test_of_too_many_sessions_those_are_forgotten_that_came_longest_ago() -> None:
+    stays = Stays()
+    for number in range(MOST_STAYS + 2):
+        stays.served(in_session(str(number)), "a", float(number))
+        stays.served(in_session("0"), "b", float(number))
+    assert stays.of(in_session("1")) is None
+    assert stays.of(in_session("2")) is None
+    assert stays.of(in_session("3")) == ("a", 3.0)
+    assert stays.of(in_session("0")) == ("b", MOST_STAYS + 1.0)
 
 
 def test_a_session_whose_target_is_not_offered_has_another() -> None:

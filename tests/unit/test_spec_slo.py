@@ -33,6 +33,10 @@ def test_an_slo_alone_turns_the_forecast_on() -> None:
     other = spec_of("{max_replicas: 4, slo: {ttft_ms: 1}, autoscaler: Reactive}")
     assert other.slo == SloSpec(1.0, None, 0.99, None, "reactive")
     assert spec_of("{min_replicas: 2}").slo is None
+    for late in ("queue", "shed"):
+        found = spec_of(f"{{max_replicas: 4, slo: {{ttft_ms: 1, late: {late}}}}}")
+        assert found.slo is not None
+        assert found.slo.late == late
 
 
 @pytest.mark.parametrize(
@@ -52,6 +56,7 @@ def test_a_share_may_be_written_in_percent(text: str, share: float) -> None:
         ("{max_replicas: 4, slo: {ttft_ms: 9}, availability_target: 0.99}", "availability_target", "next to slo"),
         ("{max_replicas: 4, slo: {attainment: 0.99}}", "slo", "needs ttft_ms or tpot_ms"),
         ("{max_replicas: 4, slo: {ttft_ms: 9, attainment: 3}}", "slo.attainment", "from 50% to 99.99%"),
+        ("{max_replicas: 4, slo: {ttft_ms: 9, late: drop}}", "slo.late", "must be one of"),
         ("{autoscaler: predictive}", "autoscaler", "needs slo"),
         ("{max_replicas: 4, slo: {ttft_ms: 9}, autoscaler: magic}", "autoscaler", "must be one of"),
         ("{schedule: [{cron: '0 8 * *', duration: 1h, min_replicas: 2}]}", "schedule[0].cron", "five fields"),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from provisioners.port.commands import HostConnection
 
 NATIVE_FOLDER = "native"
-LIBRARIES = ("aiohttp", "httptools", "orjson", "prometheus-client", "uvloop")
+LIBRARIES = ("aiohttp", "httptools", "msgspec", "orjson", "prometheus-client", "pyzmq", "uvloop")
 """What the packages import; `pip` finds what these need in turn."""
 
 

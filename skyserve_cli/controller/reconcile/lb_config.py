@@ -16,6 +16,7 @@ from policies import rollout
 from policies.goals import Goal
 from policies.model import Json, Replica, ReplicaState
 from policies.regions.residency import served_zones
+from policies.routing.deadlines import Late
 from policies.routing.names import DEFAULT_POLICY, NAMES
 from policies.throughput import qps_of
 from skyserve_cli.spec.model import ServiceSpec
@@ -75,6 +76,7 @@ def table_of(
         metrics=balancer.metrics,
         slo=_slo(spec),
         warming=balancer.warming,
+        cache_events=balancer.cache_events,
         targets_ca=targets_ca if has_names else "",
     )
     content = b"".join([_digest(table.to_json()), *[one.digest for one in made]])
@@ -136,7 +138,8 @@ def _slo(spec: ServiceSpec) -> Slo:
     given = spec.slo
     if given is None:
         return Slo()
-    return Slo(ttft_s=(given.ttft_ms or 0.0) / 1000.0, tpot_s=(given.tpot_ms or 0.0) / 1000.0)
+    late = Late(given.late or Late.QUEUE)
+    return Slo((given.ttft_ms or 0.0) / 1000.0, (given.tpot_ms or 0.0) / 1000.0, given.late is not None, late)
 
 
 def without_loopback(table: Table, in_clusters: Collection[str] = ()) -> Table:

@@ -78,6 +78,16 @@ class AwsWorld(StrictEc2):
             server.server_close()
             thread.join()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which every client of AWS comes here."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST",
+            "AWS_SECRET_ACCESS_KEY": "of-nobody",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
     def fail(
         self,
         action: str,

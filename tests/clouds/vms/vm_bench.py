@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from policies.model import CapacityType, Offer, Zone
 from provisioners.clock import unix_now
@@ -33,6 +34,30 @@ def until(holds: Callable[[], T | None], what: str = "it") -> T:
             return answer
         time.sleep(0.05)
     raise AssertionError(f"{what} did not come to be")
+
+
+def host_key(vm: Vm) -> str:
+    """The kind and the key, when logins are possible."""
+    until(lambda: "Server listening" in vm.console(), "sshd")
+    return " ".join(vm.run("cat /etc/ssh/ssh_host_ed25519_key.pub").split()[:2])
+
+
+def ssh_pool(
+    folder: Path, private_key: str, vms: Mapping[str, Vm], gpus: int = 1, **facts: object
+) -> dict[str, Any]:
+    """A pool of `config.yaml` with these machines, whose user is `me`; its files are in the folder. `facts` are of each host."""
+    identity, known_hosts = folder / "id", folder / "known_hosts"
+    identity.write_text(private_key)
+    known_hosts.write_text("".join(f"{vm.address} {host_key(vm)}\n" for vm in vms.values()))
+    return {
+        "user": "me",
+        "identity_file": str(identity),
+        "known_hosts": str(known_hosts),
+        "hosts": [
+            {"name": name, "address": vm.address, "accelerators": {"L4": gpus}, **facts}
+            for name, vm in vms.items()
+        ],
+    }
 
 
 def launch_order(

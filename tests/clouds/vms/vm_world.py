@@ -19,7 +19,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,8 +30,9 @@ from threading import Event, RLock, Thread
 
 from tests.clouds.vms.vm_metadata import Metadata
 from tests.clouds.vms.wheels import copy_installed
+from tests.kit.own_number import SHARED
 
-_ROOT = Path(tempfile.gettempdir()) / "skyserve-vms"
+_ROOT = SHARED / "skyserve-vms"
 _NETWORKS = [IPv4Network(f"10.215.{number}.0/24") for number in range(64)]
 _PREFIX = "skv"
 _WAIT_S = 300.0
