@@ -15,6 +15,14 @@ class FleetSample(NamedTuple):
     counts: tuple[tuple[str, str, int, int], ...]
 
 
+class Percentiles(NamedTuple):
+    """Seconds that half, 90 % and 99 % of the requests took at most."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One policy against one stretch of a trace.
@@ -28,7 +36,7 @@ class Run:
     only because the target had risen within the last cold start. `requests` and `requests_short` (the share that arrived while
     fewer than the target were ready) are None without requests. `attainment` is the share of requests within the SLO, by what
     a replica carries and not by the target; None where that is not known. `window` counts the stretches of the trace from 0.
-    Of a plan that knows the future, `cost_bound` is below the cost of the cheapest one, and `status` "optimal" or why it may not be that.
+    `ttft_s` is the time to the first token and `latency_s` that to the last, None without an engine's profile. Of a plan that knows the future, `cost_bound` is below the cost of the cheapest one, and `status` "optimal" or why it may not be that.
     """
 
     policy: str
@@ -58,6 +66,8 @@ class Run:
     outages: int = 0
     growth: float = 0.0
     attainment: float | None = None
+    ttft_s: Percentiles | None = None
+    latency_s: Percentiles | None = None
     cost_bound: float | None = None
     status: str = ""
 

@@ -175,6 +175,14 @@ def simulate(
             help="Where --requests has tokens: the work of a response token, in prompt tokens. Default: 1.",
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="PROFILE[:PROMPT,RESPONSE]",
+            help="How long --requests take (TTFT, end to end) on an engine of `serve engine --list-profiles`; with mean tokens where they have none.",
+        ),
+    ] = None,
     tick: Annotated[str, typer.Option("--tick", metavar="DURATION", help="Of the controller.")] = "30s",
     whole: Annotated[
         bool,
@@ -227,7 +235,7 @@ def simulate(
         words = autoscalers.AutoscalerOptions(
             autoscaler, attainment, capacity, mean, warm_up, cold_start, requests, response_weight
         )
-        market_only = {"--trace": trace, "--policy": policy, "--window": window}
+        market_only = {"--trace": trace, "--policy": policy, "--window": window, "--engine": engine}
         autoscalers.compare(words, load_spec(), runs.seeds(seed), jobs, market_only, report, output)
         return
     pictures.insist_on_writable("--report", report)
@@ -240,7 +248,7 @@ def simulate(
     policies, margins = runs.wanted_policies(spec, policy), runs.wanted_overprovisions(spec, overprovision)
     asked = runs.jobs(policies, margins, targets, runs.seeds(seed))
     runs.insist_on_few(len(asked) * len(parts))
-    given = traffic_options.TrafficOptions(capacity, mean_replicas, warm_up, response_weight)
+    given = traffic_options.TrafficOptions(capacity, mean_replicas, warm_up, response_weight, engine)
     arrivals, traffic = traffic_options.traffic(spec, runs.arrivals(requests, market.length_s), given, tick_s)
     common = Setting(
         trace=market,

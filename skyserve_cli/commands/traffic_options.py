@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from policies.forecast.work import RESPONSE_WEIGHT
 from skyserve_cli.commands.durations import seconds
+from skyserve_cli.engine.profiles import Profile, UnknownProfile, profile_named
 from skyserve_cli.output import WrongUsage, span
-from skyserve_cli.sim.arrivals import Arrivals
+from skyserve_cli.sim.arrivals import Arrivals, TokenMeans
+from skyserve_cli.sim.latency import EngineTimes, Tokens
 from skyserve_cli.sim.served import MINUTE_S, Traffic
 from skyserve_cli.sim.token_steps import work_share
 from skyserve_cli.spec import ServiceSpec
@@ -76,6 +81,42 @@ class TrafficOptions(NamedTuple):
     mean_replicas: float | None = None
     warm_up: str | None = None
     response_weight: float | None = None
+    engine: str | None = None
+
+
+def engine_of(words: str | None, arrivals: Arrivals) -> tuple[Profile | None, Arrivals]:
+    """Return the profile that ``NAME[:PROMPT,RESPONSE]`` names, and the requests with tokens. Raises WrongUsage."""
+    if words is None:
+        return None, arrivals
+    name, _, given = words.partition(":")
+    try:
+        profile = profile_named(name)
+        sizes = [float(one) for one in given.split(",")] if given else []
+    except UnknownProfile as error:
+        raise WrongUsage(f"--engine: {error}") from None
+    except ValueError:
+        sizes = [0.0]
+    if sizes and (len(sizes) != 2 or not all(1 <= one <= 1e6 for one in sizes)):
+        raise WrongUsage(
+            f"--engine takes a profile, and the mean tokens of prompts and responses: {name}:700,200 (got {words!r})"
+        )
+    if arrivals.tokens is None and not sizes:
+        raise WrongUsage(
+            f"--engine: {arrivals.name} has no tokens; add those of a mean request: {name}:700,200"
+        )
+    if arrivals.tokens is not None and sizes:
+        raise WrongUsage(f"--engine: {arrivals.name} has tokens of its own: {name} is enough")
+    if sizes:
+        bins = len(arrivals.at_s) - 1
+        arrivals = replace(arrivals, tokens=TokenMeans(*((one,) * bins for one in sizes)))
+    return profile, arrivals
+
+
+def _carried_qps(engine: Profile, arrivals: Arrivals) -> float:
+    """Return the requests per second that an engine carries of this mean length."""
+    requests = [later - before for before, later in pairwise(arrivals.counts)]
+    means = [fmean(each, requests) for each in arrivals.tokens or ()]
+    return EngineTimes(engine, Tokens(*means)).capacity_qps()
 
 
 def traffic(
@@ -86,7 +127,7 @@ def traffic(
     Raises WrongUsage.
     """
     if arrivals is None:
-        options = ("--capacity", "--mean-replicas", "--warm-up", "--response-weight")
+        options = ("--capacity", "--mean-replicas", "--warm-up", "--response-weight", "--engine")
         for option, given in zip(options, words, strict=True):
             if given is not None:
                 raise WrongUsage(f"{option} says something about requests: name them with --requests")
@@ -98,6 +139,20 @@ def traffic(
         raise WrongUsage(
             f"--warm-up takes a duration below that of the recording, {span(arrivals.length_s)} (got {words.warm_up})"
         )
+    engine, arrivals = engine_of(words.engine, arrivals)
+    if engine is not None:
+        if tick_s > MINUTE_S:
+            raise WrongUsage(
+                f"--tick: requests wait for less than that; take 60s or less with --engine (got {tick_s:g}s)"
+            )
+        goal = None if spec is None else spec.scaling
+        if goal is not None and goal.target_qps_by_accelerator:
+            raise WrongUsage("--engine is of one accelerator, and target_qps_per_replica of several")
+        is_told = words.capacity_qps is not None or (
+            goal is not None and goal.target_qps_per_replica is not None
+        )
+        if not is_told and (spec is None or spec.slo is None or spec.slo.capacity_qps is None):
+            words = words._replace(capacity_qps=_carried_qps(engine, arrivals))
     capacity = capacity_of(spec, words.capacity_qps)
     weight = response_weight(arrivals, words.response_weight)
     mean = words.mean_replicas or 0.0
@@ -115,5 +170,5 @@ def traffic(
     )
     if goal is not None and goal.target_qps_by_accelerator:
         is_known = False
-    judged = Traffic(arrivals, capacity, known_s, weight) if is_known and tick_s <= MINUTE_S else None
+    judged = Traffic(arrivals, capacity, known_s, weight, engine) if is_known and tick_s <= MINUTE_S else None
     return arrivals.later(known_s), judged

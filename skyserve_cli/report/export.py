@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from skyserve_cli.report.text import LEVELS, equal_availability
-from skyserve_cli.sim.results import Run, Simulation
+from skyserve_cli.sim.results import Percentiles, Run, Simulation
 from skyserve_cli.sim.summary import Estimate, SummaryRow, cheapest
 
 _LEFT_OUT = frozenset({"steps", "wanted", "cpu_s"})  # long, or different every time
@@ -47,7 +47,13 @@ def _run_json(run: Run, *, priced: bool) -> dict[str, Any]:
     shown = {field.name: getattr(run, field.name) for field in fields(run) if field.name not in _LEFT_OUT}
     if not priced:
         shown |= {"usd": None, "usd_on_demand": None}
-    return {name: round(value, 6) if isinstance(value, float) else value for name, value in shown.items()}
+    return {name: _rounded(value) for name, value in shown.items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Percentiles):
+        return {name: round(one, 6) for name, one in value._asdict().items()}
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def _row_json(row: SummaryRow, *, priced: bool) -> dict[str, Any]:
@@ -64,6 +70,8 @@ def _row_json(row: SummaryRow, *, priced: bool) -> dict[str, Any]:
         if isinstance(value, Estimate):
             half = None if value.half_width is None else round(value.half_width, 6)
             shown[field.name] = {"mean": round(value.mean, 6), "half_width_95": half}
+        elif isinstance(value, Percentiles):
+            shown[field.name] = _rounded(value)
     return shown
 
 

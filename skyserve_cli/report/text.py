@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from skyserve_cli.output import plural, span, usd
 from skyserve_cli.sim.frontier import Point, cost_at
-from skyserve_cli.sim.results import Simulation, percent
+from skyserve_cli.sim.results import Percentiles, Simulation, percent
 from skyserve_cli.sim.summary import BOUNDS, Estimate, SummaryRow, cheapest, most_available
 
 #: Where families of settings are compared.
@@ -45,6 +45,8 @@ def table_cells(rows: Sequence[SummaryRow], *, priced: bool) -> tuple[list[str],
     add("#SHORT REQUESTS", short, unless_empty=True)
     met = ["" if row.attainment is None else _share(row.attainment, 2) for row in rows]
     add("#ATTAINMENT", met, unless_empty=True)
+    add("#TTFT P50/P90/P99", [_seconds(row.ttft_s) for row in rows], unless_empty=True)
+    add("#LATENCY P50/P90/P99", [_seconds(row.latency_s) for row in rows], unless_empty=True)
     add("WHERE", [row.zones for row in rows], unless_empty=True)
     return [name for name, _ in columns], [
         [cells[index] for _, cells in columns] for index in range(len(rows))
@@ -74,6 +76,11 @@ GLOSSARY = (
     ("preempted, failed", "spot replicas lost, and launches without success, per day"),
     ("short requests", "share of requests that arrived while fewer than the target were ready"),
     ("attainment", "share of requests within the SLO, by what a replica carries, whatever the target was"),
+    (
+        "TTFT",
+        "seconds to the first token of 50, 90 and 99 % of the requests, by their wait and an engine's profile",
+    ),
+    ("latency", "the same to the last token"),
 )
 
 
@@ -172,6 +179,12 @@ def per_day(rate: float) -> str:
 def _share(value: Estimate, digits: int) -> str:
     plus_minus = "" if value.half_width is None else f" ±{100 * value.half_width:.{digits}f}"
     return f"{100 * value.mean:.{digits}f}%{plus_minus}"
+
+
+def _seconds(value: Percentiles | None) -> str:
+    return (
+        "" if value is None else "/".join(f"{one:.2f}" if one < 10 else f"{one:.0f}" for one in value) + " s"
+    )
 
 
 def _rate(value: Estimate) -> str:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from skyserve_cli.account.runs import ON_DEMAND, SPOT, FleetSample, Run, Simulation, percent
+from skyserve_cli.account.runs import ON_DEMAND, SPOT, FleetSample, Percentiles, Run, Simulation, percent
 
-__all__ = ["ON_DEMAND", "SPOT", "FleetSample", "Run", "Simulation", "percent"]
+__all__ = ["ON_DEMAND", "SPOT", "FleetSample", "Percentiles", "Run", "Simulation", "percent"]

@@ -235,6 +235,8 @@ class _Account:
         market, setting = self._market, self._setting
         days = self._ticks * setting.trace.tick_s / _DAY_S
         with_requests = setting.arrivals is not None
+        latencies = None if self._served is None else self._served.latencies
+        times = None if latencies is None else latencies.percentiles(setting.trace.length_s)
         return Run(
             policy=job.policy,
             overprovision=(job.overprovision or 0) if job.policy in OVERPROVISIONING else None,
@@ -264,6 +266,8 @@ class _Account:
             outages=self._outages,
             growth=self._grown / self._ticks,
             attainment=None if self._served is None else self._served.attainment,
+            ttft_s=times and times[0],
+            latency_s=times and times[1],
         )
 
 

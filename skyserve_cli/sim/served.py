@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lb.config.demand import Demand
+from skyserve_cli.engine.profiles import Profile
 from skyserve_cli.sim.arrivals import Arrivals
+from skyserve_cli.sim.latency import Latencies, Tokens
 from skyserve_cli.sim.market import EPOCH_S
 from skyserve_cli.sim.slo_queue import SloQueue, drawn
 from skyserve_cli.sim.token_steps import RUNNING, token_steps
@@ -25,13 +27,14 @@ REPORTED_MIN = 10
 class Traffic:
     """Requests of a market run: `known_s` of the recording are over when it begins; a replica carries `capacity_qps` within its SLO.
 
-    `response_weight` None: all requests weigh the same.
+    `response_weight` None: all requests weigh the same. With an `engine` it is computed how long they take.
     """
 
     arrivals: Arrivals
     capacity_qps: float
     known_s: float = 0.0
     response_weight: float | None = None
+    engine: Profile | None = None
 
 
 @dataclass(slots=True)
@@ -67,6 +70,7 @@ class ServedRequests:
     queue: SloQueue
     asked: int = 0
     met: float = 0.0
+    latencies: Latencies | None = None
     _minutes: dict[int, _Minute] = field(default_factory=dict)
 
     @classmethod
@@ -84,7 +88,10 @@ class ServedRequests:
             DemandRow(number, float(one.requests), round(one.prompt), round(one.response), 0.0, 0.0)
             for number, one in minutes.items()
         ]
-        return cls(whole[known_ticks:], tokens[known_ticks:], known, tick_s, SloQueue(traffic.capacity_qps))
+        engine, qps = traffic.engine, traffic.capacity_qps
+        latencies = None if engine is None else Latencies(engine, qps)
+        queue = SloQueue(qps)
+        return cls(whole[known_ticks:], tokens[known_ticks:], known, tick_s, queue, latencies=latencies)
 
     @property
     def attainment(self) -> float | None:
@@ -110,6 +117,9 @@ class ServedRequests:
             if counted:
                 self.asked += count
                 self.met += met
+                if self.latencies is not None:
+                    at_s = tick * self.tick_s
+                    self.latencies.step(at_s, self.tick_s, ready, count, work, Tokens(*tokens[:2]))
         for old in [
             number for number in self._minutes if number < _minute_of(end * self.tick_s) - REPORTED_MIN
         ]:

@@ -8,7 +8,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from skyserve_cli.sim.results import Run
+from skyserve_cli.sim.results import Percentiles, Run
 
 #: Policies that see the future: a bound for the others, nothing one could run.
 BOUNDS = frozenset({"omniscient"})
@@ -40,6 +40,8 @@ class SummaryRow:
     attainment: Estimate | None
     outages: Estimate
     growth: Estimate
+    ttft_s: Percentiles | None
+    latency_s: Percentiles | None
 
     @property
     def zones(self) -> str:
@@ -113,7 +115,15 @@ def _row(runs: tuple[Run, ...]) -> SummaryRow:
         attainment=over(lambda run: run.attainment or 0.0) if len(met) == len(runs) else None,
         outages=over(lambda run: float(run.outages)),
         growth=over(lambda run: run.growth),
+        ttft_s=_means([run.ttft_s for run in runs]),
+        latency_s=_means([run.latency_s for run in runs]),
     )
+
+
+def _means(each: Sequence[Percentiles | None]) -> Percentiles | None:
+    """Return the means of percentiles; None if a run has none."""
+    known = [one for one in each if one is not None]
+    return Percentiles(*map(fmean, zip(*known, strict=True))) if len(known) == len(each) else None
 
 
 def _over(runs: Sequence[Run], value: Callable[[Run], float]) -> Estimate:

@@ -84,6 +84,7 @@ def day(seed: int) -> tuple[Setting, Job]:
             return replace(plain, spec=spec, arrivals=arrivals.later(KNOWN_S), traffic=traffic), job
 
 
+@pytest.mark.timeout(1200)  # a day with an SLO takes a minute where others compute, too
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_decision_without_the_store_is_the_controllers(seed: int) -> None:
     setting, job = day(seed)
