@@ -46,8 +46,8 @@ class _Series:
 
     def add(self, rows: Sequence[DemandRow]) -> None:
         for row in rows:
-            if row.minute >= self._full:
-                kept = max(self.first, row.minute + 1 - KEPT_MIN) if self.end else row.minute
+            if not self._room or row.minute >= self._full:
+                kept = max(self.first, row.minute + 1 - KEPT_MIN) if self._room else row.minute
                 self._move(kept, row.minute + 1)
             values = row.requests, row.requests - row.late, row.ready, row.prompt_tokens, row.response_tokens
             for series, value in zip(self._room, values, strict=True):
