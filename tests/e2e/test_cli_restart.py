@@ -140,7 +140,7 @@ def test_a_replica_that_is_going_when_the_controller_dies_goes(serve: Any, tmp_p
     for caller in callers:
         caller.start()
     serve.eventually(lambda: serve.view("small")["load"]["in_flight"] == 4)
-    serve.ok("update", "small", write(tmp_path, "min_replicas: 1", run=run), "-y")
+    serve.ok("update", "small", write(tmp_path, "min_replicas: 1", run=run), "-y", "--no-wait")
     serve.eventually(
         lambda: any(each["state"] not in ("READY", "GONE") for each in serve.view("small")["replicas"])
     )
