@@ -20,7 +20,7 @@ from skyserve_cli.commands.sentences import (
     why_hint,
 )
 from skyserve_cli.output import accelerators, date_time, place, plural, printable, span, usd
-from skyserve_cli.text_tables import Fitted, table
+from skyserve_cli.text_tables import FittedTable
 
 #: The columns that a narrow terminal does not show, the first to go first. Ids, states and messages always stay.
 _LESS_OF_SERVICES = ("SAVED", "UPTIME", "$/H", "REPLICAS", "VERSION")
@@ -29,10 +29,10 @@ _LESS_OF_AGENTS = ("CODE", "$/H", "AGE", "ZONE")
 _LESS_OF_PEERS = ("P90", "TTFT P50", "$ THERE")
 
 
-def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted | Text]:
+def tables(services: Sequence[View], now: float, *, wide: bool) -> list[FittedTable | Text]:
     """Return the services, a line for each thing worth knowing about one, and the replicas."""
     replicas = [(view, replica) for view in services for replica in view["replicas"]]
-    shown: list[Fitted | Text] = [_service_table(services, now, wide=wide)]
+    shown: list[FittedTable | Text] = [_service_table(services, now, wide=wide)]
     shown += [
         Text(printable(f"{view['name']}: {note}"))
         for view in services
@@ -60,7 +60,7 @@ def ages(services: Sequence[View], now: float) -> tuple[str, ...]:
     return tuple(span(now - part["created_at"]) for part in timed)
 
 
-def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitted:
+def _service_table(services: Sequence[View], now: float, *, wide: bool) -> FittedTable:
     columns = ["SERVICE", "VERSION", "STATUS", "REPLICAS", "$/H", "SAVED", "UPTIME", "ENDPOINT"]
     if wide:
         columns += [
@@ -103,7 +103,7 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitte
             ]
         row += [view.get("team") or "-"] if has_teams else []
         rows.append(row)
-    return table(columns, rows, drop=() if wide else _LESS_OF_SERVICES, folds=False)
+    return FittedTable(columns, rows, drop=() if wide else _LESS_OF_SERVICES, folds=False)
 
 
 def _version(view: View) -> str:
@@ -211,7 +211,7 @@ def _not_compiled(services: Sequence[View]) -> Iterator[str]:
         yield f"{', '.join(of)}: {INTERPRETED.format(reason=reason)}"
 
 
-def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Fitted:
+def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool) -> FittedTable:
     columns = ["LOAD BALANCER", "STATE", "ZONE", "ENDPOINT", "CODE", "$/H", "AGE", "MESSAGE"]
     columns[5:5] = ["BUILD"] if wide else []
     rows = [
@@ -229,10 +229,10 @@ def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool)
         ]
         for view, agent in agents
     ]
-    return table(columns, rows, drop=() if wide else _LESS_OF_AGENTS, folds=not wide)
+    return FittedTable(columns, rows, drop=() if wide else _LESS_OF_AGENTS, folds=not wide)
 
 
-def _peer_table(agents: Sequence[tuple[View, View]], *, wide: bool) -> Fitted:
+def _peer_table(agents: Sequence[tuple[View, View]], *, wide: bool) -> FittedTable:
     columns = [
         "LOAD BALANCER", "#TTFT P50", "#P90", "PEER", "#RTT MS", "#SENT THERE", "#CAME FROM THERE", "#$ THERE",
         "SERVES",
@@ -257,7 +257,7 @@ def _peer_table(agents: Sequence[tuple[View, View]], *, wide: bool) -> Fitted:
                 ]
             )
             own[1:], serves = ["", ""], ""  # once for each agent
-    return table(columns, rows, drop=() if wide else _LESS_OF_PEERS, folds=not wide)
+    return FittedTable(columns, rows, drop=() if wide else _LESS_OF_PEERS, folds=not wide)
 
 
 def _state_of_peer(peer: View) -> str:
@@ -284,7 +284,7 @@ def _with_lease(machine: View, now: float) -> str:
     return f"{message}; {text}" if message else text
 
 
-def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Fitted:
+def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> FittedTable:
     columns = ["REPLICA", "VERSION", "STATE", "ZONE", "CAPACITY", "ACCELERATOR", "$/H", "AGE"]
     columns += ["ENDPOINT", "INSTANCE", "MESSAGE"] if wide else ["MESSAGE"]
     rows = []
@@ -303,7 +303,7 @@ def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: b
             row += [replica["endpoint"] or "-", replica["instance_id"] or "-"]
         why = _with_lease(replica, now) or (STANDS_IN if replica["stands_in"] else "")
         rows.append([*row, end_of(replica["end_reason"], why) if replica["end_reason"] else why])
-    return table(columns, rows, drop=() if wide else _LESS_OF_REPLICAS, folds=not wide)
+    return FittedTable(columns, rows, drop=() if wide else _LESS_OF_REPLICAS, folds=not wide)
 
 
 def _replicas(slo: View, rate: str) -> int:

@@ -141,7 +141,7 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
     cheapest zone; null where it costs nothing. `beside_usd_per_hour` is about what disks and addresses cost beyond
     `usd_per_hour`.
     """
-    row = _new_row(spec, now)
+    row = new_row(spec, now)
     observation = Observation(now, goal_of(row, spec), (), tuple(offers))
     decided = plan(observation, row.memory, policies_for(observation.goal))
     launches = [action for action in decided.actions if isinstance(action, Launch)]
@@ -182,7 +182,7 @@ def _first_agents(spec: ServiceSpec, observation: Observation, clouds: Clouds) -
         return []
     insist_on_regions(spec, clouds)
     offers = clouds.listed(agent_requirements_of(spec.regional))
-    fleet = agent_fleet_of(_new_row(spec, observation.now), (), lambda version: spec)
+    fleet = agent_fleet_of(new_row(spec, observation.now), (), lambda version: spec)
     decided = decide_agents(fleet, offers, observation.goal, {}, 1, observation.now)
     return [action for action in decided.actions if isinstance(action, Launch)]
 
@@ -215,7 +215,8 @@ def _refused(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds) -> list
     return refused
 
 
-def _new_row(spec: ServiceSpec, now: float) -> ServiceRow:
+def new_row(spec: ServiceSpec, now: float) -> ServiceRow:
+    """Return the row of a service that nothing was done for yet."""
     return ServiceRow(
         name=spec.name,
         incarnation="",
