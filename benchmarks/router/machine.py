@@ -24,7 +24,7 @@ import platformdirs
 
 HERE = Path(__file__).parent
 CPU_GROUPS = Path("/sys/fs/cgroup/cpu")  # version 1 of control groups, which can limit single threads
-_PERIOD_US = 10_000
+_PERIOD_US = 50_000  # of which at least 1,000 can be given
 _STOP_S = 3.0
 _LOOK_EVERY_S = 0.01
 _PROGRAMS = {"backend": ("backend.c",), "load": ("load.c", "client.c")}
@@ -123,22 +123,22 @@ def pinned(core: int) -> Iterator[None]:
 @contextmanager
 def limited(threads: Sequence[int], share: float) -> Iterator[None]:
     """Gives each of these threads at most a share of a core. Raises Missing."""
-    groups = [CPU_GROUPS / f"skyserve-benchmark-{thread}" for thread in threads]
+    groups = {thread: CPU_GROUPS / f"skyserve-benchmark-{thread}" for thread in threads}
     try:
-        for group, thread in zip(groups, threads, strict=True):
-            group.mkdir()
-            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(round(share * _PERIOD_US)))
-            (group / "tasks").write_text(str(thread))
-    except OSError as error:
-        raise Missing(f"no share of a core can be given, which needs root: {error}") from error
-    try:
+        try:
+            for thread, group in groups.items():
+                group.mkdir()
+                (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+                (group / "cpu.cfs_quota_us").write_text(str(round(share * _PERIOD_US)))
+                (group / "tasks").write_text(str(thread))
+        except OSError as error:
+            raise Missing(f"no share of a core can be given, which needs root: {error}") from error
         yield
     finally:
-        for group, thread in zip(groups, threads, strict=True):
-            with suppress(OSError):  # it may have ended
+        for thread, group in groups.items():
+            with suppress(OSError):  # it may have ended, or the group was not made
                 (CPU_GROUPS / "tasks").write_text(str(thread))
-            group.rmdir()
+                group.rmdir()
 
 
 def free_port() -> int:
