@@ -107,9 +107,8 @@ class ServedRequests:
             count = self.counts[tick]
             tokens = self.tokens[tick]
             work = count * tokens[2]
-            met = (
-                count * self.queue.step(work, ready, self.tick_s) / work if counted and work else float(count)
-            )
+            in_time = self.queue.step(work, ready, self.tick_s) if counted else work
+            met = count * in_time / work if work else float(count)
             number = _minute_of(tick * self.tick_s)
             minute = self._minutes.setdefault(number, _Minute(ready=ready))
             minute.add(count, tokens)
