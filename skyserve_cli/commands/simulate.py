@@ -183,6 +183,14 @@ def simulate(
             help="How long --requests take (TTFT, end to end) on an engine of `serve engine --list-profiles`; with mean tokens where they have none.",
         ),
     ] = None,
+    request_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--request-timeout",
+            metavar="DURATION",
+            help="With --engine: clients give up requests that take longer, and these fail. Default: clients wait forever.",
+        ),
+    ] = None,
     tick: Annotated[str, typer.Option("--tick", metavar="DURATION", help="Of the controller.")] = "30s",
     whole: Annotated[
         bool,
@@ -236,6 +244,7 @@ def simulate(
             autoscaler, attainment, capacity, mean, warm_up, cold_start, requests, response_weight
         )
         market_only = {"--trace": trace, "--policy": policy, "--window": window, "--engine": engine}
+        market_only["--request-timeout"] = request_timeout
         autoscalers.compare(words, load_spec(), runs.seeds(seed), jobs, market_only, report, output)
         return
     pictures.insist_on_writable("--report", report)
@@ -248,7 +257,9 @@ def simulate(
     policies, margins = runs.wanted_policies(spec, policy), runs.wanted_overprovisions(spec, overprovision)
     asked = runs.jobs(policies, margins, targets, runs.seeds(seed))
     runs.insist_on_few(len(asked) * len(parts))
-    given = traffic_options.TrafficOptions(capacity, mean_replicas, warm_up, response_weight, engine)
+    given = traffic_options.TrafficOptions(
+        capacity, mean_replicas, warm_up, response_weight, engine, request_timeout
+    )
     arrivals, traffic = traffic_options.traffic(spec, runs.arrivals(requests, market.length_s), given, tick_s)
     common = Setting(
         trace=market,

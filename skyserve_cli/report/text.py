@@ -45,6 +45,8 @@ def table_cells(rows: Sequence[SummaryRow], *, priced: bool) -> tuple[list[str],
     add("#SHORT REQUESTS", short, unless_empty=True)
     met = ["" if row.attainment is None else _share(row.attainment, 2) for row in rows]
     add("#ATTAINMENT", met, unless_empty=True)
+    failed = ["" if row.requests_failed is None else _share(row.requests_failed, 2) for row in rows]
+    add("#FAILED REQUESTS", failed, unless_empty=True)
     add("#TTFT P50/P90/P99", [_seconds(row.ttft_s) for row in rows], unless_empty=True)
     add("#LATENCY P50/P90/P99", [_seconds(row.latency_s) for row in rows], unless_empty=True)
     add("WHERE", [row.zones for row in rows], unless_empty=True)
@@ -77,8 +79,12 @@ GLOSSARY = (
     ("short requests", "share of requests that arrived while fewer than the target were ready"),
     ("attainment", "share of requests within the SLO, by what a replica carries, whatever the target was"),
     (
+        "failed requests",
+        "share of requests that clients gave up, because they took longer than --request-timeout",
+    ),
+    (
         "TTFT",
-        "seconds to the first token of 50, 90 and 99 % of the requests, by their wait and an engine's profile",
+        "seconds to the first token of 50, 90 and 99 % of the requests that did not fail, by their wait and an engine's profile",
     ),
     ("latency", "the same to the last token"),
 )

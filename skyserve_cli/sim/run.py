@@ -268,6 +268,7 @@ class _Account:
             attainment=None if self._served is None else self._served.attainment,
             ttft_s=times and times[0],
             latency_s=times and times[1],
+            requests_failed=None if self._served is None else self._served.failed,
         )
 
 
