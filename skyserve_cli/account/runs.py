@@ -37,7 +37,8 @@ class Run:
     fewer than the target were ready) are None without requests. `attainment` is the share of requests within the SLO, by what
     a replica carries and not by the target; None where that is not known. `window` counts the stretches of the trace from 0.
     `ttft_s` is the time to the first token and `latency_s` that to the last, None without an engine's profile; both are of the requests that clients
-    did not give up, and `requests_failed` is the share of the others, None where clients wait forever. Of a plan that knows the future,
+    did not give up, and `requests_failed` is the share of the others, None where clients wait forever. `usd_beside` is
+    what disks and addresses of machines cost, which `usd` leaves out; None where that is not known. Of a plan that knows the future,
     `cost_bound` is below the cost of the cheapest one, and `status` "optimal" or why it may not be that.
     """
 
@@ -71,6 +72,7 @@ class Run:
     ttft_s: Percentiles | None = None
     latency_s: Percentiles | None = None
     requests_failed: float | None = None
+    usd_beside: float | None = None
     cost_bound: float | None = None
     status: str = ""
 

@@ -270,6 +270,7 @@ def simulate(
         spec=runs.sized(spec, replicas),
         notice_s=runs.notice(notice, tick_s),
         traffic=traffic,
+        beside_usd_hour=runs.beside_usd_hour(spec, market),
         whole=whole,
     )
     _check_requests(common)
@@ -313,7 +314,7 @@ def _simulation(common: Setting, ratio_shown: float, tick_s: float, found: Seque
         tick_s=tick_s,
         days=market.length_s / 86400,
         zones=tuple((zone.name, zone.region) for zone in market.zones),
-        priced=all(zone.spot_usd_hour is not None for zone in market.zones),
+        priced=market.is_priced,
         runs=tuple(found),
     )
 

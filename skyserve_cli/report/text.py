@@ -38,6 +38,8 @@ def table_cells(rows: Sequence[SummaryRow], *, priced: bool) -> tuple[list[str],
     add("#COST", [_share(row.cost_relative, 1) for row in rows])
     if priced:
         add("$/H", [usd(row.usd_hour) for row in rows])
+        beside = ["" if row.usd_hour_beside is None else usd(row.usd_hour_beside) for row in rows]
+        add("$/H DISKS", beside, unless_empty=True)
     add("#ON DEMAND", [_share(row.on_demand_cost_share, 1) for row in rows])
     add("#PREEMPTED/DAY", [_rate(row.preemptions_per_day) for row in rows])
     add("#FAILED/DAY", [_rate(row.failed_launches_per_day) for row in rows])
@@ -74,6 +76,7 @@ GLOSSARY = (
     ),
     ("capacity", "mean of the ready replicas, up to the target, over the target"),
     ("cost", "what was paid, cold starts included, over the price of the target on demand"),
+    ("disks", "what disks and public addresses cost beside that, by list prices of the file's cloud"),
     ("on demand", "share of that cost that went to on-demand replicas"),
     ("preempted, failed", "spot replicas lost, and launches without success, per day"),
     ("short requests", "share of requests that arrived while fewer than the target were ready"),

@@ -57,6 +57,12 @@ class SummaryRow:
         return sum(run.usd_on_demand for run in self.runs) / self._hours
 
     @property
+    def usd_hour_beside(self) -> float | None:
+        """For disks and addresses, which the other prices leave out; None where that is not known."""
+        known = [run.usd_beside for run in self.runs if run.usd_beside is not None]
+        return sum(known) / self._hours if len(known) == len(self.runs) else None
+
+    @property
     def _hours(self) -> float:
         return sum(run.days for run in self.runs) * 24
 

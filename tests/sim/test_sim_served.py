@@ -117,3 +117,9 @@ def test_what_waits_is_served_in_ticks_without_a_request() -> None:
     before = served.met
     served.serve(7, 8, 1, counted=True)
     assert served.met - before == pytest.approx(30.0)
+
+
+def test_disks_and_addresses_are_paid_as_long_as_machines() -> None:
+    found = simulate(Setting(market(2.0), 3, 180.0, beside_usd_hour=0.5), Job("on_demand"))
+    assert found.usd_beside == pytest.approx(0.5 * found.usd / 3.0)  # an hour of a machine costs 3
+    assert simulate(Setting(market(2.0), 3, 180.0), Job("on_demand")).usd_beside is None
