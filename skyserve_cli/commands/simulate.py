@@ -172,7 +172,7 @@ def simulate(
         typer.Option(
             "--response-weight",
             metavar="RATIO",
-            help="Where --requests has tokens: the work of a response token, in prompt tokens. Default: 1.",
+            help="Where --requests has tokens: the work of a response token, in prompt tokens. Default: the file's response_weight, or 1.",
         ),
     ] = None,
     engine: Annotated[

@@ -171,6 +171,8 @@ def traffic(
             words = words._replace(capacity_qps=_carried_qps(engine, arrivals))
     capacity = capacity_of(spec, words.capacity_qps)
     weight = response_weight(arrivals, words.response_weight)
+    if weight is not None and words.response_weight is None and spec is not None and spec.slo is not None:
+        weight = spec.slo.response_weight or weight
     mean = words.mean_replicas or 0.0
     arrivals = arrivals.scaled(scaled(arrivals, arrivals.length_s, known_s, mean, capacity, weight))
     has_slo = spec is not None and spec.slo is not None
