@@ -26,6 +26,9 @@ from skyserve_cli.sim.trace import Trace, named, shipped
 from skyserve_cli.spec import ServiceSpec
 from skyserve_cli.text_tables import put_table, table
 
+#: Options about a market, which a comparison of autoscalers has not.
+_MARKET_ONLY = ("--trace", "--policy", "--window", "--engine", "--request-timeout")
+
 
 def complete_policy(incomplete: str) -> list[str]:
     """Return names for the shell; of a comma list, its last part."""
@@ -243,8 +246,7 @@ def simulate(
         words = autoscalers.AutoscalerOptions(
             autoscaler, attainment, capacity, mean, warm_up, cold_start, requests, response_weight
         )
-        market_only = {"--trace": trace, "--policy": policy, "--window": window, "--engine": engine}
-        market_only["--request-timeout"] = request_timeout
+        market_only = dict(zip(_MARKET_ONLY, (trace, policy, window, engine, request_timeout), strict=True))
         autoscalers.compare(words, load_spec(), runs.seeds(seed), jobs, market_only, report, output)
         return
     pictures.insist_on_writable("--report", report)
@@ -257,9 +259,8 @@ def simulate(
     policies, margins = runs.wanted_policies(spec, policy), runs.wanted_overprovisions(spec, overprovision)
     asked = runs.jobs(policies, margins, targets, runs.seeds(seed))
     runs.insist_on_few(len(asked) * len(parts))
-    given = traffic_options.TrafficOptions(
-        capacity, mean_replicas, warm_up, response_weight, engine, request_timeout
-    )
+    given = traffic_options.TrafficOptions(capacity, mean_replicas, warm_up, response_weight, engine)
+    given = given._replace(request_timeout=request_timeout)
     arrivals, traffic = traffic_options.traffic(spec, runs.arrivals(requests, market.length_s), given, tick_s)
     common = Setting(
         trace=market,
@@ -279,11 +280,15 @@ def simulate(
     simulation = _simulation(common, ratio_shown, tick_s, found)
     goals = targets or (runs.DEFAULT_AVAILABILITY,)
     _show(simulation, market, goals, output)
-    if interrupted:
-        all_runs = plural(len(asked) * len(parts), "run")
-        raise CommandFailed(f"interrupted: {len(found)} of {all_runs} finished", 130)
+    _insist_on_all(interrupted, len(found), len(asked) * len(parts))
     _draw(simulation, report, goals)
     inform(f"{plural(len(found), 'run')}, {sum(run.cpu_s for run in found):.1f} s of CPU")
+
+
+def _insist_on_all(interrupted: bool, finished: int, of: int) -> None:
+    """Raises CommandFailed."""
+    if interrupted:
+        raise CommandFailed(f"interrupted: {finished} of {plural(of, 'run')} finished", 130)
 
 
 def _tick_s(tick: str) -> float:
