@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from skyserve_cli.account.runs import Percentiles, Simulation, percent
 from skyserve_cli.output import plural, span, usd
 from skyserve_cli.sim.frontier import Point, cost_at
-from skyserve_cli.sim.results import Percentiles, Simulation, percent
 from skyserve_cli.sim.summary import BOUNDS, Estimate, SummaryRow, cheapest, most_available
 
 T = TypeVar("T")
