@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -21,6 +22,7 @@ TARGET_SHARE = 0.8  # of its capacity, a target that was not measured loads a re
 DEFAULT_CAPACITY_QPS = 2.0
 MOST_REPLICAS = 1000
 MOST_WEIGHT = 1000.0
+DAY_S = 86_400.0
 
 
 def capacity_of(spec: ServiceSpec | None, capacity_qps: float | None) -> float:
@@ -82,6 +84,7 @@ class TrafficOptions(NamedTuple):
     warm_up: str | None = None
     response_weight: float | None = None
     engine: str | None = None
+    request_timeout: str | None = None
 
 
 def engine_of(words: str | None, arrivals: Arrivals) -> tuple[Profile | None, Arrivals]:
@@ -119,6 +122,18 @@ def _carried_qps(engine: Profile, arrivals: Arrivals) -> float:
     return EngineTimes(engine, Tokens(*means)).capacity_qps()
 
 
+def _timeout_s(words: TrafficOptions) -> float:
+    """Return how long a request may take. Raises WrongUsage."""
+    if words.request_timeout is None:
+        return math.inf
+    if words.engine is None:
+        raise WrongUsage("--request-timeout: how long requests take is known with --engine")
+    timeout_s = seconds("--request-timeout", words.request_timeout)
+    if not 1 <= timeout_s <= DAY_S:
+        raise WrongUsage(f"--request-timeout takes a duration from 1s to 24h (got {words.request_timeout!r})")
+    return timeout_s
+
+
 def traffic(
     spec: ServiceSpec | None, arrivals: Arrivals | None, words: TrafficOptions, tick_s: float
 ) -> tuple[Arrivals | None, Traffic | None]:
@@ -127,48 +142,75 @@ def traffic(
     Raises WrongUsage.
     """
     if arrivals is None:
-        options = ("--capacity", "--mean-replicas", "--warm-up", "--response-weight", "--engine")
-        for option, given in zip(options, words, strict=True):
-            if given is not None:
-                raise WrongUsage(f"{option} says something about requests: name them with --requests")
-        if spec is not None and spec.slo is not None:
-            raise WrongUsage(f"{spec.name} has an SLO: say with --requests which requests come")
+        _insist_on_nothing_about_requests(spec, words)
         return None, None
+    known_s = _known_s(words, arrivals)
+    engine, arrivals = engine_of(words.engine, arrivals)
+    timeout_s = _timeout_s(words)
+    given = words.capacity_qps
+    if engine is not None:
+        _insist_on_what_engines_need(spec, tick_s)
+        if not _names_capacity(spec, given):
+            given = _carried_qps(engine, arrivals)
+    capacity = capacity_of(spec, given)
+    weight = response_weight(arrivals, words.response_weight)
+    slo = None if spec is None else spec.slo
+    if weight is not None and words.response_weight is None and slo is not None:
+        weight = slo.response_weight or weight
+    mean = words.mean_replicas or 0.0
+    arrivals = arrivals.scaled(scaled(arrivals, arrivals.length_s, known_s, mean, capacity, weight))
+    if slo is not None and tick_s > MINUTE_S:
+        raise WrongUsage(
+            f"--tick: a service with an SLO is decided about every minute; take 60s or less (got {tick_s:g}s)"
+        )
+    is_known = (slo is not None or _names_capacity(spec, given)) and not _is_of_several_accelerators(spec)
+    judged = None
+    if is_known and tick_s <= MINUTE_S:
+        judged = Traffic(arrivals, capacity, known_s, weight, engine, timeout_s)
+    return arrivals.later(known_s), judged
+
+
+def _insist_on_nothing_about_requests(spec: ServiceSpec | None, words: TrafficOptions) -> None:
+    options = (
+        "--capacity",
+        "--mean-replicas",
+        "--warm-up",
+        "--response-weight",
+        "--engine",
+        "--request-timeout",
+    )
+    for option, given in zip(options, words, strict=True):
+        if given is not None:
+            raise WrongUsage(f"{option} says something about requests: name them with --requests")
+    if spec is not None and spec.slo is not None:
+        raise WrongUsage(f"{spec.name} has an SLO: say with --requests which requests come")
+
+
+def _known_s(words: TrafficOptions, arrivals: Arrivals) -> float:
     known_s = 0.0 if words.warm_up is None else seconds("--warm-up", words.warm_up)
     if not 0.0 <= known_s < arrivals.length_s:
         raise WrongUsage(
             f"--warm-up takes a duration below that of the recording, {span(arrivals.length_s)} (got {words.warm_up})"
         )
-    engine, arrivals = engine_of(words.engine, arrivals)
-    if engine is not None:
-        if tick_s > MINUTE_S:
-            raise WrongUsage(
-                f"--tick: requests wait for less than that; take 60s or less with --engine (got {tick_s:g}s)"
-            )
-        goal = None if spec is None else spec.scaling
-        if goal is not None and goal.target_qps_by_accelerator:
-            raise WrongUsage("--engine is of one accelerator, and target_qps_per_replica of several")
-        is_told = words.capacity_qps is not None or (
-            goal is not None and goal.target_qps_per_replica is not None
-        )
-        if not is_told and (spec is None or spec.slo is None or spec.slo.capacity_qps is None):
-            words = words._replace(capacity_qps=_carried_qps(engine, arrivals))
-    capacity = capacity_of(spec, words.capacity_qps)
-    weight = response_weight(arrivals, words.response_weight)
-    mean = words.mean_replicas or 0.0
-    arrivals = arrivals.scaled(scaled(arrivals, arrivals.length_s, known_s, mean, capacity, weight))
-    has_slo = spec is not None and spec.slo is not None
-    if has_slo and tick_s > MINUTE_S:
+    return known_s
+
+
+def _insist_on_what_engines_need(spec: ServiceSpec | None, tick_s: float) -> None:
+    if tick_s > MINUTE_S:
         raise WrongUsage(
-            f"--tick: a service with an SLO is decided about every minute; take 60s or less (got {tick_s:g}s)"
+            f"--tick: requests wait for less than that; take 60s or less with --engine (got {tick_s:g}s)"
         )
-    goal = None if spec is None else spec.scaling
-    is_known = (
-        words.capacity_qps is not None
-        or has_slo
-        or (goal is not None and goal.target_qps_per_replica is not None)
-    )
-    if goal is not None and goal.target_qps_by_accelerator:
-        is_known = False
-    judged = Traffic(arrivals, capacity, known_s, weight, engine) if is_known and tick_s <= MINUTE_S else None
-    return arrivals.later(known_s), judged
+    if _is_of_several_accelerators(spec):
+        raise WrongUsage("--engine is of one accelerator, and target_qps_per_replica of several")
+
+
+def _names_capacity(spec: ServiceSpec | None, given: float | None) -> bool:
+    """Return whether the option or the file says what a replica carries."""
+    if given is not None or spec is None:
+        return given is not None
+    learns = spec.slo is None or spec.slo.capacity_qps is None
+    return spec.scaling.target_qps_per_replica is not None or not learns
+
+
+def _is_of_several_accelerators(spec: ServiceSpec | None) -> bool:
+    return spec is not None and bool(spec.scaling.target_qps_by_accelerator)
