@@ -130,19 +130,8 @@ def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
 
 def forgotten(order: MachineOrder) -> Machine:
     """Return the state of a machine that EC2 remembers by its client token alone."""
-    return Machine(
-        id=order.token,
-        token=order.token,
-        owner=order.owner,
-        service=order.service,
-        replica_id=order.replica_id,
-        rank=order.rank,
-        num_nodes=order.num_nodes,
-        zone=order.zone,
-        capacity_type=order.capacity_type,
-        state=MachineState.TERMINATED,
-        message="it was terminated, and EC2 no longer lists it",
-    )
+    gone = "it was terminated, and EC2 no longer lists it"
+    return order.machine(order.token, MachineState.TERMINATED, message=gone)
 
 
 def _number(text: str | None, default: int) -> int:

@@ -342,20 +342,7 @@ def machine_of(instance: compute_v1.Instance, *, public: bool) -> Machine | None
 
 def accepted(order: MachineOrder, now: float) -> Machine:
     """Return the machine before the cloud shows it."""
-    return Machine(
-        id=name_of(order.token),
-        token=order.token,
-        owner=order.owner,
-        service=order.service,
-        replica_id=order.replica_id,
-        rank=order.rank,
-        num_nodes=order.num_nodes,
-        zone=order.zone,
-        capacity_type=order.capacity_type,
-        state=_S.PENDING,
-        launched_at=now,
-        role=order.role,
-    )
+    return order.machine(name_of(order.token), _S.PENDING, launched_at=now, role=order.role)
 
 
 def zone_of(url: str) -> Zone:

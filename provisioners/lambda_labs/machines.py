@@ -103,19 +103,8 @@ class LambdaMachines:
             if error.code == "" or error.code.startswith("5"):
                 self._sent[name] = self._now()  # it may have been done
             raise
-        return Machine(
-            id=str(made),
-            token=order.token,
-            owner=order.owner,
-            service=order.service,
-            replica_id=order.replica_id,
-            rank=order.rank,
-            num_nodes=order.num_nodes,
-            zone=order.zone,
-            capacity_type=order.capacity_type,
-            state=MachineState.PENDING,
-            launched_at=self._now(),
-            instance_type=order.instance_type,
+        return order.machine(
+            str(made), MachineState.PENDING, launched_at=self._now(), instance_type=order.instance_type
         )
 
     def machines(self, owner: str, silent: Silent | None = None) -> Sequence[Machine]:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from policies.model import CapacityType, Role, Scope, Zone
 from provisioners.port.errors import ProvisionError, Refusal, RefusedError
@@ -91,6 +91,22 @@ class MachineOrder:
             CAPACITY_TAG: self.capacity_type.value,
             ROLE_TAG: self.role.value,
         }
+
+    def machine(self, machine_id: str, state: MachineState, **more: Any) -> Machine:
+        """Return the machine that is made of it, before the cloud shows it; `more` are other fields of Machine."""
+        return Machine(
+            id=machine_id,
+            token=self.token,
+            owner=self.owner,
+            service=self.service,
+            replica_id=self.replica_id,
+            rank=self.rank,
+            num_nodes=self.num_nodes,
+            zone=self.zone,
+            capacity_type=self.capacity_type,
+            state=state,
+            **more,
+        )
 
 
 class MachineState(str, Enum):
