@@ -24,8 +24,8 @@ class SloGoal:
     """The share of requests that are to be served within the SLO, and what one replica carries within it.
 
     `cold_start_s` is how long a replica takes from its launch until it is ready; with `learns_cold_start` only until the
-    service's own replicas have shown it. `capacity_qps` None: it is learned (`forecast.capacity`). With `forecast` False only
-    present demand counts; with `computes_forecast` False nothing is forecast at all, else what a forecast would want is noted.
+    service's own replicas have shown it. `capacity_qps` None: it is learned (`forecast.capacity`). `response_weight` is that of a token of a response
+    before it is learned (`forecast.work`). With `forecast` False only present demand counts; with `computes_forecast` False nothing is forecast, else what a forecast would want is noted.
     """
 
     attainment: float
@@ -34,6 +34,7 @@ class SloGoal:
     forecast: bool = True
     computes_forecast: bool = True
     learns_cold_start: bool = False
+    response_weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tls=TLS[given.tls],
         keys=given.keys,
         workers=given.workers,
+        mover_share=given.mover_share,
     )
     facts = _facts(plan, given)
     try:
@@ -89,6 +90,7 @@ def _facts(plan: Plan, given: argparse.Namespace) -> dict[str, Any]:
         "TLS": given.tls,
         "keys": str(plan.keys),
         "workers": plan.workers,
+        "share of a core per mover": plan.mover_share or "no limit",
         "cores": "all"
         if plan.workers > 1
         else f"{PROXY_CORE} for the proxy, {LOAD_CORE} for engines and load",

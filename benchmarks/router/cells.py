@@ -179,6 +179,14 @@ CELLS = (
     _streams("streams100", 100, None),
     _streams("streams250", 250, 0.75),
     _streams("streams500", 500, 0.75),
+    Cell(
+        "overrun",
+        "250 streams, 100 chunks/s each",
+        "chunk",
+        mode="streams",
+        connections=250,
+        chunks_s=100,
+    ),
     _latecomers("latecomers", 20),
     _latecomers("latecomers50", 50),
     _prefix("prefix", "4 KB", 4096, groups=50, questions=20, connections=32, goal=0.5),
@@ -195,7 +203,17 @@ CELLS = (
 )
 BY_NAME = {cell.name: cell for cell in CELLS}
 # Measured when asked for.
-EXTRA = ("running", "unary16", "body1m", "traced", "streams100", "latecomers50", "prefix64", "prefix400")
+EXTRA = (
+    "running",
+    "unary16",
+    "body1m",
+    "traced",
+    "streams100",
+    "overrun",
+    "latecomers50",
+    "prefix64",
+    "prefix400",
+)
 # The cells of the cost per chunk.
 STREAM_CELLS = frozenset(
     cell.name for cell in CELLS if cell.mode == "streams" and cell.measure is Measure.CPU

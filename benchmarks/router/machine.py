@@ -23,6 +23,8 @@ from types import TracebackType
 import platformdirs
 
 HERE = Path(__file__).parent
+CPU_GROUPS = Path("/sys/fs/cgroup/cpu")  # version 1 of control groups, which can limit single threads
+_PERIOD_US = 50_000  # of which at least 1,000 can be given
 _STOP_S = 3.0
 _LOOK_EVERY_S = 0.01
 _PROGRAMS = {"backend": ("backend.c",), "load": ("load.c", "client.c")}
@@ -118,6 +120,27 @@ def pinned(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+@contextmanager
+def limited(threads: Sequence[int], share: float) -> Iterator[None]:
+    """Gives each of these threads at most a share of a core. Raises Missing."""
+    groups = {thread: CPU_GROUPS / f"skyserve-benchmark-{thread}" for thread in threads}
+    try:
+        try:
+            for thread, group in groups.items():
+                group.mkdir()
+                (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+                (group / "cpu.cfs_quota_us").write_text(str(round(share * _PERIOD_US)))
+                (group / "tasks").write_text(str(thread))
+        except OSError as error:
+            raise Missing(f"no share of a core can be given, which needs root: {error}") from error
+        yield
+    finally:
+        for thread, group in groups.items():
+            with suppress(OSError):  # it may have ended, or the group was not made
+                (CPU_GROUPS / "tasks").write_text(str(thread))
+                group.rmdir()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -174,6 +197,12 @@ class Process:
         return [
             int(at.name) for at in Path("/proc").glob("[0-9]*") if _session(int(at.name)) == self._popen.pid
         ]
+
+    def movers(self) -> list[int]:
+        """The threads that move bytes: those of that name, else the event loop, which then does it."""
+        tasks = [task for pid in self.pids() for task in Path(f"/proc/{pid}/task").iterdir()]
+        named = [int(task.name) for task in tasks if (task / "comm").read_text().strip() == "mover"]
+        return named or self.pids()
 
     def last_lines(self, lines: int = 4) -> str:
         text = self.log.read_text(errors="replace").strip().splitlines()

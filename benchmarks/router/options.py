@@ -107,6 +107,15 @@ def _add_rest(parser: argparse.ArgumentParser) -> None:
         "nothing is pinned to a core, and our agent has to know the option --workers (default: %(default)s)",
     )
 
+    systems(
+        "--mover-share",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="give each thread of our agent that moves bytes only this share of a core, so that a few cores show how "
+        "several add up; needs root and control groups of version 1",
+    )
+
     rounds = parser.add_argument_group("rounds").add_argument
     rounds("--rounds", type=int, default=5, help="(default: %(default)s)")
     rounds("--seconds", type=float, default=5.0, help="that are counted, per cell (default: %(default)s)")

@@ -30,6 +30,7 @@ from benchmarks.router.machine import (
     compiled,
     free_port,
     is_free,
+    limited,
     pinned,
 )
 from benchmarks.router.rows import Row
@@ -62,6 +63,7 @@ class Plan:
     tls: frozenset[str] = frozenset()  # where it is: at "targets", "clients"
     keys: Keys = NO_KEYS  # that come in turn
     workers: int = 1  # of each proxy
+    mover_share: float = 0.0  # of a core, for each thread of ours that moves bytes; 0: no limit
 
     def core(self, wanted: int) -> int | None:
         """Return the core for a process; None: any. Several workers are not to share one."""
@@ -230,6 +232,8 @@ def _started(
                 _await(one.port, one.process, one.tls)
                 one = replace(one, facts=_facts(one, one.process, launch))
                 _warm(one, folder, plan)
+                if plan.mover_share and one.system.family is Family.OURS:
+                    stack.enter_context(limited(one.process.movers(), plan.mover_share))
             ready.append(one)
         except Broken as error:
             broken.add((one.system.name, group))

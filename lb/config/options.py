@@ -295,7 +295,7 @@ class ApiKey:
 
     `weight` is its share of a full queue and of full memory. `residency` is the zone of its requests (see `lb.core.residency`), empty: none.
     With a limit of tokens, or of a model, a key may use the APIs whose tokens are known, and of other paths those in `paths`; `*` at the end
-    of one stands for anything. `models` has further limits, of single models.
+    of one stands for anything. Adapters are loaded by keys that have that path only. `models` has further limits, of single models.
     """
 
     name: str

@@ -621,6 +621,7 @@ static int is_quitting(Mover *mover) { return __atomic_load_n(&mover->fast_path-
 static void *mover_thread(void *given) {
     Mover *mover = given;
     struct pollfd sources = {.fd = mover->sources, .events = POLLIN};
+    pthread_setname_np(pthread_self(), "mover"); /* as `top -H` shows it */
     while (poll(&sources, 1, -1) >= 0 || errno == EINTR) {
         long long began = now_ns();
         int count, moved = 0;

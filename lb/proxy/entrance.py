@@ -18,7 +18,7 @@ from lb.core.residency import Zones
 from lb.core.targets import TargetTable
 from lb.core.warming import LARGEST_BYTES, PromptSample, PromptSamples
 from lb.http import error_responses, session_cookie
-from lb.http.api_paths import Work, for_model, names_a_model, work_of
+from lb.http.api_paths import ADAPTERS, Work, for_model, names_a_model, work_of
 from lb.http.cors import CorsRules
 from lb.http.deadline_headers import PROBLEM, read_deadline
 from lb.http.key_carriers import QUERY, keys_in_query
@@ -231,7 +231,7 @@ class RequestAdmission:
         model = model_of(parsed, body) if has_model else parsed.model
         if parsed is UNREADABLE and self._table.table.access.strict_json:
             return _ENCODED if b"\r\ncontent-encoding:" in b"\r\n" + head.lines.lower() else _UNREADABLE
-        if admission.reads_body:
+        if admission.reads_body or path in ADAPTERS:
             refusal = self._reserve(head, body, parsed, model, admission, body_left, now)
             if refusal is not None:
                 return refusal
@@ -290,6 +290,8 @@ class RequestAdmission:
         if head.method in _READING and not head.websocket:
             return None
         path = head.path
+        if path in ADAPTERS:
+            return None if admission.may_use(path) else _ADAPTERS_FOR_ALL
         if (b"." in path or b"%" in path) and _DOT_SEGMENT.search(path):
             return _DOTS  # what is allowed below a path would be allowed beside it
         work = work_of(path)
@@ -414,6 +416,13 @@ class RequestAdmission:
             ours.get(b"session", b"")[: openai_request.MAX_SESSION_BYTES].decode("latin-1"),
             ours.get(b"continue", b"").lower() != b"off",
         )
+
+
+_ADAPTERS_FOR_ALL: Final = Rejection(
+    403,
+    "path_not_allowed",
+    "Adapters are loaded and unloaded on all replicas, for all keys: add the path to the `paths` of a key that may do so.",
+)
 
 
 def _not_counted(path: bytes) -> Rejection:

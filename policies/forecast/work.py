@@ -13,8 +13,8 @@ more tokens are seen to take longer. Each minute is a row of a least-squares reg
 requests per request on the tokens per request; old minutes fade as in `forecast.capacity`. Minutes in which many were late say how long
 they waited, and teach nothing. An engine with little to do waits for
 its memory and computes prompts meanwhile, so light minutes make responses look heavier than they are where it matters: a response token
-is held to weigh at most `MOST_RATIO` times what the prior says against one of a prompt, and at least as little. The prior counts like `PRIOR_MIN` minutes of requests that differ widely: a token is a token, as in PreServe's hybrid rate
-(Algorithm 1), and a request weighs nothing of its own. Prompt tokens that were found in a cache are not separate in the minutes:
+is held to weigh at most `MOST_RATIO` times what the prior says against one of a prompt, and at least as little. The prior counts like `PRIOR_MIN` minutes of requests that differ widely: a response token is what the service file says of it, or
+a token like others, as in PreServe's hybrid rate (Algorithm 1), and a request weighs nothing of its own. Prompt tokens that were found in a cache are not separate in the minutes:
 they make the mean prompt token lighter.
 
 *Size* is the work of a request in the last minute. One request's luck is not demand, so the minute is mixed with `LUCK` requests of
@@ -79,8 +79,8 @@ def in_use(memory: Json) -> Weights | None:
     return Weights(*memory["weights"]) if "weights" in memory else None
 
 
-def refresh(memory: Json, history: History, kinds: Sequence[str]) -> Json:
-    """Return the memory with the weights that a fleet of these kinds is to be sized by; empty if there are no tokens.
+def refresh(memory: Json, history: History, kinds: Sequence[str], start: float | None = None) -> Json:
+    """Return the memory with the weights that a fleet of these kinds is to be sized by, from `start` on; empty if there are no tokens.
 
     A change of a weight changes the whole history, so this is for the minutes in which a forecast is fitted.
     """
@@ -91,7 +91,7 @@ def refresh(memory: Json, history: History, kinds: Sequence[str]) -> Json:
         usual, minutes = _usual(history)
     known = memory.get("kinds", {})
     fleet = Counter(kinds) or Counter([UNKNOWN_KIND])
-    each = [weights(known, kind, usual) for kind in fleet]
+    each = [weights(known, kind, usual, start or RESPONSE_WEIGHT) for kind in fleet]
     found = np.average(each, axis=0, weights=list(fleet.values())).tolist()
     before = memory.get("weights")
     if before is not None and usual == memory.get("usual") and not _differ(found, before, usual):
@@ -106,12 +106,8 @@ def learn(memory: Json, history: History, kinds: Sequence[str], load: Load) -> J
         return memory
     running = load.ongoing - load.queued
     tokens = history.prompt[-1], history.response[-1]
-    if (
-        not requests >= LEAST_REQUESTS
-        or late > LATE_SHARE * requests
-        or running <= 0.0
-        or not sum(tokens) > 0
-    ):
+    is_late = late > LATE_SHARE * requests
+    if not requests >= LEAST_REQUESTS or is_late or running <= 0.0 or not sum(tokens) > 0:
         return memory
     row = (1.0, tokens[0] / requests, tokens[1] / requests)
     pairs = [a * b for index, a in enumerate(row) for b in row[index:]]
@@ -125,20 +121,19 @@ def learn(memory: Json, history: History, kinds: Sequence[str], load: Load) -> J
     return {**memory, "kinds": known}
 
 
-def weights(known: Json, kind: str, usual: list[float]) -> Weights:
-    """Return the weights of a kind, of its newest known version where it is new, or the prior."""
+def weights(known: Json, kind: str, usual: list[float], start: float = RESPONSE_WEIGHT) -> Weights:
+    """Return the weights of a kind, of its newest known version where it is new, or the prior, in which responses weigh `start`."""
     accelerator = kind.rpartition("@")[0]
     alike = [one for one in known if one.rpartition("@")[0] == accelerator]
     scale = np.array([1.0, max(usual[0], 1.0), max(usual[1], 1.0)])
-    prior = np.array([0.0, scale[1], RESPONSE_WEIGHT * scale[2]])
+    prior = np.array([0.0, scale[1], start * scale[2]])
     shares = prior / prior.sum()
     if alike:
         newest = kind if kind in known else max(alike, key=lambda one: int(one.rpartition("@")[2]))
         shares = _shares(np.array(known[newest]), scale, shares)
         if shares[1] + shares[2] > 0.0:
-            odds = np.clip(
-                shares[2] / max(shares[1], 1e-9), *(prior[2] / prior[1] * MOST_RATIO**by for by in (-1, 1))
-            )
+            least = prior[2] / prior[1] / MOST_RATIO
+            odds = np.clip(shares[2] / max(shares[1], 1e-9), least, least * MOST_RATIO**2)
             shares[1:] = (shares[1] + shares[2]) * np.array([1.0, odds]) / (1.0 + odds)
     found: list[float] = (shares / scale).tolist()
     return Weights(*found)

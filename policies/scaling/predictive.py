@@ -309,7 +309,8 @@ def _weights(history: History, memory: Json, observation: Observation) -> Json:
     fit_number = past.fit_number(history)
     if "weights" in known and known.get("fit") == fit_number:
         return known
-    known = work.refresh(known, history, [kind_of(*one, goal) for one in _fleet(observation)])
+    kinds, slo = [kind_of(*one, goal) for one in _fleet(observation)], goal.scaling.slo
+    known = work.refresh(known, history, kinds, slo.response_weight if slo else None)
     return {**known, "fit": fit_number} if known else known
 
 

@@ -36,7 +36,10 @@ class Run:
     only because the target had risen within the last cold start. `requests` and `requests_short` (the share that arrived while
     fewer than the target were ready) are None without requests. `attainment` is the share of requests within the SLO, by what
     a replica carries and not by the target; None where that is not known. `window` counts the stretches of the trace from 0.
-    `ttft_s` is the time to the first token and `latency_s` that to the last, None without an engine's profile. Of a plan that knows the future, `cost_bound` is below the cost of the cheapest one, and `status` "optimal" or why it may not be that.
+    `ttft_s` is the time to the first token and `latency_s` that to the last, None without an engine's profile; both are of the requests that clients
+    did not give up, and `requests_failed` is the share of the others, None where clients wait forever. `usd_beside` is
+    what disks and addresses of machines cost, which `usd` leaves out; None where that is not known. Of a plan that knows the future,
+    `cost_bound` is below the cost of the cheapest one, and `status` "optimal" or why it may not be that.
     """
 
     policy: str
@@ -68,6 +71,8 @@ class Run:
     attainment: float | None = None
     ttft_s: Percentiles | None = None
     latency_s: Percentiles | None = None
+    requests_failed: float | None = None
+    usd_beside: float | None = None
     cost_bound: float | None = None
     status: str = ""
 

@@ -20,6 +20,7 @@ from skyserve_cli.output import CommandFailed, WrongUsage, inform, put, put_json
 from skyserve_cli.profile import prompts
 from skyserve_cli.profile.measure import Limits, Measured, Measurement
 from skyserve_cli.profile.server import ServerError, connected
+from skyserve_cli.profile.weights import Carried, ResultError, carried_of
 from skyserve_cli.text_tables import doing, put_table
 
 INTERRUPTED = 130
@@ -79,6 +80,14 @@ def profile(
             help="Lengths of real requests instead: prompt_tokens,response_tokens.",
         ),
     ] = None,
+    others: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--with",
+            metavar="RESULT.json",
+            help="Result (-o json) of a run with other lengths on such a replica, for slo.response_weight. Can be repeated.",
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="Model to request. Default: the first that is listed.")
     ] = None,
@@ -120,6 +129,8 @@ def profile(
     \b
     serve profile service.yaml
     serve profile http://127.0.0.1:8000 --ttft-ms 1000 --tpot-ms 50
+    serve profile service.yaml --prompt-tokens 2000 --response-tokens 50 -o json > long.json
+    serve profile service.yaml --prompt-tokens 200 --response-tokens 400 --with long.json
     """
     insist_on_statistics("serve profile")
     limits = Limits(
@@ -128,6 +139,7 @@ def profile(
     if start is not None and not 0 < start <= 1e5:
         raise WrongUsage(f"--start takes requests per second above 0 (got {start:g})")
     where = _target(target, ttft_ms, tpot_ms, attainment, replicas, start)
+    before = _results(others or [])
     key = None if api_key_file is None else _secret(api_key_file)
     rng = random.Random(seed)
     try:
@@ -144,14 +156,22 @@ def profile(
     )
     measured = _measured(where, model, key, shapes, limits, rng)
     if output is OutputFormat.JSON:
-        put_json(profile_text.view(measured))
+        put_json(profile_text.view(measured, before))
     elif measured.steps:
         put_table(profile_text.steps_table(measured))
-        put(profile_text.sentence(measured, where.file))
+        put(profile_text.sentence(measured, where.file, before))
     if measured.stopped == "interrupted":
         raise CommandFailed("interrupted", INTERRUPTED)
     if measured.found is None:
         raise CommandFailed(profile_text.why_nothing(measured))
+
+
+def _results(paths: list[Path]) -> list[Carried]:
+    """Raise WrongUsage."""
+    try:
+        return [carried_of(path) for path in paths]
+    except ResultError as error:
+        raise WrongUsage(f"--with: {error}") from None
 
 
 def _target(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from skyserve_cli.output import plural, span
 from skyserve_cli.profile.capacity import requests_to_be_sure
 from skyserve_cli.profile.measure import Measured, Measurement
+from skyserve_cli.profile.weights import Carried, response_weight
 from skyserve_cli.text_tables import Fitted, table
 
 _STOPPED = {
@@ -19,8 +21,11 @@ _STOPPED = {
 }
 
 
-def view(measured: Measurement) -> dict[str, Any]:
-    """Return it for ``-o json``: rates are requests per second and replica, times are milliseconds."""
+def view(measured: Measurement, others: Sequence[Carried] = ()) -> dict[str, Any]:
+    """Return it for ``-o json``: rates are requests per second and replica, times are milliseconds.
+
+    `others` are runs with other lengths; `response_weight` is null without one.
+    """
     found = measured.found
     prompt, response = _mean(measured, measured.prompt_tokens), _mean(measured, measured.response_tokens)
     return {
@@ -39,6 +44,7 @@ def view(measured: Measurement) -> dict[str, Any]:
         "took_s": round(measured.took_s, 1),
         "mean_prompt_tokens": prompt,
         "mean_response_tokens": response,
+        "response_weight": _weight(measured, others),
         "steps": [_step_view(step) for step in measured.steps],
     }
 
@@ -93,7 +99,7 @@ def steps_table(measured: Measurement) -> Fitted:
     return table(columns, rows)
 
 
-def sentence(measured: Measurement, file: Path | None) -> str:
+def sentence(measured: Measurement, file: Path | None, others: Sequence[Carried] = ()) -> str:
     """Return what was found, how sure it is, and what to do with it."""
     found = measured.found
     if found is None:
@@ -115,13 +121,34 @@ def sentence(measured: Measurement, file: Path | None) -> str:
             "give it more time with --max-time."
         )
     if found.confidence != "low":
-        setting = f"replica_policy.slo.capacity_qps={found.qps:.3g}"
+        parts.append(_use(f"replica_policy.slo.capacity_qps={found.qps:.3g}", file))
+    weight = _weight(measured, others)
+    if weight is not None:
         parts.append(
-            f"In the service file: {setting}"
-            if file is None
-            else f"To use it: serve update {file} --set {setting}"
+            f"With {plural(len(others), 'other run')}: a token of a response weighs {weight:g} tokens of a prompt."
+        )
+        parts.append(_use(f"replica_policy.slo.response_weight={weight:g}", file))
+    elif others:
+        parts.append(
+            "What a token of a response weighs is not known: the runs of --with have about as many tokens of responses per token of "
+            "prompts as this one."
         )
     return "\n".join(parts)
+
+
+def _use(setting: str, file: Path | None) -> str:
+    if file is None:
+        return f"In the service file: {setting}"
+    return f"To use it: serve update {file} --set {setting}"
+
+
+def _weight(measured: Measurement, others: Sequence[Carried]) -> float | None:
+    """Return what a response token weighs in prompt tokens, to three digits; None where the runs do not show it."""
+    if measured.found is None or not measured.finished or not others:
+        return None
+    tokens = measured.prompt_tokens / measured.finished, measured.response_tokens / measured.finished
+    found = response_weight([Carried(measured.found.qps, *tokens), *others]) if min(tokens) > 0 else None
+    return None if found is None else float(f"{found:.3g}")
 
 
 def why_nothing(measured: Measurement) -> str:

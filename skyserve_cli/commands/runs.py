@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeVar
 
+from provisioners.offers.extra_costs import extra_usd_hour
+from provisioners.port.base import DISK_GB
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.output import WrongUsage, plural, span
 from skyserve_cli.sim.arrivals import Arrivals, arrivals_of
@@ -213,6 +215,22 @@ def target_size(spec: ServiceSpec | None, replicas: int | None) -> int:
     if spec is not None:
         return max(1, spec.scaling.min_replicas)
     return DEFAULT_REPLICAS if replicas is None else replicas
+
+
+def beside_usd_hour(spec: ServiceSpec | None, market: Trace) -> float | None:
+    """Return about what the disk and the address of a machine cost: the most of the file's alternatives.
+
+    None where one of these may be in any cloud, or costs nothing of the kind, and where the market has no prices.
+    """
+    if spec is None or not market.is_priced:
+        return None
+    each = [
+        0.0
+        if choice.cloud is None
+        else extra_usd_hour(choice.cloud, choice.disk_size_gb or DISK_GB, has_address=True)
+        for choice in spec.resources
+    ]
+    return max(each) if each and all(each) else None
 
 
 def wanted_policies(spec: ServiceSpec | None, given: Sequence[str] | None) -> tuple[str, ...]:

@@ -26,6 +26,9 @@ from skyserve_cli.sim.trace import Trace, named, shipped
 from skyserve_cli.spec import ServiceSpec
 from skyserve_cli.text_tables import put_table, table
 
+#: Options about a market, which a comparison of autoscalers has not.
+_MARKET_ONLY = ("--trace", "--policy", "--window", "--engine", "--request-timeout")
+
 
 def complete_policy(incomplete: str) -> list[str]:
     """Return names for the shell; of a comma list, its last part."""
@@ -172,7 +175,7 @@ def simulate(
         typer.Option(
             "--response-weight",
             metavar="RATIO",
-            help="Where --requests has tokens: the work of a response token, in prompt tokens. Default: 1.",
+            help="Where --requests has tokens: the work of a response token, in prompt tokens. Default: the file's response_weight, or 1.",
         ),
     ] = None,
     engine: Annotated[
@@ -181,6 +184,14 @@ def simulate(
             "--engine",
             metavar="PROFILE[:PROMPT,RESPONSE]",
             help="How long --requests take (TTFT, end to end) on an engine of `serve engine --list-profiles`; with mean tokens where they have none.",
+        ),
+    ] = None,
+    request_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--request-timeout",
+            metavar="DURATION",
+            help="With --engine: clients give up requests that take longer, and these fail. Default: clients wait forever.",
         ),
     ] = None,
     tick: Annotated[str, typer.Option("--tick", metavar="DURATION", help="Of the controller.")] = "30s",
@@ -235,7 +246,7 @@ def simulate(
         words = autoscalers.AutoscalerOptions(
             autoscaler, attainment, capacity, mean, warm_up, cold_start, requests, response_weight
         )
-        market_only = {"--trace": trace, "--policy": policy, "--window": window, "--engine": engine}
+        market_only = dict(zip(_MARKET_ONLY, (trace, policy, window, engine, request_timeout), strict=True))
         autoscalers.compare(words, load_spec(), runs.seeds(seed), jobs, market_only, report, output)
         return
     pictures.insist_on_writable("--report", report)
@@ -249,6 +260,7 @@ def simulate(
     asked = runs.jobs(policies, margins, targets, runs.seeds(seed))
     runs.insist_on_few(len(asked) * len(parts))
     given = traffic_options.TrafficOptions(capacity, mean_replicas, warm_up, response_weight, engine)
+    given = given._replace(request_timeout=request_timeout)
     arrivals, traffic = traffic_options.traffic(spec, runs.arrivals(requests, market.length_s), given, tick_s)
     common = Setting(
         trace=market,
@@ -259,6 +271,7 @@ def simulate(
         spec=runs.sized(spec, replicas),
         notice_s=runs.notice(notice, tick_s),
         traffic=traffic,
+        beside_usd_hour=runs.beside_usd_hour(spec, market),
         whole=whole,
     )
     _check_requests(common)
@@ -267,11 +280,15 @@ def simulate(
     simulation = _simulation(common, ratio_shown, tick_s, found)
     goals = targets or (runs.DEFAULT_AVAILABILITY,)
     _show(simulation, market, goals, output)
-    if interrupted:
-        all_runs = plural(len(asked) * len(parts), "run")
-        raise CommandFailed(f"interrupted: {len(found)} of {all_runs} finished", 130)
+    _insist_on_all(interrupted, len(found), len(asked) * len(parts))
     _draw(simulation, report, goals)
     inform(f"{plural(len(found), 'run')}, {sum(run.cpu_s for run in found):.1f} s of CPU")
+
+
+def _insist_on_all(interrupted: bool, finished: int, of: int) -> None:
+    """Raises CommandFailed."""
+    if interrupted:
+        raise CommandFailed(f"interrupted: {finished} of {plural(of, 'run')} finished", 130)
 
 
 def _tick_s(tick: str) -> float:
@@ -302,7 +319,7 @@ def _simulation(common: Setting, ratio_shown: float, tick_s: float, found: Seque
         tick_s=tick_s,
         days=market.length_s / 86400,
         zones=tuple((zone.name, zone.region) for zone in market.zones),
-        priced=all(zone.spot_usd_hour is not None for zone in market.zones),
+        priced=market.is_priced,
         runs=tuple(found),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -21,6 +22,7 @@ TARGET_SHARE = 0.8  # of its capacity, a target that was not measured loads a re
 DEFAULT_CAPACITY_QPS = 2.0
 MOST_REPLICAS = 1000
 MOST_WEIGHT = 1000.0
+DAY_S = 86_400.0
 
 
 def capacity_of(spec: ServiceSpec | None, capacity_qps: float | None) -> float:
@@ -82,6 +84,7 @@ class TrafficOptions(NamedTuple):
     warm_up: str | None = None
     response_weight: float | None = None
     engine: str | None = None
+    request_timeout: str | None = None
 
 
 def engine_of(words: str | None, arrivals: Arrivals) -> tuple[Profile | None, Arrivals]:
@@ -119,6 +122,18 @@ def _carried_qps(engine: Profile, arrivals: Arrivals) -> float:
     return EngineTimes(engine, Tokens(*means)).capacity_qps()
 
 
+def _timeout_s(words: TrafficOptions) -> float:
+    """Return how long a request may take. Raises WrongUsage."""
+    if words.request_timeout is None:
+        return math.inf
+    if words.engine is None:
+        raise WrongUsage("--request-timeout: how long requests take is known with --engine")
+    timeout_s = seconds("--request-timeout", words.request_timeout)
+    if not 1 <= timeout_s <= DAY_S:
+        raise WrongUsage(f"--request-timeout takes a duration from 1s to 24h (got {words.request_timeout!r})")
+    return timeout_s
+
+
 def traffic(
     spec: ServiceSpec | None, arrivals: Arrivals | None, words: TrafficOptions, tick_s: float
 ) -> tuple[Arrivals | None, Traffic | None]:
@@ -127,8 +142,8 @@ def traffic(
     Raises WrongUsage.
     """
     if arrivals is None:
-        options = ("--capacity", "--mean-replicas", "--warm-up", "--response-weight", "--engine")
-        for option, given in zip(options, words, strict=True):
+        options = ("--capacity", "--mean-replicas", "--warm-up", "--response-weight")
+        for option, given in zip((*options, "--engine", "--request-timeout"), words, strict=True):
             if given is not None:
                 raise WrongUsage(f"{option} says something about requests: name them with --requests")
         if spec is not None and spec.slo is not None:
@@ -140,6 +155,7 @@ def traffic(
             f"--warm-up takes a duration below that of the recording, {span(arrivals.length_s)} (got {words.warm_up})"
         )
     engine, arrivals = engine_of(words.engine, arrivals)
+    timeout_s = _timeout_s(words)
     if engine is not None:
         if tick_s > MINUTE_S:
             raise WrongUsage(
@@ -155,6 +171,8 @@ def traffic(
             words = words._replace(capacity_qps=_carried_qps(engine, arrivals))
     capacity = capacity_of(spec, words.capacity_qps)
     weight = response_weight(arrivals, words.response_weight)
+    if weight is not None and words.response_weight is None and spec is not None and spec.slo is not None:
+        weight = spec.slo.response_weight or weight
     mean = words.mean_replicas or 0.0
     arrivals = arrivals.scaled(scaled(arrivals, arrivals.length_s, known_s, mean, capacity, weight))
     has_slo = spec is not None and spec.slo is not None
@@ -170,5 +188,7 @@ def traffic(
     )
     if goal is not None and goal.target_qps_by_accelerator:
         is_known = False
-    judged = Traffic(arrivals, capacity, known_s, weight, engine) if is_known and tick_s <= MINUTE_S else None
+    judged = None
+    if is_known and tick_s <= MINUTE_S:
+        judged = Traffic(arrivals, capacity, known_s, weight, engine, timeout_s)
     return arrivals.later(known_s), judged

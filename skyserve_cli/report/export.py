@@ -64,6 +64,7 @@ def _row_json(row: SummaryRow, *, priced: bool) -> dict[str, Any]:
         "runs": len(row.runs),
         "usd_per_hour": round(row.usd_hour, 6) if priced else None,
         "usd_per_hour_on_demand": round(row.usd_hour_on_demand, 6) if priced else None,
+        "usd_per_hour_beside": None if row.usd_hour_beside is None else round(row.usd_hour_beside, 6),
     }
     for field in fields(row):
         value = getattr(row, field.name)

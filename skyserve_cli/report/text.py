@@ -38,6 +38,8 @@ def table_cells(rows: Sequence[SummaryRow], *, priced: bool) -> tuple[list[str],
     add("#COST", [_share(row.cost_relative, 1) for row in rows])
     if priced:
         add("$/H", [usd(row.usd_hour) for row in rows])
+        beside = ["" if row.usd_hour_beside is None else usd(row.usd_hour_beside) for row in rows]
+        add("$/H DISKS", beside, unless_empty=True)
     add("#ON DEMAND", [_share(row.on_demand_cost_share, 1) for row in rows])
     add("#PREEMPTED/DAY", [_rate(row.preemptions_per_day) for row in rows])
     add("#FAILED/DAY", [_rate(row.failed_launches_per_day) for row in rows])
@@ -45,6 +47,8 @@ def table_cells(rows: Sequence[SummaryRow], *, priced: bool) -> tuple[list[str],
     add("#SHORT REQUESTS", short, unless_empty=True)
     met = ["" if row.attainment is None else _share(row.attainment, 2) for row in rows]
     add("#ATTAINMENT", met, unless_empty=True)
+    failed = ["" if row.requests_failed is None else _share(row.requests_failed, 2) for row in rows]
+    add("#FAILED REQUESTS", failed, unless_empty=True)
     add("#TTFT P50/P90/P99", [_seconds(row.ttft_s) for row in rows], unless_empty=True)
     add("#LATENCY P50/P90/P99", [_seconds(row.latency_s) for row in rows], unless_empty=True)
     add("WHERE", [row.zones for row in rows], unless_empty=True)
@@ -72,13 +76,18 @@ GLOSSARY = (
     ),
     ("capacity", "mean of the ready replicas, up to the target, over the target"),
     ("cost", "what was paid, cold starts included, over the price of the target on demand"),
+    ("disks", "what disks and public addresses cost beside that, by list prices of the file's cloud"),
     ("on demand", "share of that cost that went to on-demand replicas"),
     ("preempted, failed", "spot replicas lost, and launches without success, per day"),
     ("short requests", "share of requests that arrived while fewer than the target were ready"),
     ("attainment", "share of requests within the SLO, by what a replica carries, whatever the target was"),
     (
+        "failed requests",
+        "share of requests that clients gave up, because they took longer than --request-timeout",
+    ),
+    (
         "TTFT",
-        "seconds to the first token of 50, 90 and 99 % of the requests, by their wait and an engine's profile",
+        "seconds to the first token of 50, 90 and 99 % of the requests that did not fail, by their wait and an engine's profile",
     ),
     ("latency", "the same to the last token"),
 )

@@ -9,6 +9,10 @@ formula of `engine.profiles` the time of an iteration that carries them and the 
 
 All requests of a step have the same length, its mean, so percentiles are those of load and waiting. Requests of a replica that is lost
 are not served again. What still waits at the end counts with its wait until then.
+
+With a timeout, a request fails whose response would not be complete that long after it came. It waits until what is left is less than
+its service takes on a fully loaded replica, and then takes nothing of a replica, so no work is lost on requests that fail. Failed
+requests are counted apart: percentiles are those of the others.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from skyserve_cli.sim.slo_queue import MOST
 
 LOADED = 0.7  # of an engine's time, at its capacity
 _BIN = 1.01  # from one bin of seconds to the next
-_PARTS = 4  # of requests that wait, each with its own wait
+_PARTS = 4  # of requests that wait, each with its own wait; and of a step, which time out one by one
 
 
 class Tokens(NamedTuple):
@@ -86,14 +90,23 @@ class _Cohort(NamedTuple):
     requests: float
     work: float
     tokens: Tokens
+    longest_s: float = math.inf  # that one waits
+
+    def part(self, start: float, end: float) -> _Cohort:
+        """Return what came between two shares of its time."""
+        length_s, share = self.end_s - self.start_s, end - start
+        times = self.start_s + start * length_s, self.start_s + end * length_s
+        return _Cohort(*times, self.requests * share, self.work * share, self.tokens, self.longest_s)
 
 
 @dataclass(slots=True)
 class Latencies:
-    """The requests of one run, in replicas that carry `capacity_qps` each."""
+    """The requests of one run, in replicas that carry `capacity_qps` each; those that take longer than `timeout_s` fail."""
 
     profile: Profile
     capacity_qps: float
+    timeout_s: float = math.inf
+    failed: float = 0.0
     _waiting: deque[_Cohort] = field(default_factory=deque)  # oldest first
     _first: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     _total: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
@@ -102,34 +115,56 @@ class Latencies:
         self, at_s: float, length_s: float, ready: int, requests: int, work: float, tokens: Tokens
     ) -> None:
         """Add the requests of a step that begins at `at_s`, and serve what `ready` replicas can."""
+        ends_at = at_s + length_s
         if requests:
-            self._waiting.append(_Cohort(at_s, at_s + length_s, requests, work, tokens))
-        if ready <= 0:
+            self._add(_Cohort(at_s, ends_at, requests, work, tokens))
+        if ready > 0:
+            done = self._serve(at_s, ends_at, MOST * self.capacity_qps * ready)
+            served = sum(cohort.requests for cohort, _, _ in done)
+            for cohort, first_s, last_s in done:
+                self._count(cohort, first_s, last_s, served / length_s / ready)
+        while self._waiting and ends_at - self._waiting[0].start_s > self._waiting[0].longest_s:
+            self.failed += self._waiting.popleft().requests
+
+    @property
+    def waiting(self) -> float:
+        """The work that waits."""
+        return sum(cohort.work for cohort in self._waiting)
+
+    def _add(self, cohort: _Cohort) -> None:
+        if self.timeout_s == math.inf:
+            self._waiting.append(cohort)
             return
-        pace, free_at, ends_at = MOST * self.capacity_qps * ready, at_s, at_s + length_s
-        done: list[tuple[_Cohort, float, float]] = []  # with the wait of its first and of its last request
-        share = 1.0
-        while self._waiting and share == 1.0 and free_at < ends_at:
+        rate = MOST * self.capacity_qps * cohort.requests / cohort.work if cohort.work else 0.0
+        _, total_s = EngineTimes(self.profile, cohort.tokens).served(rate)
+        cohort = cohort._replace(longest_s=max(0.0, self.timeout_s - total_s))
+        self._waiting.extend(cohort.part(part / _PARTS, (part + 1) / _PARTS) for part in range(_PARTS))
+
+    def _serve(self, free_at: float, ends_at: float, pace: float) -> list[tuple[_Cohort, float, float]]:
+        """Return what is served at `pace` from `free_at` on, each with the wait of its first and of its last request."""
+        done = []
+        while self._waiting and free_at < ends_at:
             cohort = self._waiting.popleft()
             begins_at = max(free_at, cohort.start_s)
+            if begins_at - cohort.start_s > cohort.longest_s:
+                self.failed += cohort.requests
+                continue
             took_s = cohort.work / pace
             share = min(1.0, (ends_at - begins_at) / took_s) if took_s else 1.0
-            cut_s = cohort.start_s + share * (cohort.end_s - cohort.start_s)
+            now = cohort.part(0.0, share)
             free_at = begins_at + share * took_s
-            waits = begins_at - cohort.start_s, max(0.0, free_at - cut_s)
-            done.append((cohort._replace(requests=cohort.requests * share), *waits))
+            done.append((now, begins_at - now.start_s, max(0.0, free_at - now.end_s)))
             if share < 1.0:
-                left = 1.0 - share
-                rest = cohort._replace(
-                    start_s=cut_s, requests=cohort.requests * left, work=cohort.work * left
-                )
-                self._waiting.appendleft(rest)
-        served = sum(cohort.requests for cohort, _, _ in done)
-        for cohort, first_s, last_s in done:
-            self._count(cohort, first_s, last_s, served / length_s / ready)
+                self._waiting.appendleft(cohort.part(share, 1.0))
+                break
+        return done
 
     def _count(self, cohort: _Cohort, first_s: float, last_s: float, rate: float) -> None:
         first_token_s, total_s = EngineTimes(self.profile, cohort.tokens).served(rate)
+        if total_s > self.timeout_s:
+            self.failed += cohort.requests
+            return
+        last_s = min(last_s, cohort.longest_s)
         parts = _PARTS if first_s or last_s else 1
         for part in range(parts):
             wait_s = first_s + (last_s - first_s) * (part + 0.5) / parts
@@ -137,7 +172,7 @@ class Latencies:
             self._total[_bin(wait_s + total_s)] += cohort.requests / parts
 
     def percentiles(self, ends_at: float) -> tuple[Percentiles, Percentiles] | None:
-        """Return those of the time to the first token, and to the last; None without any request."""
+        """Return those of the time to the first token, and to the last; None without a request that did not fail."""
         while self._waiting:
             cohort = self._waiting.popleft()
             self._count(cohort, ends_at - cohort.start_s, max(0.0, ends_at - cohort.end_s), 0.0)

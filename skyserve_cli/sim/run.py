@@ -162,6 +162,7 @@ class _Account:
         self._ticks = self._available = 0
         self._fraction = 0.0
         self._usd = self._usd_spot = self._usd_on_demand = 0.0
+        self._machine_hours = 0.0
         self._steps: list[FleetSample] = []
         self._wanted: list[tuple[float, int]] = []
         self._requests = self._short = 0
@@ -210,6 +211,7 @@ class _Account:
         self._fraction += span * (min(ready, wanted) / wanted if wanted else 1.0)
         self._usd += usd_hour * hours
         self._usd_spot += usd_spot_hour * hours
+        self._machine_hours += sum(machine.nodes for machine in market.alive.values()) * hours
         nodes = 1 if self._setting.spec is None else self._setting.spec.num_nodes
         cheapest = min(market.prices(index)[1] for index in range(len(market.trace.zones)))
         self._usd_on_demand += cheapest * nodes * wanted * hours
@@ -268,6 +270,10 @@ class _Account:
             attainment=None if self._served is None else self._served.attainment,
             ttft_s=times and times[0],
             latency_s=times and times[1],
+            requests_failed=None if self._served is None else self._served.failed,
+            usd_beside=None
+            if setting.beside_usd_hour is None
+            else self._machine_hours * setting.beside_usd_hour,
         )
 
 

@@ -27,7 +27,8 @@ REPORTED_MIN = 10
 class Traffic:
     """Requests of a market run: `known_s` of the recording are over when it begins; a replica carries `capacity_qps` within its SLO.
 
-    `response_weight` None: all requests weigh the same. With an `engine` it is computed how long they take.
+    `response_weight` None: all requests weigh the same. With an `engine` it is computed how long they take, and which of them take
+    longer than `timeout_s`: clients give these up.
     """
 
     arrivals: Arrivals
@@ -35,6 +36,7 @@ class Traffic:
     known_s: float = 0.0
     response_weight: float | None = None
     engine: Profile | None = None
+    timeout_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class ServedRequests:
             for number, one in minutes.items()
         ]
         engine, qps = traffic.engine, traffic.capacity_qps
-        latencies = None if engine is None else Latencies(engine, qps)
+        latencies = None if engine is None else Latencies(engine, qps, traffic.timeout_s)
         queue = SloQueue(qps)
         return cls(whole[known_ticks:], tokens[known_ticks:], known, tick_s, queue, latencies=latencies)
 
@@ -97,6 +99,12 @@ class ServedRequests:
     def attainment(self) -> float | None:
         """The share of the requests in time; None without any."""
         return self.met / self.asked if self.asked else None
+
+    @property
+    def failed(self) -> float | None:
+        """The share of the requests that clients gave up; None where they do not."""
+        known = self.latencies
+        return None if known is None or known.timeout_s == math.inf else known.failed / max(1, self.asked)
 
     def serve(self, begin: int, end: int, ready: int, *, counted: bool) -> None:
         """Let the ticks from `begin` to before `end` go by with `ready` replicas.
@@ -107,9 +115,8 @@ class ServedRequests:
             count = self.counts[tick]
             tokens = self.tokens[tick]
             work = count * tokens[2]
-            met = (
-                count * self.queue.step(work, ready, self.tick_s) / work if counted and work else float(count)
-            )
+            in_time = self.queue.step(work, ready, self.tick_s) if counted else work
+            met = count * in_time / work if work else float(count)
             number = _minute_of(tick * self.tick_s)
             minute = self._minutes.setdefault(number, _Minute(ready=ready))
             minute.add(count, tokens)
@@ -120,6 +127,8 @@ class ServedRequests:
                 if self.latencies is not None:
                     at_s = tick * self.tick_s
                     self.latencies.step(at_s, self.tick_s, ready, count, work, Tokens(*tokens[:2]))
+                    if self.latencies.timeout_s < math.inf:
+                        self.queue.waiting = min(self.queue.waiting, self.latencies.waiting)
         for old in [
             number for number in self._minutes if number < _minute_of(end * self.tick_s) - REPORTED_MIN
         ]:

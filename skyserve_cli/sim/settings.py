@@ -46,7 +46,8 @@ class Setting:
     `price_ratio` None takes the on-demand prices of the trace. `spec` gives scaling and nodes; where it follows the load,
     `n_target` is only what availability is measured by before the first tick. `notice_s`: preemptions are announced this
     long before the recorded loss. `traffic` (None: not judged) says which requests are in time; its arrivals take the place of
-    `arrivals` where the service has an SLO. `whole`: with the controller's store and orders, to the same result.
+    `arrivals` where the service has an SLO. `beside_usd_hour` is what the disk and the address of a machine cost, None where that is
+    not known. `whole`: with the controller's store and orders, to the same result.
     """
 
     trace: Trace
@@ -57,4 +58,5 @@ class Setting:
     spec: ServiceSpec | None = None
     notice_s: float = 0.0
     traffic: Traffic | None = None
+    beside_usd_hour: float | None = None
     whole: bool = False

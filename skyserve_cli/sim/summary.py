@@ -38,6 +38,7 @@ class SummaryRow:
     on_demand_cost_share: Estimate
     requests_short: Estimate | None
     attainment: Estimate | None
+    requests_failed: Estimate | None
     outages: Estimate
     growth: Estimate
     ttft_s: Percentiles | None
@@ -54,6 +55,12 @@ class SummaryRow:
     @property
     def usd_hour_on_demand(self) -> float:
         return sum(run.usd_on_demand for run in self.runs) / self._hours
+
+    @property
+    def usd_hour_beside(self) -> float | None:
+        """For disks and addresses, which the other prices leave out; None where that is not known."""
+        known = [run.usd_beside for run in self.runs if run.usd_beside is not None]
+        return sum(known) / self._hours if len(known) == len(self.runs) else None
 
     @property
     def _hours(self) -> float:
@@ -96,9 +103,11 @@ def _row(runs: tuple[Run, ...]) -> SummaryRow:
     def over(value: Callable[[Run], float]) -> Estimate:
         return _over(runs, value)
 
+    def if_known(value: Callable[[Run], float | None]) -> Estimate | None:
+        is_known = all(value(run) is not None for run in runs)
+        return over(lambda run: value(run) or 0.0) if is_known else None
+
     first = runs[0]
-    short = [run.requests_short for run in runs if run.requests_short is not None]
-    met = [run.attainment for run in runs if run.attainment is not None]
     return SummaryRow(
         label=first.label,
         policy=first.policy,
@@ -111,8 +120,9 @@ def _row(runs: tuple[Run, ...]) -> SummaryRow:
         preemptions_per_day=over(lambda run: run.preemptions_per_day),
         failed_launches_per_day=over(lambda run: run.failed_launches_per_day),
         on_demand_cost_share=over(lambda run: run.on_demand_cost_share),
-        requests_short=over(lambda run: run.requests_short or 0.0) if len(short) == len(runs) else None,
-        attainment=over(lambda run: run.attainment or 0.0) if len(met) == len(runs) else None,
+        requests_short=if_known(lambda run: run.requests_short),
+        attainment=if_known(lambda run: run.attainment),
+        requests_failed=if_known(lambda run: run.requests_failed),
         outages=over(lambda run: float(run.outages)),
         growth=over(lambda run: run.growth),
         ttft_s=_means([run.ttft_s for run in runs]),

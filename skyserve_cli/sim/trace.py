@@ -115,6 +115,11 @@ class Trace:
     def length_s(self) -> float:
         return self.n_ticks * self.tick_s
 
+    @property
+    def is_priced(self) -> bool:
+        """Whether all its zones have spot prices in USD."""
+        return all(zone.spot_usd_hour is not None for zone in self.zones)
+
     def zone(self, name: str) -> ZoneTrace:
         """Return the zone of that name; KeyError if there is none."""
         for zone in self.zones:

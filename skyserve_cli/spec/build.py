@@ -40,7 +40,8 @@ def build(
     keys: Sequence[ApiKey],
 ) -> ServiceSpec:
     """`service` is the file's own section, known to be there; `keys` are those of its load balancer."""
-    ports = tuple(sorted({port for _, opened in found.ports for port in opened} | _set(service.ports)))
+    own = () if service.ports is None else (service.ports,)
+    ports = tuple(sorted({*own, *(port for _, opened in found.ports for port in opened)}))
     workdir = file.workdir
     policy = service.replica_policy or ReplicaPolicySection()
     return ServiceSpec(
@@ -79,10 +80,6 @@ def build(
     )
 
 
-def _set(port: int | None) -> set[int]:
-    return set() if port is None else {port}
-
-
 def _probe(section: ProbeSection | None) -> Probe:
     if section is None:
         return Probe()
@@ -103,12 +100,11 @@ def _scaling(service: ServiceSection) -> ScalingGoal:
         size = 1 if service.replicas is None else service.replicas
         return ScalingGoal(min_replicas=size, max_replicas=size)
     target = section.target_qps_per_replica
-    by_accelerator = target if isinstance(target, tuple) else ()
     return ScalingGoal(
         min_replicas=section.min_replicas,
         max_replicas=section.min_replicas if section.max_replicas is None else section.max_replicas,
         target_qps_per_replica=min(each.qps for each in target) if isinstance(target, tuple) else target,
-        target_qps_by_accelerator=by_accelerator,
+        target_qps_by_accelerator=target if isinstance(target, tuple) else (),
         target_ongoing_requests_per_replica=section.target_ongoing_requests_per_replica,
         target_queue_length=section.target_queue_length,
         target_kv_cache_usage=section.target_kv_cache_usage,
@@ -121,8 +117,8 @@ def _slo(section: ReplicaPolicySection) -> SloSpec | None:
     slo = section.slo
     if slo is None:
         return None
-    autoscaler = section.autoscaler or "predictive"
-    return SloSpec(slo.ttft_ms, slo.tpot_ms, slo.attainment, slo.capacity_qps, autoscaler, slo.late)
+    scaler, weight = section.autoscaler or "predictive", slo.response_weight
+    return SloSpec(slo.ttft_ms, slo.tpot_ms, slo.attainment, slo.capacity_qps, scaler, slo.late, weight)
 
 
 def _schedule(section: ReplicaPolicySection) -> tuple[ScheduledSize, ...]:

@@ -82,7 +82,7 @@ class SloSpec:
     """The share `attainment` of the requests is to have its first byte and its tokens in time.
 
     `capacity_qps` is what one replica carries so, per second; None: it is learned. `autoscaler` is `predictive`, `reactive`
-    or `forecast_only`. `late` is what becomes of requests that cannot keep it, `queue` or `shed`; None: they are as others.
+    or `forecast_only`. `response_weight` is the work of a response token in prompt tokens, until it is learned. `late` is what becomes of requests that cannot keep it, `queue` or `shed`; None: they are as others.
     """
 
     ttft_ms: float | None = None
@@ -91,6 +91,7 @@ class SloSpec:
     capacity_qps: float | None = None
     autoscaler: str = "predictive"
     late: str | None = None
+    response_weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,8 @@ class SloSection(Section):
     """The share of requests that should be in time, such as 99.5%."""
     capacity_qps: AboveZero | None = None
     """Requests per second that one replica carries so. Default: learned from the service's own traffic."""
+    response_weight: AboveZero | None = None
+    """Work of a response token in prompt tokens (`serve profile --with`), to start from. Default: 1."""
     late: LateRequests | None = None
     """Each request has ttft_ms and tpot_ms as its deadline. One that cannot keep it goes last (queue) or gets 429 (shed)."""
 

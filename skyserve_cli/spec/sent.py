@@ -73,7 +73,7 @@ _PLAIN: Mapping[str, str] = {
     "replica_policy": "min_replicas max_replicas target_ongoing_requests_per_replica target_queue_length "
     "target_kv_cache_usage upscale_delay_s downscale_delay_s "
     "num_overprovision price_band spot_price_cap spread_again_after_s load_window_s max_usd_hour slo.ttft_ms slo.tpot_ms "
-    "slo.attainment slo.capacity_qps slo.autoscaler slo.late schedule",
+    "slo.attainment slo.capacity_qps slo.autoscaler slo.late slo.response_weight schedule",
     "update": "mode max_surge max_unavailable",
     "load_balancer": "host port trusted_proxies "
     "retries.max_worker_retries retries.max_total_retries breaker.failures breaker.errors_in_row breaker.first_s "

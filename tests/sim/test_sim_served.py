@@ -12,6 +12,7 @@ from skyserve_cli.sim.results import Run
 from skyserve_cli.sim.run import Replay, simulate
 from skyserve_cli.sim.served import ServedRequests, Traffic
 from skyserve_cli.sim.settings import Job, Setting
+from skyserve_cli.sim.slo_queue import SloQueue
 from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace
 from skyserve_cli.spec.model import ServiceSpec, SloSpec
 
@@ -106,3 +107,19 @@ def test_a_recording_from_later_on_has_the_same_requests(start_s: float) -> None
         assert later.count(at_s, at_s + 700.0) == pytest.approx(
             whole.count(start_s + at_s, start_s + at_s + 700.0), abs=2
         )
+
+
+def test_what_waits_is_served_in_ticks_without_a_request() -> None:
+    queue = SloQueue(1.0)
+    served = ServedRequests([200, 0, 0, 0, 0, 0, 0, 30], [(0.0, 0.0, 1.0)] * 8, (), 30.0, queue)
+    served.serve(0, 7, 1, counted=True)
+    assert queue.waiting == 0.0  # 210 seconds of at most 1.25 requests
+    before = served.met
+    served.serve(7, 8, 1, counted=True)
+    assert served.met - before == pytest.approx(30.0)
+
+
+def test_disks_and_addresses_are_paid_as_long_as_machines() -> None:
+    found = simulate(Setting(market(2.0), 3, 180.0, beside_usd_hour=0.5), Job("on_demand"))
+    assert found.usd_beside == pytest.approx(0.5 * found.usd / 3.0)  # an hour of a machine costs 3
+    assert simulate(Setting(market(2.0), 3, 180.0), Job("on_demand")).usd_beside is None

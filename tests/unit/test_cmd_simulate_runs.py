@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from skyserve_cli.commands import runs
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.output import WrongUsage
 from skyserve_cli.sim.settings import Job
-from skyserve_cli.sim.trace import UNLIMITED
+from skyserve_cli.sim.trace import UNLIMITED, Steps, Trace, ZoneTrace
 from skyserve_cli.spec import ResourceChoice, ServiceSpec
 
 
@@ -287,3 +288,27 @@ def test_a_slip_of_a_range_is_refused() -> None:
     runs.insist_on_few(runs.MOST_RUNS)
     with pytest.raises(WrongUsage, match="20000 runs"):
         runs.insist_on_few(20_000)
+
+
+AWS, GCP = ResourceChoice("aws", disk_size_gb=365), ResourceChoice("gcp", use_spot=True)
+
+
+@pytest.mark.parametrize(
+    ("choices", "usd_hour"),
+    [
+        pytest.param((AWS,), 0.08 * 365 / 730 + 0.005, id="the file's disk"),
+        pytest.param((GCP,), 0.10 * 256 / 730 + 0.005, id="the usual disk"),
+        pytest.param((AWS, GCP), 0.08 * 365 / 730 + 0.005, id="the most of two"),
+        pytest.param((AWS, ResourceChoice()), None, id="one in any cloud"),
+        pytest.param((ResourceChoice("kubernetes"),), None, id="no price"),
+    ],
+)
+def test_a_machine_has_a_disk_and_an_address(
+    choices: tuple[ResourceChoice, ...], usd_hour: float | None
+) -> None:
+    zone = ZoneTrace("a", "east", Steps((0,), (4,)), Steps((0,), (1.0,)))
+    market = Trace("made", (zone,), 10, 30.0, 30.0, "counts")
+    given = replace(spec(ScalingGoal()), resources=choices)
+    assert runs.beside_usd_hour(given, market) == (usd_hour and pytest.approx(usd_hour))
+    assert runs.beside_usd_hour(given, replace(market, zones=(replace(zone, spot_usd_hour=None),))) is None
+    assert runs.beside_usd_hour(None, market) is None

@@ -73,6 +73,15 @@ def test_the_prior_is_that_a_token_is_a_token() -> None:
     assert work.weights({}, KIND, [500.0, 0.0]) == pytest.approx((0.0, 1 / 501, 1 / 501)), "embeddings"
 
 
+def test_the_prior_is_what_the_file_says() -> None:
+    history = minutes(np.full(900, 100.0), 500.0, 200.0)
+    _, prompt, response = work.refresh({}, history, [KIND], 3.0)["weights"]
+    assert (500 * prompt + 200 * response, response / prompt) == pytest.approx((1.0, 3.0))
+    learned = taught((0.0, 0.0, 2e-2))["kinds"]
+    found = work.weights(learned, KIND, USUAL, 3.0)
+    assert found.response / found.prompt == pytest.approx(12.0), "at most four times the prior"
+
+
 def test_a_new_version_starts_from_the_newest_and_another_accelerator_from_the_prior() -> None:
     known = taught((0.0, 1e-3, 4e-3))["kinds"]
     assert work.weights(known, "L4:1@2", USUAL) == work.weights(known, KIND, USUAL)

@@ -450,6 +450,14 @@ def test_a_key_without_a_limit_of_tokens_may_use_any_path() -> None:
     assert limited(tokens_per_minute=0.0).status(post("/own", b"x", BEARER + TWICE)) == 0
 
 
+@pytest.mark.parametrize("paths", [(), ("/v1/load_lora_adapter",)])
+def test_a_key_loads_adapters_for_all_only_where_its_paths_say_so(paths: tuple[str, ...]) -> None:
+    door = limited(tokens_per_minute=0.0, paths=paths)
+    assert door.status(post("/v1/unload_lora_adapter", b"x", BEARER + TWICE)) == 403
+    assert door.status(post("/v1/load_lora_adapter", b"x", BEARER + TWICE)) == (0 if paths else 403)
+    assert Door("a").status(post("/v1/load_lora_adapter", b"x", TWICE)) == 0  # without keys it is everybody's
+
+
 def test_a_body_that_our_parser_refuses_passes_if_the_operator_says_so() -> None:
     door = limited(strict_json=False)
     _, wire = door.send(post("/v1/completions", PROMPT[:-1] + b',"x":NaN}', BEARER))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from skyserve_cli.commands.traffic_options import TrafficOptions, traffic
@@ -9,6 +12,7 @@ from skyserve_cli.engine.profiles import A100_7B, L4_8B
 from skyserve_cli.output import WrongUsage
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.latency import LOADED, EngineTimes, Latencies, Tokens
+from skyserve_cli.sim.served import ServedRequests, Traffic
 
 CHAT = Tokens(512.0, 100.0)
 ALONE = EngineTimes(L4_8B, CHAT).served(0.0)
@@ -67,6 +71,44 @@ def test_every_request_is_counted_once(size: int) -> None:
     assert sum(found._total.values()) == pytest.approx(5 * size)
 
 
+@pytest.mark.parametrize(
+    ("timeout_s", "steps", "failed", "slowest_s"),
+    [
+        pytest.param(60.0, [(1, 80)] * 9, 0.0, 2, id="none waits"),
+        pytest.param(
+            60.0, [(1, 200)] * 60, 0.45, 60, id="twice the most: half fail, but for those of the beginning"
+        ),
+        pytest.param(60.0, [(0, 100)] * 60, 0.96, 57, id="without a replica all fail but the last"),
+        pytest.param(60.0, [(0, 100)] * 2 + [(1, 50)] * 9, 0.0, 42, id="a short outage"),
+        pytest.param(60.0, [(0, 100)] * 4 + [(1, 50)] * 9, 0.14, 60, id="a longer one"),
+        pytest.param(1.0, [(1, 50)] * 9, 1.0, None, id="shorter than the service"),
+    ],
+)
+def test_clients_give_up(
+    timeout_s: float, steps: list[tuple[int, int]], failed: float, slowest_s: float | None
+) -> None:
+    found = Latencies(A100_7B, 4.0, timeout_s)
+    for number, (ready, requests) in enumerate(steps):
+        found.step(20.0 * number, 20.0, ready, requests, float(requests), CHAT)
+    percentiles = found.percentiles(20.0 * len(steps))
+    asked = sum(requests for _, requests in steps)
+    assert found.failed / asked == pytest.approx(failed, abs=0.02)
+    assert sum(found._total.values()) + found.failed == pytest.approx(asked)
+    assert (percentiles and percentiles[1].p99) == (slowest_s and pytest.approx(slowest_s, abs=3))
+    assert percentiles is None or percentiles[1].p99 <= timeout_s * 1.01
+
+
+def test_what_was_given_up_does_not_wait_for_the_slo_either() -> None:
+    for timeout_s, waiting in ((math.inf, 720.0), (60.0, 220.0)):
+        traffic_ = Traffic(hourly(4.0), 4.0, engine=A100_7B, timeout_s=timeout_s)
+        served = replace(
+            ServedRequests.draw(traffic_, 300.0, 20.0, 0), counts=[80] * 9, tokens=[(*CHAT, 1.0)] * 9
+        )
+        served.serve(0, 9, 0, counted=True)
+        assert served.queue.waiting == pytest.approx(waiting)
+        assert (served.failed is None) == (timeout_s == math.inf)
+
+
 # --- words of the command line ------------------------------------------------------------------------------
 
 
@@ -99,6 +141,33 @@ def test_bad_words_are_refused(words: str, sentence: str) -> None:
         traffic(None, hourly(3.0), TrafficOptions(engine=words), 30.0)
     with pytest.raises(WrongUsage, match="--requests"):
         traffic(None, None, TrafficOptions(engine=words), 30.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        pytest.param(TrafficOptions(request_timeout="60s"), "is known with --engine", id="no engine"),
+        pytest.param(
+            TrafficOptions(engine="l4-8b:512,100", request_timeout="soon"),
+            "takes a duration",
+            id="no duration",
+        ),
+        pytest.param(
+            TrafficOptions(engine="l4-8b:512,100", request_timeout="0s"), "from 1s to 24h", id="zero"
+        ),
+    ],
+)
+def test_a_bad_timeout_is_refused(words: TrafficOptions, sentence: str) -> None:
+    with pytest.raises(WrongUsage, match=sentence):
+        traffic(None, hourly(3.0), words, 30.0)
+
+
+def test_the_timeout_arrives() -> None:
+    _, judged = traffic(
+        None, hourly(3.0), TrafficOptions(engine="l4-8b:512,100", request_timeout="100s"), 30.0
+    )
+    assert judged is not None
+    assert judged.timeout_s == 100.0
 
 
 def test_long_ticks_are_refused() -> None:

@@ -200,7 +200,8 @@ def test_columns_in_which_nobody_says_anything_are_left_out() -> None:
 
 def test_several_runs_have_an_interval_and_knobs_a_column() -> None:
     runs = [run(seed=seed, availability=0.98 + 0.01 * seed) for seed in (0, 1)]
-    short = [replace(each, requests=10, requests_short=0.01, zones="b") for each in runs]
+    known = {"requests": 10, "requests_short": 0.01, "requests_failed": 0.02, "usd_beside": 2.4, "zones": "b"}
+    short = [replace(each, **known) for each in runs]  # type: ignore[arg-type]
     columns, cells = table_cells(summarize([*short, run("risk_hedge", None, target=0.995)]), priced=True)
     shown = [dict(zip(columns, row, strict=True)) for row in cells]
     assert shown[0]["#AVAILABLE"] == "98.50% ±6.35"
@@ -209,6 +210,8 @@ def test_several_runs_have_an_interval_and_knobs_a_column() -> None:
     assert [row["#SHORT REQUESTS"] for row in shown] == ["1.00% ±0.00", "-"]
     assert [row["WHERE"] for row in shown] == ["b", "-"]
     assert shown[0]["$/H"] == "1.00"
+    assert [row["#FAILED REQUESTS"] for row in shown] == ["2.00% ±0.00", "-"]
+    assert [row["$/H DISKS"] for row in shown] == ["0.1000", "-"]
 
 
 @pytest.mark.parametrize(

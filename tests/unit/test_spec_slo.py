@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from policies.goals import ScalingGoal
+from skyserve_cli.controller.reconcile.mappers import scaling_of
 from skyserve_cli.spec.codec import spec_from_json, spec_to_json
 from skyserve_cli.spec.load import load_text
 from skyserve_cli.spec.model import ScheduledSize, ServiceSpec, SloSpec
@@ -32,6 +33,11 @@ def test_an_slo_alone_turns_the_forecast_on() -> None:
     assert found.slo == SloSpec(2000.0, 100.0, 0.995, None, "predictive")
     other = spec_of("{max_replicas: 4, slo: {ttft_ms: 1}, autoscaler: Reactive}")
     assert other.slo == SloSpec(1.0, None, 0.99, None, "reactive")
+    weighed = spec_of("{max_replicas: 4, slo: {ttft_ms: 1, response_weight: 2.5}}")
+    assert weighed.slo == SloSpec(1.0, None, 0.99, response_weight=2.5)
+    goal = scaling_of(weighed).slo
+    assert goal is not None
+    assert goal.response_weight == 2.5
     assert spec_of("{min_replicas: 2}").slo is None
     for late in ("queue", "shed"):
         found = spec_of(f"{{max_replicas: 4, slo: {{ttft_ms: 1, late: {late}}}}}")
@@ -56,6 +62,7 @@ def test_a_share_may_be_written_in_percent(text: str, share: float) -> None:
         ("{max_replicas: 4, slo: {ttft_ms: 9}, availability_target: 0.99}", "availability_target", "next to slo"),
         ("{max_replicas: 4, slo: {attainment: 0.99}}", "slo", "needs ttft_ms or tpot_ms"),
         ("{max_replicas: 4, slo: {ttft_ms: 9, attainment: 3}}", "slo.attainment", "from 50% to 99.99%"),
+        ("{max_replicas: 4, slo: {ttft_ms: 9, response_weight: 0}}", "slo.response_weight", "above 0"),
         ("{max_replicas: 4, slo: {ttft_ms: 9, late: drop}}", "slo.late", "must be one of"),
         ("{autoscaler: predictive}", "autoscaler", "needs slo"),
         ("{max_replicas: 4, slo: {ttft_ms: 9}, autoscaler: magic}", "autoscaler", "must be one of"),

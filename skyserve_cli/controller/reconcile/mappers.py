@@ -71,6 +71,7 @@ def _slo_of(spec: ServiceSpec) -> SloGoal | None:
         forecast=spec.slo.autoscaler == "predictive",
         computes_forecast=spec.slo.autoscaler != "reactive",
         learns_cold_start=True,
+        response_weight=spec.slo.response_weight,
     )
 
 
