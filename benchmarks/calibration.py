@@ -31,7 +31,7 @@ from benchmarks.market_runs import (
     recorded_cases,
     run_all,
 )
-from skyserve_cli.sim.results import percent
+from skyserve_cli.account.runs import percent
 from skyserve_cli.sim.settings import Job
 
 _LEAST = 0.02  # a setting without an outage counts as this in the geometric mean

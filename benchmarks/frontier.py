@@ -56,8 +56,8 @@ from benchmarks.market_runs import (
     recorded_cases,
     run_all,
 )
+from skyserve_cli.account.runs import percent
 from skyserve_cli.sim import synthetic
-from skyserve_cli.sim.results import percent
 from skyserve_cli.sim.settings import Job
 from skyserve_cli.sim.synthetic import Lull, MarketParameters
 

@@ -53,7 +53,7 @@ from skyserve_cli.controller.reconcile.mappers import order_of as order_of_repli
 from skyserve_cli.controller.reconcile.ports import CloudOperation, OperationKind
 from skyserve_cli.output import put_json
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.text_tables import put_table, table
+from skyserve_cli.text_tables import FittedTable, put_table
 from tests.clouds.api_limits import Limits
 from tests.clouds.aws.aws_world import AwsWorld
 from tests.clouds.azure.azure_harness import azure
@@ -336,7 +336,7 @@ def show(figures: dict[str, Figures]) -> None:
     rows = [
         (name.replace("_", " "), *(f"{getattr(one, name):.4g}" for one in figures.values())) for name in names
     ]
-    put_table(table(("", *figures), rows))
+    put_table(FittedTable(("", *figures), rows))
 
 
 def main() -> None:

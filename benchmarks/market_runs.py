@@ -22,11 +22,11 @@ import orjson
 
 from benchmarks.frontier_stats import Sample
 from policies.goals import ScalingGoal
+from skyserve_cli.account.runs import ON_DEMAND, Run
 from skyserve_cli.sim import trace as traces
 from skyserve_cli.sim import workers
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.market import usual_spot_usd_hour
-from skyserve_cli.sim.results import ON_DEMAND, Run
 from skyserve_cli.sim.run import simulate
 from skyserve_cli.sim.settings import Job, Setting
 from skyserve_cli.sim.trace import TICK_S, Trace

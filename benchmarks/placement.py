@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
+from skyserve_cli.account.runs import Run
 from skyserve_cli.sim import trace as traces
-from skyserve_cli.sim.results import Run
 from skyserve_cli.sim.run import simulate
 from skyserve_cli.sim.settings import Job, Setting
 from skyserve_cli.sim.trace import Trace

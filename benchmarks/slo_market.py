@@ -26,9 +26,9 @@ from typing import Literal, NamedTuple
 
 from benchmarks.traffic.tables import print_table
 from policies.goals import ScalingGoal
+from skyserve_cli.account.runs import ON_DEMAND, Run
 from skyserve_cli.sim import trace as traces
 from skyserve_cli.sim.arrivals import load_arrivals
-from skyserve_cli.sim.results import ON_DEMAND, Run
 from skyserve_cli.sim.run import simulate
 from skyserve_cli.sim.served import Traffic
 from skyserve_cli.sim.settings import OVERPROVISIONING, Job, Setting

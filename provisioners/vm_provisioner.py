@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar, Protocol
 
@@ -24,11 +24,10 @@ from policies.model import Offer, Zone
 from provisioners.clock import unix_now
 from provisioners.cloud_clock import ClockSource, CloudClock
 from provisioners.multi_node import for_each, instance_of_nodes
-from provisioners.node_states import by_replica, head_of, is_lost, rank_of, state_of
 from provisioners.port.base import Instance, InstanceList, InstanceState, LaunchOrder, Requirements, is_silent
 from provisioners.port.commands import HostConnection, Login
 from provisioners.port.errors import InvalidRequestError, ProvisionError, RegionClosedError, TransientError
-from provisioners.port.host_port import Hosts
+from provisioners.port.host_port import HostReport, Hosts
 from provisioners.port.vm import (
     MAX_TOKEN,
     Finding,
@@ -38,6 +37,7 @@ from provisioners.port.vm import (
     MachineState,
     Silent,
     machine_token,
+    replica_token,
 )
 from provisioners.remote.bootstrap_steps import ROOT
 
@@ -399,3 +399,64 @@ class VmProvisioner:
 
 def _ignore() -> None:
     """The callback before `on_report` is called."""
+
+
+def state_of(machine: Machine, report: HostReport | None, awaited: bool) -> tuple[InstanceState, str]:
+    """Return one state from what the cloud and the machine report. `awaited`: a launch of this process will set it up."""
+    match machine.state:
+        case MachineState.PENDING:
+            return InstanceState.PENDING, machine.message
+        case MachineState.STOPPING:
+            return InstanceState.STOPPING, machine.message
+        case MachineState.PREEMPTED:
+            return InstanceState.PREEMPTED, machine.message
+        case MachineState.TERMINATED:
+            return InstanceState.TERMINATED, machine.message
+        case MachineState.FAILED:
+            return (
+                InstanceState.BROKEN,
+                machine.message or "the cloud accepted it and then failed to start it",
+            )
+        case MachineState.RUNNING:
+            if report is not None:
+                return report.state, report.message
+            return (InstanceState.PENDING if awaited else InstanceState.UNSUPERVISED), machine.message
+
+
+def by_replica(machines: Iterable[Machine]) -> dict[str, tuple[Machine, ...]]:
+    """Return the machines of each replica by rank, under its token.
+
+    Of several of one rank (one that terminated, and the one that replaced it) it is the live one.
+    """
+    groups: dict[str, dict[int, Machine]] = {}
+    for machine in machines:
+        token = replica_token(machine)
+        ranks = groups.setdefault(token, {})
+        known = ranks.get(machine.rank)
+        if known is None or known.state.is_gone:
+            ranks[machine.rank] = machine
+    return {token: tuple(sorted(ranks.values(), key=rank_of)) for token, ranks in groups.items()}
+
+
+def head_of(instance: Instance) -> Machine:
+    """Return the head machine, as far as it is known from the instance alone."""
+    return Machine(
+        id=instance.id,
+        token=instance.token,
+        owner=instance.owner,
+        service=instance.service,
+        replica_id=instance.replica_id,
+        rank=0,
+        num_nodes=1,
+        zone=instance.zone,
+        capacity_type=instance.capacity_type,
+        state=MachineState.PENDING,
+    )
+
+
+def is_lost(machine: Machine) -> bool:
+    return machine.state.is_gone or machine.state in (MachineState.STOPPING, MachineState.FAILED)
+
+
+def rank_of(machine: Machine) -> int:
+    return machine.rank

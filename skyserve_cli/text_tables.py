@@ -60,19 +60,22 @@ def doing(what: str) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def put_table(table: Fitted | Text) -> None:
+def put_table(table: FittedTable | Text) -> None:
     console(sys.stdout).print(table)
 
 
-def print_table(table: Fitted) -> None:
+def print_table(table: FittedTable) -> None:
     console(sys.stderr).print(table)
 
 
-class Fitted:
+class FittedTable:
     """A table without lines that shortens no cell.
 
-    It leaves out the columns of `drop`, in that order, while the others do not fit; the last column is folded where
-    `folds`. Lines that are still too long go on in the next line.
+    Columns called `$…` or `#…` hold numbers and are aligned to the right; a cell that is the name of a state has its
+    colour. `drop` names the columns that a narrow terminal does not show, the least important first: they are left out,
+    in that order, while the others do not fit. The last column takes what room is left, and is folded there if it
+    `folds`. Lines that are still too long go on in the next line. `below` has a line that is shown below a row, by the
+    index of the row; it is shortened to the width of the terminal.
     """
 
     def __init__(
@@ -143,22 +146,3 @@ class Fitted:
         for row in self._rows:
             built.add_row(*(Text(row[index], style=_STYLES.get(row[index], "")) for index in shown))
         return built
-
-
-def table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    drop: Sequence[str] = (),
-    folds: bool = True,
-    below: Mapping[int, str] = _NOTHING,
-) -> Fitted:
-    """Return a table without lines.
-
-    Columns called `$…` or `#…` hold numbers and are aligned to the right; a cell that is the name of a state has its
-    colour. The last column takes what room is left, and is folded there if it `folds`.
-
-    `drop` names the columns that a narrow terminal does not show, the least important first. `below` has a line that
-    is shown below a row, by the index of the row; it is shortened to the width of the terminal.
-    """
-    return Fitted(columns, rows, drop=drop, folds=folds, below=below)

@@ -354,7 +354,7 @@ def killed_in_a_migration(patient: Patient) -> None:
         file.unlink(missing_ok=True)
         engine = sa.create_engine(f"sqlite:///{file}")
         with engine.begin() as connection:
-            upgrade(connection, "0005")
+            upgrade(connection, "0007")
         engine.dispose()
         process = subprocess.Popen(
             [

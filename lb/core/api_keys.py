@@ -216,11 +216,6 @@ class ApiKeyStore:
         self.today = calendar_of(now, now)
         self.apply(access, now)
 
-    @property
-    def guards(self) -> bool:
-        """Whether keys are needed."""
-        return self._guards
-
     def apply(self, access: Access, now: float) -> None:
         """Other keys are in force. Tenants that stay keep the levels of their buckets."""
         self._by_digest = {key.sha256: key for key in access.keys}

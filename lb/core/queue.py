@@ -311,9 +311,6 @@ class RequestQueue(Generic[T]):
                 ticket.tried = frozenset(tried(ticket.item))
                 self._with_tried[ticket.tried] = self._with_tried.get(ticket.tried, 0) + 1
 
-    def queued_by_tenant(self) -> dict[str, int]:
-        return {tenant: len(line) for tenant, line in self._lines.items() if len(line)}
-
     # --- inside
 
     def _make_room(self, tenant: str, weight: float, limit: int, group: str, is_urgent: bool) -> bool:

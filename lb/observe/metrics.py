@@ -22,9 +22,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from lb.config.schema import Build, Table
-from lb.config.totals import Totals
+from lb.config.totals import Tally, Totals
 from lb.core.targets import Health, TargetTable
-from lb.observe.counters import LOOP_LAG_S, Counts, Histogram, KeyCounts, KeyModelCounts, TargetCounts
+from lb.observe.counters import (
+    LOOP_LAG_S,
+    TIME_TO_FIRST_BYTE_S,
+    Counts,
+    Histogram,
+    KeyCounts,
+    KeyModelCounts,
+    TargetCounts,
+)
 from lb.observe.families import (
     AGENT_COUNTERS,
     AGENT_HELP,
@@ -37,7 +45,6 @@ from lb.observe.families import (
 from lb.observe.key_usage import UsageSum
 from lb.observe.label_slots import OTHER, LabelSlots
 from lb.observe.peer_metrics import PeerMetrics
-from lb.observe.totals import totals
 
 __all__ = ["CONTENT_TYPE", "Counts", "Histogram", "Metrics", "TargetCounts"]
 
@@ -355,3 +362,56 @@ def _counted(
 
 def _text(kind: str | int) -> str:
     return str(kind.value) if isinstance(kind, Enum) else str(kind)
+
+
+def totals(
+    uptime_s: float,
+    in_flight: int,
+    queued: int,
+    agents: Iterable[Counts],
+    targets: Mapping[str, Iterable[TargetCounts]],
+    busy: Mapping[str, int],
+) -> Totals:
+    """Return the sums over policies of the agent's counts and of those of each target by its id.
+
+    `busy` are the requests in flight by target.
+    """
+    return Totals(
+        uptime_s,
+        TIME_TO_FIRST_BYTE_S,
+        _of_agent(in_flight, queued, list(agents)),
+        {name: _of_target(busy.get(name, 0), list(counts)) for name, counts in targets.items()},
+    )
+
+
+def _of_agent(in_flight: int, queued: int, counts: list[Counts]) -> Tally:
+    return Tally(
+        in_flight,
+        queued,
+        sum(one.requests for one in counts),
+        sum(one.responses[5] + one.cut for one in counts),
+        sum(one.tokens_in for one in counts),
+        sum(one.tokens_out for one in counts),
+        sum(one.prompt_bytes for one in counts),
+        sum(one.matched_bytes for one in counts),
+        _added(one.ttft.counts for one in counts),
+    )
+
+
+def _of_target(in_flight: int, counts: list[TargetCounts]) -> Tally:
+    return Tally(
+        in_flight,
+        0,
+        sum(one.attempts for one in counts),
+        sum(sum(one.failures.values()) for one in counts),
+        sum(one.tokens_in for one in counts),
+        sum(one.tokens_out for one in counts),
+        0,
+        0,
+        _added(one.ttfb.counts for one in counts),
+    )
+
+
+def _added(buckets: Iterable[list[int]]) -> tuple[int, ...]:
+    found = list(buckets)
+    return tuple(map(sum, zip(*found, strict=True))) if found else (0,) * (len(TIME_TO_FIRST_BYTE_S) + 1)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from lb.config.regions import PeerAgent, Regions
 from lb.core.beats import Beat, UsedReport, encode, encode_report, encode_used, without_room
 from lb.core.forwarding import Forwarding
 from lb.core.hop import ReportId
 from lb.core.link_state import LinkState
+from lb.core.log_limit import LogLimit
 from lb.core.peers import RegionReport
 from lb.core.region_watch import Link, RegionWatch
 from lb.core.shared_quota import SharedQuota
@@ -21,11 +24,9 @@ from lb.proxy.account import Account
 from lb.proxy.dispatch import Dispatch
 from lb.proxy.downstream import ClientConnection
 from lb.proxy.intake import Intake
-from lb.proxy.peer_entrance import PeerEntrance
+from lb.proxy.peer_entrance import EXPLAIN, PeerEntrance
 from lb.regions.beat_sender import BeatSender
 from lb.regions.identity import BEATS, EXPIRED, REQUESTS, Identity
-from lb.regions.own_certificate import OwnCertificate
-from lb.regions.peer_explanations import peer_explanations
 from lb.regions.peer_port import PeerPort
 
 CHANGED_S = 0.25  # between two that report something else than the one before it, but nothing of importance
@@ -327,3 +328,67 @@ def _is_urgent(report: RegionReport, last: RegionReport) -> bool:
         or report.draining != last.draining
         or report.silent != last.silent
     )
+
+
+TIMEOUT_S = 2.0
+
+
+async def peer_explanations(
+    explanation: Explanation, forwarding: Forwarding, getter: HttpGetter
+) -> list[dict[str, Any]]:
+    """Ask each of the peers. `steps` is None where one has no account of it, or cannot be asked (`trouble`)."""
+    targets = {target.id: target for target in forwarding.peer_table.table.targets}
+    path = EXPLAIN.decode() + quote(explanation.request_id, safe="")
+    found = []
+    for peer_id in explanation.targets_of("forwards"):
+        row: dict[str, Any] = {"peer": peer_id, "steps": None}
+        try:
+            fetched = await getter.fetch(targets[peer_id], path, TIMEOUT_S)
+            row |= json.loads(fetched.body) if fetched.status == 200 else {}
+        except (KeyError, ValueError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 (not the same in 3.10)
+            row["trouble"] = str(error) or type(error).__name__
+        found.append(row)
+    return found
+
+
+# This agent's certificate: whether it is valid, and a line in the log before it expires.
+#
+# The controller replaces certificates every 10 days, and each is valid for 30. One that expires in less than WARN_BEFORE_S has not been
+# replaced for 10 days at least: the controller does not run, or does not reach this agent.
+
+WARN_BEFORE_S = 10 * 86400.0
+WARN_EVERY_S = 86400.0
+EXPIRING = "expiring"
+
+
+class OwnCertificate:
+    """Raises OSError for files that cannot be read."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._unix_time_s = identity.unix_time_s
+        self._expires_at = identity.expires_at()
+        self._logged = LogLimit(WARN_EVERY_S)
+
+    @property
+    def left_s(self) -> float | None:
+        """Return in how many seconds it expires, negative once it has; None if it is not known."""
+        return None if self._expires_at is None else self._expires_at - self._unix_time_s()
+
+    @property
+    def state(self) -> str:
+        """Return EXPIRED, EXPIRING within WARN_BEFORE_S, or "" for one that is valid for longer."""
+        left_s = self.left_s
+        if left_s is None or left_s > WARN_BEFORE_S:
+            return ""
+        return EXPIRED if left_s < 0 else EXPIRING
+
+    def look(self, now: float) -> None:
+        """Log once a day if it expires soon, or has expired."""
+        state = self.state
+        if state and self._logged.left_out(state, now) is not None:
+            _log.warning(
+                "certificate for peers state=%s days_left=%.1f why=%r",
+                state,
+                (self.left_s or 0.0) / 86400,
+                "the controller replaces it every 10 days, if it runs and reaches this agent",
+            )

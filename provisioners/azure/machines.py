@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 from azure.core.credentials import TokenCredential
 from azure.identity import DefaultAzureCredential
+from azure.mgmt.compute.models import VirtualMachine
 
 from policies.model import CapacityType, Scope
 from provisioners.azure import check as azure_check
@@ -36,7 +37,6 @@ from provisioners.azure.errors import CLOUD, AzureFailure, error_of
 from provisioners.azure.network import Networks, addresses_by_vm
 from provisioners.azure.outbound import outbound
 from provisioners.azure.prices import region_spot_prices
-from provisioners.azure.records import Records
 from provisioners.azure.settings import AzureSettings
 from provisioners.azure.sovereign_clouds import CLOUDS
 from provisioners.azure.translate import (
@@ -52,6 +52,7 @@ from provisioners.azure.translate import (
     machine_of,
     machine_of_record,
     name_of,
+    record_body,
     statuses_of,
 )
 from provisioners.clock import unix_now
@@ -377,3 +378,50 @@ class AzureMachines:
         return azure_orphans.delete_shared(
             self._arm, owner, self._settings.forget_wait_s, self._now, self._sleep
         )
+
+
+# Records of machines, which outlive them: an SSH public key resource of the machine's name, with tags.
+#
+# Azure forgets a machine that is deleted, a spot machine that it takes back included. The record says what it was and how it terminated.
+
+
+class Records:
+    """Thread-safe. `labels` are the user's, which records carry as well."""
+
+    def __init__(
+        self, arm: Arm, subscription_id: str, labels: Mapping[str, str], now: Callable[[], float]
+    ) -> None:
+        self._arm = arm
+        self._subscription_id = subscription_id
+        self._labels = labels
+        self._now = now
+
+    def write(self, machine: Machine, ended: MachineState | None = None) -> None:
+        """Write the record of the machine: that it runs, or how it `ended`."""
+        body: Any = record_body(machine, ended, self._now(), self._labels)
+        create = self._arm.compute.ssh_public_keys.create
+        self._arm.call(lambda: create(group_of(machine.id), name_of(machine.id), body))
+
+    def machine(self, group: str, token: str, vm: VirtualMachine | None) -> Machine | None:
+        """Return the dead or dying machine of that token, if there is a record of it."""
+        record = self._arm.find(lambda: self._arm.compute.ssh_public_keys.get(group, token))
+        if record is None:
+            return None
+        if vm is not None:
+            return machine_of(vm)
+        machine = machine_of_record(record, self.vm_id(group, token))
+        return machine if machine is None or ENDED_TAG in (record.tags or {}) else self.mark_gone(machine)
+
+    def mark_gone(self, machine: Machine) -> Machine:
+        """Write into the record that the machine is gone, and not by us."""
+        spot = machine.capacity_type is CapacityType.SPOT
+        ended = MachineState.PREEMPTED if spot else MachineState.TERMINATED
+        self.write(machine, ended)
+        record = self._arm.call(
+            lambda: self._arm.compute.ssh_public_keys.get(group_of(machine.id), name_of(machine.id))
+        )
+        return machine_of_record(record, machine.id) or machine
+
+    def vm_id(self, group: str, token: str) -> str:
+        subscription = f"/subscriptions/{self._subscription_id}"
+        return f"{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachines/{token}"

@@ -7,25 +7,26 @@ within milliseconds, and then everything is deleted again.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from provisioners.clock import unix_now
 from provisioners.kubernetes import placement, translate
 from provisioners.kubernetes.agent_objects import is_agent
 from provisioners.kubernetes.api import ConflictError, Json, KubeApi
+from provisioners.kubernetes.containers import Pod
 from provisioners.kubernetes.errors import CLOUD, wanted_limits
 from provisioners.kubernetes.files import PackedFiles, packed
 from provisioners.kubernetes.pod_cache import PodCache
-from provisioners.kubernetes.pod_state import is_ours, is_over, was_placed
+from provisioners.kubernetes.pod_state import is_ours, is_over, node_of, was_placed
 from provisioners.kubernetes.quantities import rfc3339
 from provisioners.kubernetes.settings import Cluster
-from provisioners.kubernetes.warm_nodes import WarmNodes
 from provisioners.multi_node import for_each
 from provisioners.port.base import Instance, InstanceState, LaunchOrder
 from provisioners.port.errors import CapacityError, ProvisionError, RefusedError, TransientError
-from provisioners.port.vm import OWNER_TAG, TOKEN_TAG, machine_token
+from provisioners.port.vm import OWNER_TAG, SERVICE_TAG, TOKEN_TAG, machine_token
 
 _AT_ONCE = 8
 _LOOK_S = 0.25  # between two looks at the scheduler's decision
@@ -273,3 +274,42 @@ class RegionPods:
 
 def _notes(pod: Mapping[str, Any]) -> Mapping[str, str]:
     return pod["metadata"].get("annotations") or {}
+
+
+# On which nodes replicas of a service have been, so that a successor is put where weights are.
+#
+# It is a preference: a node that is full, cordoned or gone stands in no Pod's way. A node on which a replica of the service stays is not
+# preferred, as two on one node are lost together. Known is what this process has seen.
+
+MOST = 16  # nodes of a service, the last ones
+
+
+class WarmNodes:
+    """Of one namespace. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[str, str], dict[str, None]] = {}  # by owner and service, the last one last
+        self._lock = threading.Lock()
+
+    def note(self, pods: Iterable[Pod]) -> None:
+        """Remember the nodes of these Pods."""
+        with self._lock:
+            for pod in pods:
+                labels, node = pod["metadata"].get("labels") or {}, node_of(pod)
+                if node:
+                    nodes = self._nodes.setdefault(
+                        (labels.get(OWNER_TAG, ""), labels.get(SERVICE_TAG, "")), {}
+                    )
+                    nodes.pop(node, None)
+                    nodes[node] = None
+                    for old in list(nodes)[:-MOST]:
+                        del nodes[old]
+
+    def free(self, owner: str, service: str, pods: Sequence[Pod]) -> list[str]:
+        """Return the nodes that replicas of the service have left; `pods` are all of it that exist."""
+        self.note(pods)
+        staying = {
+            node_of(pod) for pod in pods if not is_over(pod) and not pod["metadata"].get("deletionTimestamp")
+        }
+        with self._lock:
+            return [node for node in self._nodes.get((owner, service), ()) if node not in staying]

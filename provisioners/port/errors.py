@@ -33,7 +33,10 @@ class Refusal:
 
 
 class ProvisionError(Exception):
-    """Base of all. `cloud` and vendor `code` are for people; callers look at the class and `scope` only."""
+    """Base of all. `cloud` and vendor `code` are for people; callers look at the class and `scope` only.
+
+    `retry_at` (UNIX seconds) is of quotas, `retry_after_s` of what is transient.
+    """
 
     kind: FailureKind
 
@@ -45,6 +48,8 @@ class ProvisionError(Exception):
         code: str = "",
         zone: Zone | None = None,
         scope: Scope | None = None,
+        retry_at: float | None = None,
+        retry_after_s: float = 1.0,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -52,6 +57,8 @@ class ProvisionError(Exception):
         self.code = code
         self.zone = zone
         self.scope = scope
+        self.retry_at = retry_at
+        self.retry_after_s = retry_after_s
 
     @property
     def refusal(self) -> Refusal:
@@ -64,19 +71,6 @@ class CapacityError(ProvisionError):
 
 class QuotaError(ProvisionError):
     kind = FailureKind.QUOTA
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        cloud: str,
-        code: str = "",
-        zone: Zone | None = None,
-        scope: Scope | None = None,
-        retry_at: float | None = None,
-    ) -> None:
-        super().__init__(message, cloud=cloud, code=code, zone=zone, scope=scope)
-        self.retry_at = retry_at
 
 
 class AuthError(ProvisionError):
@@ -104,19 +98,6 @@ class InvalidRequestError(ProvisionError):
 class TransientError(ProvisionError):
     kind = FailureKind.TRANSIENT
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        cloud: str,
-        code: str = "",
-        zone: Zone | None = None,
-        scope: Scope | None = None,
-        retry_after_s: float = 1.0,
-    ) -> None:
-        super().__init__(message, cloud=cloud, code=code, zone=zone, scope=scope)
-        self.retry_after_s = retry_after_s
-
 
 def error_for(
     kind: FailureKind,
@@ -133,17 +114,18 @@ def error_for(
     """Return the error of that kind. `closed_region`: the region that is not open to us."""
     if closed_region is not None:
         return RegionClosedError(message, cloud=cloud, region=closed_region, code=code, zone=zone)
-    match kind:
-        case FailureKind.QUOTA:
-            return QuotaError(message, cloud=cloud, code=code, zone=zone, scope=scope, retry_at=retry_at)
-        case FailureKind.TRANSIENT:
-            return TransientError(
-                message, cloud=cloud, code=code, zone=zone, scope=scope, retry_after_s=retry_after_s
-            )
-        case _:
-            return _CLASSES[kind](message, cloud=cloud, code=code, zone=zone, scope=scope)
+    return _CLASSES[kind](
+        message,
+        cloud=cloud,
+        code=code,
+        zone=zone,
+        scope=scope,
+        retry_at=retry_at,
+        retry_after_s=retry_after_s,
+    )
 
 
 _CLASSES: dict[FailureKind, type[ProvisionError]] = {
-    one.kind: one for one in (CapacityError, AuthError, RefusedError, InvalidRequestError)
+    one.kind: one
+    for one in (CapacityError, QuotaError, AuthError, RefusedError, InvalidRequestError, TransientError)
 }

@@ -22,7 +22,7 @@ from skyserve_cli.sim.slo_queue import STEP_S, bridged, drawn
 from skyserve_cli.sim.summary import Estimate, estimate
 from skyserve_cli.sim.token_steps import token_steps
 from skyserve_cli.spec import ServiceSpec
-from skyserve_cli.text_tables import put_table, table
+from skyserve_cli.text_tables import FittedTable, put_table
 
 LONGEST_S = 60 * 86400.0
 
@@ -79,7 +79,7 @@ def compare(
         put_json(_to_json(asked, rows))
     else:
         inform(setting)
-        put_table(table(_HEADER, cells))
+        put_table(FittedTable(_HEADER, cells))
         inform(f"{plural(len(found), 'run')}, {sum(one.cpu_s for one in found):.1f} s of CPU")
     if report is not None:
         _draw(asked, rows, setting, cells, report)

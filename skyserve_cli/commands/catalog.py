@@ -22,7 +22,7 @@ from provisioners.port.errors import ProvisionError
 from skyserve_cli.commands.catalog_discover import discover, steps
 from skyserve_cli.commands.options import Format, OutputFormat, View, home
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put_json, span, usd
-from skyserve_cli.text_tables import put_table, table
+from skyserve_cli.text_tables import FittedTable, put_table
 
 SHOWN = 40
 REFUSALS_SHOWN = 10
@@ -110,7 +110,7 @@ def catalog(
         "AGE",
         "QUALITY",
     )
-    put_table(table(columns, [_line(row, kind, now) for row in rows]))
+    put_table(FittedTable(columns, [_line(row, kind, now) for row in rows]))
     if len(rows) < len(found):
         inform(f"{len(found) - len(rows)} more; --limit 0 lists them all")
 

@@ -20,7 +20,7 @@ from skyserve_cli.commands.options import Format, OutputFormat, View, Yes, home
 from skyserve_cli.config import ConfigError, aws_profile, load_config
 from skyserve_cli.config_backup import BackupConfig
 from skyserve_cli.output import CommandFailed, WrongUsage, date_time, inform, plural, put, put_json
-from skyserve_cli.text_tables import put_table, table
+from skyserve_cli.text_tables import FittedTable, put_table
 
 ANYTHING = Requirements((Candidate(use_spot=True), Candidate(use_spot=False)))
 
@@ -103,7 +103,7 @@ def check(
             for name in rentable()
             if name not in clouds.enabled
         ]
-        put_table(table(("CLOUD", "STATUS", "ZONES"), rows))
+        put_table(FittedTable(("CLOUD", "STATUS", "ZONES"), rows))
         checked = [
             (cloud["cloud"], one["what"], one["level"], one["message"])
             for cloud in found
@@ -112,7 +112,7 @@ def check(
         ]
         if checked:
             put("")
-            put_table(table(("CLOUD", "CHECKED", "LEVEL", "FOUND"), checked))
+            put_table(FittedTable(("CLOUD", "CHECKED", "LEVEL", "FOUND"), checked))
     if not any(cloud["usable"] for cloud in found):
         raise CommandFailed(f"no cloud can be used; enable one in {here.config}")
 

@@ -29,7 +29,7 @@ from skyserve_cli.config_clouds import RentedConfig
 from skyserve_cli.home import Home, write_private
 from skyserve_cli.launch_check import CheckReport, Fetch, LaunchCheck
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, put_json, span
-from skyserve_cli.text_tables import doing, put_table, table
+from skyserve_cli.text_tables import FittedTable, doing, put_table
 
 _MINUTES = 15  # of a check that goes well, at most
 _FETCH_S = 10.0
@@ -209,7 +209,7 @@ def _show(reports: Sequence[CheckReport]) -> None:
         for report in reports
         for step in report.steps
     ]
-    put_table(table(("CLOUD", "STEP", "RESULT", "TIME", "WHY"), rows))
+    put_table(FittedTable(("CLOUD", "STEP", "RESULT", "TIME", "WHY"), rows))
     for report in reports:
         if report.offer is not None:
             inform(f"{report.cloud}: {_described(report.offer)}: about ${report.usd:.4f}")

@@ -12,7 +12,7 @@ import typer
 from skyserve_cli.commands.options import Format, OutputFormat, home
 from skyserve_cli.controller.api.remote import LOCAL, Contexts, Remote, checked
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, put_json
-from skyserve_cli.text_tables import put_table, table
+from skyserve_cli.text_tables import FittedTable, put_table
 
 app = typer.Typer(no_args_is_help=True, help="Choose which controller the commands call.")
 
@@ -181,7 +181,7 @@ def list_(output: Format = OutputFormat.TABLE) -> None:
         put_json(rows)
         return
     marked = [("*" if name == contexts.current else "", name, where) for name, where in places.items()]
-    put_table(table(("", "NAME", "WHERE"), marked))
+    put_table(FittedTable(("", "NAME", "WHERE"), marked))
 
 
 def _insist(contexts: Contexts, name: str) -> None:

@@ -162,7 +162,7 @@ def _read(here: Home, source: str, passphrase_file: Path | None) -> Backup:
 
 def _list(here: Home, source: str, output: OutputFormat) -> None:
     from skyserve_cli.controller.backup.schedule import newest_first
-    from skyserve_cli.text_tables import put_table, table
+    from skyserve_cli.text_tables import FittedTable, put_table
 
     if not is_url(source):
         raise WrongUsage("--list is for the URL of a place in a bucket")
@@ -173,7 +173,7 @@ def _list(here: Home, source: str, output: OutputFormat) -> None:
         put_json([{**each._asdict(), "size": sizes[each.name]} for each in found])
         return
     rows = [(each.name, date_time(each.made_at), each.owner, f"{sizes[each.name]:,}") for each in found]
-    put_table(table(("BACKUP", "MADE", "OWNER", "BYTES"), rows))
+    put_table(FittedTable(("BACKUP", "MADE", "OWNER", "BYTES"), rows))
 
 
 def _opened(here: Home, place: Place) -> Bucket:

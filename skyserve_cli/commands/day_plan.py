@@ -20,7 +20,7 @@ from skyserve_cli.sim.slo_queue import bridged
 from skyserve_cli.sim.token_steps import token_steps
 from skyserve_cli.spec import ServiceSpec
 from skyserve_cli.spec.schedule import limits_at
-from skyserve_cli.text_tables import Fitted, table
+from skyserve_cli.text_tables import FittedTable
 
 MINUTE_S = 60.0
 HISTORY_MIN = 14 * DAY_MIN
@@ -82,7 +82,7 @@ class DayPlan:
             ],
         }
 
-    def table(self) -> Fitted:
+    def table(self) -> FittedTable:
         rows = [
             (
                 date_time(one.at)[:16],
@@ -94,7 +94,7 @@ class DayPlan:
             )
             for one in self.hours
         ]
-        return table(("HOUR FROM", "REQ/MIN P50", "P90", "REPLICAS", "AT P90", "$"), rows)
+        return FittedTable(("HOUR FROM", "REQ/MIN P50", "P90", "REPLICAS", "AT P90", "$"), rows)
 
     def sentence(self) -> str:
         """Return the sums of the day, and what they are made from."""

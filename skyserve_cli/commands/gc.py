@@ -20,11 +20,11 @@ from skyserve_cli.commands import gc_others
 from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.deadline import waiting_for
 from skyserve_cli.commands.options import Format, OutputFormat, View, Yes, controller, home
-from skyserve_cli.commands.removal import OrphanRemover, cost, key_of, remove_all, stray_table, where
+from skyserve_cli.commands.removal import OrphanRemover, cost, remove_all, stray_table, where
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.api.client import ControllerClient, ControllerDownError
 from skyserve_cli.controller.clouds.caches import SpecCache
-from skyserve_cli.controller.clouds.garbage_collector import GarbageCollector, janitor_of
+from skyserve_cli.controller.clouds.garbage_collector import janitor_of
 from skyserve_cli.controller.persistence.known_state import read_known
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.reconcile.clock import SystemClock
@@ -103,13 +103,13 @@ def gc(
 
 def _of_former_owners(
     here: Home, names: Sequence[str], unlisted: list[View]
-) -> dict[str, tuple[gc_others.Owned, list[View]]]:
+) -> dict[str, tuple[gc_others.Collecting, list[View]]]:
     """Return what the clouds have of the databases that this home had before, by owner. Adds to `unlisted`."""
     known = read_known(here)
     if known is None or not known.former:
         return {}
     clouds = Clouds(here, load_config(here.config))
-    found = dict[str, tuple[gc_others.Owned, list[View]]]()
+    found = dict[str, tuple[gc_others.Collecting, list[View]]]()
     for owner in known.former:
         hands = gc_others.owned(clouds, owner)
         looks = [hands.inspect(name) for name in names]
@@ -146,22 +146,6 @@ class _Selection:
         return self._client.forget_cloud(cloud)
 
 
-class _Own:
-    """We do it."""
-
-    def __init__(self, garbage_collector: GarbageCollector) -> None:
-        self._garbage_collector = garbage_collector
-
-    def inspect(self, cloud: str) -> View:
-        return self._garbage_collector.inspect(cloud).view()
-
-    def remove(self, orphan: View) -> View:
-        return self._garbage_collector.remove(key_of(orphan)).view()
-
-    def forget(self, cloud: str) -> Sequence[str]:
-        return self._garbage_collector.forget(cloud)
-
-
 @contextmanager
 def _hands(here: Home) -> Iterator[OrphanRemover]:
     client = controller()
@@ -179,7 +163,7 @@ def _hands(here: Home) -> Iterator[OrphanRemover]:
         try:
             clouds = Clouds(here, load_config(here.config))
             specs = SpecCache(store, seal_of(here))
-            yield _Own(janitor_of(store, specs, clouds, SystemClock()))
+            yield gc_others.Collecting(janitor_of(store, specs, clouds, SystemClock()))
         finally:
             store.close()
 

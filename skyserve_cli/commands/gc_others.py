@@ -16,7 +16,7 @@ from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.confirmation import confirm
 from skyserve_cli.commands.deadline import waiting_for
 from skyserve_cli.commands.options import OutputFormat, View
-from skyserve_cli.commands.removal import cost, remove_all, stray_table, where
+from skyserve_cli.commands.removal import cost, key_of, remove_all, stray_table, where
 from skyserve_cli.config import load_config
 from skyserve_cli.controller.clouds.garbage_collector import GarbageCollector
 from skyserve_cli.controller.clouds.orphans import KnownInstances
@@ -29,8 +29,8 @@ from skyserve_cli.text_tables import put_table
 _NOTHING = KnownInstances(frozenset(), frozenset())
 
 
-class Owned:
-    """The hands for the things of one other owner."""
+class Collecting:
+    """We do it."""
 
     def __init__(self, garbage_collector: GarbageCollector) -> None:
         self._garbage_collector = garbage_collector
@@ -39,8 +39,7 @@ class Owned:
         return self._garbage_collector.inspect(cloud).view()
 
     def remove(self, orphan: View) -> View:
-        key = orphan["cloud"], orphan["kind"], orphan["id"], orphan["region"]
-        return self._garbage_collector.remove(key).view()
+        return self._garbage_collector.remove(key_of(orphan)).view()
 
     def forget(self, cloud: str) -> Sequence[str]:
         return self._garbage_collector.forget(cloud)
@@ -56,7 +55,7 @@ def gc(
         )
     clouds = Clouds(here, load_config(here.config))
     own, unlisted = _own(here), list[View]()
-    hands = dict[str, Owned]()
+    hands = dict[str, Collecting]()
     found = dict[str, list[View]]()
     for owner, cloud in _owners(clouds, names, unlisted):
         if owner == own or (owners and owner not in owners):
@@ -88,7 +87,7 @@ def gc(
 
 
 def remove_of(
-    hands: Owned, owner: str, orphans: Sequence[View], *, yes: bool
+    hands: Collecting, owner: str, orphans: Sequence[View], *, yes: bool
 ) -> tuple[list[View], list[View]]:
     """Remove what an owner has, once that is confirmed. Returns what was removed and what is left, with the owner."""
     confirm(f"Remove {plural(len(orphans), 'thing')}{cost(orphans)} of home {owner}?", yes=yes)
@@ -118,8 +117,10 @@ def _owners(clouds: Clouds, names: Sequence[str], unlisted: list[View]) -> Itera
             yield owner, cloud
 
 
-def owned(clouds: Clouds, owner: str) -> Owned:
-    return Owned(GarbageCollector(clouds.get, owner, lambda: _NOTHING, SystemClock(), lambda record: None))
+def owned(clouds: Clouds, owner: str) -> Collecting:
+    return Collecting(
+        GarbageCollector(clouds.get, owner, lambda: _NOTHING, SystemClock(), lambda record: None)
+    )
 
 
 def _own(here: Home) -> str:

@@ -14,7 +14,7 @@ from provisioners.local.store import LaunchRecord, LocalStore
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Format, OutputFormat, home
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put_json, usd
-from skyserve_cli.text_tables import put_table, table
+from skyserve_cli.text_tables import FittedTable, put_table
 
 app = typer.Typer(
     no_args_is_help=True, help="Play with the local cloud: its zones, its capacity, its spot market."
@@ -43,7 +43,7 @@ def zones(output: Format = OutputFormat.TABLE) -> None:
         )
         for zone in found
     ]
-    put_table(table(("ZONE", "$/H SPOT", "#SPOT", "$/H ON DEMAND", "#ON DEMAND"), rows))
+    put_table(FittedTable(("ZONE", "$/H SPOT", "#SPOT", "$/H ON DEMAND", "#ON DEMAND"), rows))
 
 
 @app.command()

@@ -21,7 +21,7 @@ from skyserve_cli.output import (
 )
 from skyserve_cli.spec import Problem, ServiceSpec, SpecError
 from skyserve_cli.spec.load import Loaded
-from skyserve_cli.text_tables import Fitted, table
+from skyserve_cli.text_tables import FittedTable
 
 
 def listed_plan(spec: ServiceSpec) -> View:
@@ -32,8 +32,8 @@ def listed_plan(spec: ServiceSpec) -> View:
     return first_plan(spec, clouds.listed(requirements_of(spec)), clouds, unix_now())
 
 
-def plan_table(plan: View) -> Fitted:
-    return table(
+def plan_table(plan: View) -> FittedTable:
+    return FittedTable(
         ("REPLICA", "ZONE", "CAPACITY", "INSTANCE", "ACCELERATOR", "$/H", "WHY"),
         [
             (
@@ -101,8 +101,8 @@ def spreading_cost(plan: View) -> str:
     )
 
 
-def candidates_table(candidates: Sequence[View]) -> Fitted:
-    return table(
+def candidates_table(candidates: Sequence[View]) -> FittedTable:
+    return FittedTable(
         ("ZONE", "CAPACITY", "INSTANCE", "ACCELERATOR", "$/H"),
         [
             (

@@ -10,7 +10,7 @@ from skyserve_cli.output import plural, span
 from skyserve_cli.profile.capacity import requests_to_be_sure
 from skyserve_cli.profile.measure import Measured, Measurement
 from skyserve_cli.profile.weights import Carried, response_weight
-from skyserve_cli.text_tables import Fitted, table
+from skyserve_cli.text_tables import FittedTable
 
 _STOPPED = {
     "precise": "",
@@ -74,7 +74,7 @@ def step_line(step: Measured) -> str:
     return f"{step.load:.3g} requests/s: {_in_time(step)} of {step.requests} in time{failed}"
 
 
-def steps_table(measured: Measurement) -> Fitted:
+def steps_table(measured: Measurement) -> FittedTable:
     rows = [
         (
             f"{step.load:.3g}",
@@ -96,7 +96,7 @@ def steps_table(measured: Measurement) -> Fitted:
         "#P99 ",
         "#IN FLIGHT",
     )
-    return table(columns, rows)
+    return FittedTable(columns, rows)
 
 
 def sentence(measured: Measurement, file: Path | None, others: Sequence[Carried] = ()) -> str:

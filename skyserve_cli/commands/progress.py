@@ -19,7 +19,7 @@ from skyserve_cli.controller.api.waiting import DeadlineError
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import DEADLINE, CommandFailed, clock_time, inform, place, span
 from skyserve_cli.state.values import AGENT_WORD
-from skyserve_cli.text_tables import Fitted, console, table
+from skyserve_cli.text_tables import FittedTable, console
 
 POLL_S = 0.2
 LOG_LINES_SHOWN = 10
@@ -245,7 +245,7 @@ def _live(client: ControllerClient) -> Iterator[Callable[[list[View], float], No
             stop.set()
 
 
-def progress_table(views: Iterable[View], now: float, last_line: Callable[[str], str]) -> Fitted:
+def progress_table(views: Iterable[View], now: float, last_line: Callable[[str], str]) -> FittedTable:
     """Return the live replicas; below each that starts, the last line of its log."""
     shown = [(view, r) for view in views for r in live_replicas(view)]
     rows = [
@@ -255,7 +255,7 @@ def progress_table(views: Iterable[View], now: float, last_line: Callable[[str],
     lines = {index: last_line(_log_of(view, r)) for index, (view, r) in enumerate(shown) if _starts(r)}
     columns = ("REPLICA", "STATE", "ZONE", "CAPACITY", "SINCE")
     below = {index: line for index, line in lines.items() if line}
-    return table(columns, rows, drop=("CAPACITY", "ZONE"), folds=False, below=below)
+    return FittedTable(columns, rows, drop=("CAPACITY", "ZONE"), folds=False, below=below)
 
 
 def _starts(replica: View) -> bool:

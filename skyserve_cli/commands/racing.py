@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from skyserve_cli.account.runs import Run
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, plural
 from skyserve_cli.sim import run as engine
 from skyserve_cli.sim import workers
-from skyserve_cli.sim.results import Run
 from skyserve_cli.sim.settings import Job, Setting
 from skyserve_cli.text_tables import console
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from skyserve_cli.commands.options import View
 from skyserve_cli.controller.clouds.garbage_collector import Key
 from skyserve_cli.output import inform, span, usd
-from skyserve_cli.text_tables import Fitted, table
+from skyserve_cli.text_tables import FittedTable
 
 GONE_PATIENCE_S = 300.0  # an instance that is terminated takes a minute or two
 POLL_S = 3.0
@@ -90,8 +90,8 @@ def _await_gone(hands: OrphanRemover, instances: Sequence[View]) -> set[Key]:
     return set(waited)
 
 
-def stray_table(found: Sequence[View], now: float) -> Fitted:
-    return table(
+def stray_table(found: Sequence[View], now: float) -> FittedTable:
+    return FittedTable(
         ("CLOUD", "REGION", "KIND", "$/MONTH", "AGE", "ID"),
         [
             (

@@ -15,7 +15,7 @@ from skyserve_cli.commands.options import Format, OutputFormat, complete_service
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import CommandFailed, date_time, inform, put, put_json
 from skyserve_cli.report import history_text
-from skyserve_cli.text_tables import put_table, table
+from skyserve_cli.text_tables import FittedTable, put_table
 
 
 def report(
@@ -56,9 +56,9 @@ def report(
         put_json(report_view(account, history))
     else:
         inform(history_text.setting(account))
-        put_table(table(*history_text.totals(account)))
+        put_table(FittedTable(*history_text.totals(account)))
         put("")
-        put_table(table(*history_text.bought(account)))
+        put_table(FittedTable(*history_text.bought(account)))
         put(history_text.verdict(account))
     if out is not None:
         _draw(account, out)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeVar
 
-from provisioners.offers.extra_costs import extra_usd_hour
 from provisioners.port.base import DISK_GB
+from skyserve_cli.clouds import extra_usd_hour
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.output import WrongUsage, plural, span
 from skyserve_cli.sim.arrivals import Arrivals, arrivals_of

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from skyserve_cli.account.runs import Run, Simulation
 from skyserve_cli.commands import autoscalers, files, pictures, runs, traffic_options
 from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Env, EnvFile, Format, OutputFormat, Secret, SecretFile, Set
@@ -18,13 +19,12 @@ from skyserve_cli.commands.statistics import insist_on_statistics
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, plural, put, put_json
 from skyserve_cli.report.export import to_json
 from skyserve_cli.report.text import availability_sentences, setting, table_cells, verdict
-from skyserve_cli.sim.results import Run, Simulation
 from skyserve_cli.sim.scaling import AUTOSCALERS
 from skyserve_cli.sim.settings import POLICIES, Setting
 from skyserve_cli.sim.summary import summarize
 from skyserve_cli.sim.trace import Trace, named, shipped
 from skyserve_cli.spec import ServiceSpec
-from skyserve_cli.text_tables import put_table, table
+from skyserve_cli.text_tables import FittedTable, put_table
 
 #: Options about a market, which a comparison of autoscalers has not.
 _MARKET_ONLY = ("--trace", "--policy", "--window", "--engine", "--request-timeout")
@@ -352,7 +352,7 @@ def _show(simulation: Simulation, market: Trace, targets: Sequence[float], outpu
     if not rows:
         return
     inform(f"{setting(simulation)}; {market.reading}")
-    put_table(table(*table_cells(rows, priced=simulation.priced)))
+    put_table(FittedTable(*table_cells(rows, priced=simulation.priced)))
     for target in targets:
         put(verdict(rows, target, priced=simulation.priced))
     for sentence in availability_sentences(rows):
@@ -380,12 +380,14 @@ def _list(output: OutputFormat, *, policies: bool, traces: bool) -> None:
         return
     if policies:
         put_table(
-            table(("POLICY", "WHAT IT DOES"), [(each["name"], each["what"]) for each in listed["policies"]])
+            FittedTable(
+                ("POLICY", "WHAT IT DOES"), [(each["name"], each["what"]) for each in listed["policies"]]
+            )
         )
     if traces:
         columns = ("TRACE", "#ZONES", "#REGIONS", "#DAYS", "WHAT IT HOLDS")
         cells = [[str(value) for value in each.values()] for each in listed["traces"]]
-        put_table(table(columns, cells))
+        put_table(FittedTable(columns, cells))
 
 
 def _trace_json(trace: Trace) -> dict[str, Any]:

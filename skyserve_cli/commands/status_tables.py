@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.text import Text
@@ -18,9 +19,8 @@ from skyserve_cli.commands.sentences import (
     version_given_up,
     why_hint,
 )
-from skyserve_cli.commands.slo_line import slo_line
 from skyserve_cli.output import accelerators, date_time, place, plural, printable, span, usd
-from skyserve_cli.text_tables import Fitted, table
+from skyserve_cli.text_tables import FittedTable
 
 #: The columns that a narrow terminal does not show, the first to go first. Ids, states and messages always stay.
 _LESS_OF_SERVICES = ("SAVED", "UPTIME", "$/H", "REPLICAS", "VERSION")
@@ -29,10 +29,10 @@ _LESS_OF_AGENTS = ("CODE", "$/H", "AGE", "ZONE")
 _LESS_OF_PEERS = ("P90", "TTFT P50", "$ THERE")
 
 
-def tables(services: Sequence[View], now: float, *, wide: bool) -> list[Fitted | Text]:
+def tables(services: Sequence[View], now: float, *, wide: bool) -> list[FittedTable | Text]:
     """Return the services, a line for each thing worth knowing about one, and the replicas."""
     replicas = [(view, replica) for view in services for replica in view["replicas"]]
-    shown: list[Fitted | Text] = [_service_table(services, now, wide=wide)]
+    shown: list[FittedTable | Text] = [_service_table(services, now, wide=wide)]
     shown += [
         Text(printable(f"{view['name']}: {note}"))
         for view in services
@@ -60,7 +60,7 @@ def ages(services: Sequence[View], now: float) -> tuple[str, ...]:
     return tuple(span(now - part["created_at"]) for part in timed)
 
 
-def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitted:
+def _service_table(services: Sequence[View], now: float, *, wide: bool) -> FittedTable:
     columns = ["SERVICE", "VERSION", "STATUS", "REPLICAS", "$/H", "SAVED", "UPTIME", "ENDPOINT"]
     if wide:
         columns += [
@@ -103,7 +103,7 @@ def _service_table(services: Sequence[View], now: float, *, wide: bool) -> Fitte
             ]
         row += [view.get("team") or "-"] if has_teams else []
         rows.append(row)
-    return table(columns, rows, drop=() if wide else _LESS_OF_SERVICES, folds=False)
+    return FittedTable(columns, rows, drop=() if wide else _LESS_OF_SERVICES, folds=False)
 
 
 def _version(view: View) -> str:
@@ -211,7 +211,7 @@ def _not_compiled(services: Sequence[View]) -> Iterator[str]:
         yield f"{', '.join(of)}: {INTERPRETED.format(reason=reason)}"
 
 
-def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Fitted:
+def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool) -> FittedTable:
     columns = ["LOAD BALANCER", "STATE", "ZONE", "ENDPOINT", "CODE", "$/H", "AGE", "MESSAGE"]
     columns[5:5] = ["BUILD"] if wide else []
     rows = [
@@ -229,10 +229,10 @@ def _agent_table(agents: Sequence[tuple[View, View]], now: float, *, wide: bool)
         ]
         for view, agent in agents
     ]
-    return table(columns, rows, drop=() if wide else _LESS_OF_AGENTS, folds=not wide)
+    return FittedTable(columns, rows, drop=() if wide else _LESS_OF_AGENTS, folds=not wide)
 
 
-def _peer_table(agents: Sequence[tuple[View, View]], *, wide: bool) -> Fitted:
+def _peer_table(agents: Sequence[tuple[View, View]], *, wide: bool) -> FittedTable:
     columns = [
         "LOAD BALANCER", "#TTFT P50", "#P90", "PEER", "#RTT MS", "#SENT THERE", "#CAME FROM THERE", "#$ THERE",
         "SERVES",
@@ -257,7 +257,7 @@ def _peer_table(agents: Sequence[tuple[View, View]], *, wide: bool) -> Fitted:
                 ]
             )
             own[1:], serves = ["", ""], ""  # once for each agent
-    return table(columns, rows, drop=() if wide else _LESS_OF_PEERS, folds=not wide)
+    return FittedTable(columns, rows, drop=() if wide else _LESS_OF_PEERS, folds=not wide)
 
 
 def _state_of_peer(peer: View) -> str:
@@ -284,7 +284,7 @@ def _with_lease(machine: View, now: float) -> str:
     return f"{message}; {text}" if message else text
 
 
-def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> Fitted:
+def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: bool) -> FittedTable:
     columns = ["REPLICA", "VERSION", "STATE", "ZONE", "CAPACITY", "ACCELERATOR", "$/H", "AGE"]
     columns += ["ENDPOINT", "INSTANCE", "MESSAGE"] if wide else ["MESSAGE"]
     rows = []
@@ -303,4 +303,41 @@ def _replica_table(replicas: Sequence[tuple[View, View]], now: float, *, wide: b
             row += [replica["endpoint"] or "-", replica["instance_id"] or "-"]
         why = _with_lease(replica, now) or (STANDS_IN if replica["stands_in"] else "")
         rows.append([*row, end_of(replica["end_reason"], why) if replica["end_reason"] else why])
-    return table(columns, rows, drop=() if wide else _LESS_OF_REPLICAS, folds=not wide)
+    return FittedTable(columns, rows, drop=() if wide else _LESS_OF_REPLICAS, folds=not wide)
+
+
+def _replicas(slo: View, rate: str) -> int:
+    """Return how many replicas a rate needs with the headroom, before the limits of the file."""
+    carried = 60.0 * float(slo["capacity_qps"]) / float(slo["headroom"])
+    return max(0, math.ceil(float(slo[rate]) / carried - 1e-9))
+
+
+def slo_line(slo: View) -> str:
+    """Return how the SLO is kept, the expectation, and what the size is computed from."""
+    asked = f"{100 * slo['attainment_asked']:g} %"
+    if slo["attainment"] is None:
+        return f"SLO {asked}: no request has been counted yet"
+    parts = [
+        f"SLO {100 * slo['attainment']:.2f} % of {asked} in time (24 h), "
+        + (f"budget {100 * slo['budget_left']:.0f} % left" if slo["budget_left"] >= 0 else "budget used up")
+    ]
+    if slo["requests_per_min"] is None:
+        return parts[0]
+    start = span(slo["cold_start_s"])
+    needed, rate = (
+        f"needs {_replicas(slo, 'work_per_min')}",
+        f"{slo['requests_per_min']:.0f} requests/min",
+    )
+    size = slo["work_per_request"]
+    rate += " (tokens not known)" if size is None else f" x {size:.2f} of the usual tokens"
+    if slo["autoscaler"] != "reactive":
+        needed += f" -> {_replicas(slo, 'forecast_per_min')}"
+        rate += f" -> {slo['forecast_per_min']:.0f} in {start}"
+    parts.append(f"{needed} replicas: {rate}")
+    learned = " (learned)" if slo["capacity_learned"] else ""
+    parts.append(
+        f"headroom {slo['headroom']:.2f}, {slo['capacity_qps']:.3g} requests/s per replica{learned}, a start takes {start}"
+    )
+    if slo["would_want"] is not None:
+        parts.append(f"the forecast would want {slo['would_want']:.0f} replicas")
+    return "; ".join(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skyserve_cli.commands.options import Format, OutputFormat, View, controller
 from skyserve_cli.output import inform, put_json
-from skyserve_cli.text_tables import put_table, table
+from skyserve_cli.text_tables import FittedTable, put_table
 
 
 def teams(output: Format = OutputFormat.TABLE) -> None:
@@ -32,7 +32,7 @@ def teams(output: Format = OutputFormat.TABLE) -> None:
         )
         for each in found
     ]
-    put_table(table(("TEAM", "GPUS", "REPLICAS", "$/H", "$ THIS MONTH", "SERVICES", "WAITING"), rows))
+    put_table(FittedTable(("TEAM", "GPUS", "REPLICAS", "$/H", "$ THIS MONTH", "SERVICES", "WAITING"), rows))
 
 
 def _of(team: View, key: str, digits: int = 0) -> str:

@@ -13,7 +13,7 @@ from skyserve_cli.commands.durations import seconds
 from skyserve_cli.commands.options import Format, OutputFormat, controller, find
 from skyserve_cli.output import CommandFailed, WrongUsage, inform, put_json
 from skyserve_cli.profile.trial import FAILED, Check, checks
-from skyserve_cli.text_tables import doing, put_table, table
+from skyserve_cli.text_tables import FittedTable, doing, put_table
 
 KEY_VARIABLE = "SKYSERVE_API_KEY"
 #: Without these a client gets nothing.
@@ -63,7 +63,9 @@ def test(
         put_json({"endpoint": url, "serves": not failed, "checks": [_view(each) for each in found]})
     else:
         put_table(
-            table(("CHECK", "RESULT", "FOUND"), [(each.name, each.result, each.detail) for each in found])
+            FittedTable(
+                ("CHECK", "RESULT", "FOUND"), [(each.name, each.result, each.detail) for each in found]
+            )
         )
     if failed:
         raise CommandFailed(f"{url} does not serve: {failed[0].name}: {failed[0].detail}")

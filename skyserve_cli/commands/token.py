@@ -9,7 +9,7 @@ import typer
 
 from skyserve_cli.commands.options import Format, OutputFormat, complete_service, controller
 from skyserve_cli.output import CommandFailed, date_time, inform, plural, put, put_json
-from skyserve_cli.text_tables import put_table, table
+from skyserve_cli.text_tables import FittedTable, put_table
 
 app = typer.Typer(
     no_args_is_help=True, help="Give others access to the controller: tokens with a role and services."
@@ -87,7 +87,7 @@ def list_(output: Format = OutputFormat.TABLE) -> None:
         )
         for each in found
     ]
-    put_table(table(("NAME", "ROLE", "SERVICES", "TEAM", "CREATED", "BY", "STATE"), rows))
+    put_table(FittedTable(("NAME", "ROLE", "SERVICES", "TEAM", "CREATED", "BY", "STATE"), rows))
 
 
 @app.command()

@@ -142,53 +142,75 @@ def traffic(
     Raises WrongUsage.
     """
     if arrivals is None:
-        options = ("--capacity", "--mean-replicas", "--warm-up", "--response-weight")
-        for option, given in zip((*options, "--engine", "--request-timeout"), words, strict=True):
-            if given is not None:
-                raise WrongUsage(f"{option} says something about requests: name them with --requests")
-        if spec is not None and spec.slo is not None:
-            raise WrongUsage(f"{spec.name} has an SLO: say with --requests which requests come")
+        _insist_on_nothing_about_requests(spec, words)
         return None, None
+    known_s = _known_s(words, arrivals)
+    engine, arrivals = engine_of(words.engine, arrivals)
+    timeout_s = _timeout_s(words)
+    given = words.capacity_qps
+    if engine is not None:
+        _insist_on_what_engines_need(spec, tick_s)
+        if not _names_capacity(spec, given):
+            given = _carried_qps(engine, arrivals)
+    capacity = capacity_of(spec, given)
+    weight = response_weight(arrivals, words.response_weight)
+    slo = None if spec is None else spec.slo
+    if weight is not None and words.response_weight is None and slo is not None:
+        weight = slo.response_weight or weight
+    mean = words.mean_replicas or 0.0
+    arrivals = arrivals.scaled(scaled(arrivals, arrivals.length_s, known_s, mean, capacity, weight))
+    if slo is not None and tick_s > MINUTE_S:
+        raise WrongUsage(
+            f"--tick: a service with an SLO is decided about every minute; take 60s or less (got {tick_s:g}s)"
+        )
+    is_known = (slo is not None or _names_capacity(spec, given)) and not _is_of_several_accelerators(spec)
+    judged = None
+    if is_known and tick_s <= MINUTE_S:
+        judged = Traffic(arrivals, capacity, known_s, weight, engine, timeout_s)
+    return arrivals.later(known_s), judged
+
+
+def _insist_on_nothing_about_requests(spec: ServiceSpec | None, words: TrafficOptions) -> None:
+    options = (
+        "--capacity",
+        "--mean-replicas",
+        "--warm-up",
+        "--response-weight",
+        "--engine",
+        "--request-timeout",
+    )
+    for option, given in zip(options, words, strict=True):
+        if given is not None:
+            raise WrongUsage(f"{option} says something about requests: name them with --requests")
+    if spec is not None and spec.slo is not None:
+        raise WrongUsage(f"{spec.name} has an SLO: say with --requests which requests come")
+
+
+def _known_s(words: TrafficOptions, arrivals: Arrivals) -> float:
     known_s = 0.0 if words.warm_up is None else seconds("--warm-up", words.warm_up)
     if not 0.0 <= known_s < arrivals.length_s:
         raise WrongUsage(
             f"--warm-up takes a duration below that of the recording, {span(arrivals.length_s)} (got {words.warm_up})"
         )
-    engine, arrivals = engine_of(words.engine, arrivals)
-    timeout_s = _timeout_s(words)
-    if engine is not None:
-        if tick_s > MINUTE_S:
-            raise WrongUsage(
-                f"--tick: requests wait for less than that; take 60s or less with --engine (got {tick_s:g}s)"
-            )
-        goal = None if spec is None else spec.scaling
-        if goal is not None and goal.target_qps_by_accelerator:
-            raise WrongUsage("--engine is of one accelerator, and target_qps_per_replica of several")
-        is_told = words.capacity_qps is not None or (
-            goal is not None and goal.target_qps_per_replica is not None
-        )
-        if not is_told and (spec is None or spec.slo is None or spec.slo.capacity_qps is None):
-            words = words._replace(capacity_qps=_carried_qps(engine, arrivals))
-    capacity = capacity_of(spec, words.capacity_qps)
-    weight = response_weight(arrivals, words.response_weight)
-    if weight is not None and words.response_weight is None and spec is not None and spec.slo is not None:
-        weight = spec.slo.response_weight or weight
-    mean = words.mean_replicas or 0.0
-    arrivals = arrivals.scaled(scaled(arrivals, arrivals.length_s, known_s, mean, capacity, weight))
-    has_slo = spec is not None and spec.slo is not None
-    if has_slo and tick_s > MINUTE_S:
+    return known_s
+
+
+def _insist_on_what_engines_need(spec: ServiceSpec | None, tick_s: float) -> None:
+    if tick_s > MINUTE_S:
         raise WrongUsage(
-            f"--tick: a service with an SLO is decided about every minute; take 60s or less (got {tick_s:g}s)"
+            f"--tick: requests wait for less than that; take 60s or less with --engine (got {tick_s:g}s)"
         )
-    goal = None if spec is None else spec.scaling
-    is_known = (
-        words.capacity_qps is not None
-        or has_slo
-        or (goal is not None and goal.target_qps_per_replica is not None)
-    )
-    if goal is not None and goal.target_qps_by_accelerator:
-        is_known = False
-    judged = None
-    if is_known and tick_s <= MINUTE_S:
-        judged = Traffic(arrivals, capacity, known_s, weight, engine, timeout_s)
-    return arrivals.later(known_s), judged
+    if _is_of_several_accelerators(spec):
+        raise WrongUsage("--engine is of one accelerator, and target_qps_per_replica of several")
+
+
+def _names_capacity(spec: ServiceSpec | None, given: float | None) -> bool:
+    """Return whether the option or the file says what a replica carries."""
+    if given is not None or spec is None:
+        return given is not None
+    learns = spec.slo is None or spec.slo.capacity_qps is None
+    return spec.scaling.target_qps_per_replica is not None or not learns
+
+
+def _is_of_several_accelerators(spec: ServiceSpec | None) -> bool:
+    return spec is not None and bool(spec.scaling.target_qps_by_accelerator)

@@ -13,7 +13,7 @@ import typer
 from skyserve_cli.commands.options import ServiceName, View, controller, find
 from skyserve_cli.controller.reconcile.clock import SystemClock
 from skyserve_cli.output import WrongUsage, inform, printable, put_json, usd
-from skyserve_cli.text_tables import put_table, table
+from skyserve_cli.text_tables import FittedTable, put_table
 
 _NUMBERS = ("requests", "tokens_in", "tokens_out")
 _HEADINGS = ("REQUESTS", "TOKENS IN", "TOKENS OUT")
@@ -102,7 +102,7 @@ def _put_table(found: View) -> None:
     total = ("total", *("" for _ in groups[1:]), *_numbers(found["total"]))
     priced = ("USD",) if "usd" in found["total"] else ()
     columns = (*(group.upper() for group in groups), *_HEADINGS, *priced)
-    put_table(table(columns, [*rows, total]))
+    put_table(FittedTable(columns, [*rows, total]))
 
 
 def _numbers(row: Any) -> tuple[str, ...]:

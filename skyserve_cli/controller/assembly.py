@@ -7,9 +7,12 @@ import base64
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from policies.model import Offer
 from provisioners.offers.egress import egress_usd_per_gb
@@ -30,15 +33,15 @@ from skyserve_cli.controller.clouds.firewalls import ThreadFirewalls
 from skyserve_cli.controller.clouds.instance_poller import ThreadInstancePoller
 from skyserve_cli.controller.clouds.log_archive import LogArchive
 from skyserve_cli.controller.clouds.operation_runner import ThreadOperationRunner
-from skyserve_cli.controller.event_reports import EventReports
 from skyserve_cli.controller.part import Kernel, Parts
 from skyserve_cli.controller.persistence import key_fingerprints as fingerprints
 from skyserve_cli.controller.persistence.leadership import Leadership, about, holder_of
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.controller.persistence.state_watch import StateWatch
 from skyserve_cli.controller.readiness import HttpProber
+from skyserve_cli.controller.reconcile import leases
 from skyserve_cli.controller.reconcile.attention import Attention
-from skyserve_cli.controller.reconcile.clock import SteadyClock, SystemClock
+from skyserve_cli.controller.reconcile.clock import Clock, SteadyClock, SystemClock
 from skyserve_cli.controller.reconcile.evidence import DaemonEvidence
 from skyserve_cli.controller.reconcile.inputs import BalancerPorts, Budget, Doubts, ReplicaPorts
 from skyserve_cli.controller.reconcile.ports import CloudOperation
@@ -48,8 +51,9 @@ from skyserve_cli.controller.reconcile.traffic_buffer import TrafficBuffer
 from skyserve_cli.controller.references import path_of
 from skyserve_cli.controller.secret_box import SecretBox, seal_of
 from skyserve_cli.home import Home
-from skyserve_cli.state.lease import NO_TERM
+from skyserve_cli.state.lease import NO_TERM, LeaseLostError
 from skyserve_cli.state.store import Store
+from skyserve_cli.state.values import EventRecord
 
 if TYPE_CHECKING:
     from skyserve_cli.controller.reconcile.adoption import Adoption
@@ -345,3 +349,42 @@ def parts_of(
         )
     )
     return parts, [*routes.all(), *parts.routes], routes
+
+
+# Events that the controller's threads record beside those of the reconciler.
+#
+# An event that cannot be stored is in the log, too, so a database that is away stops no thread.
+
+
+class EventReports:
+    """Appends events at the present instant. Thread-safe."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def closed_region(self, sentence: str) -> None:
+        """Raise LeaseLostError, SQLAlchemyError: the poller reports it again."""
+        self._store.append_event(EventRecord("RegionClosed", sentence), now=self._clock.now())
+
+    def clock(self, sentence: str) -> None:
+        """Record the offset of a cloud's clock."""
+        self._append(EventRecord("clock", sentence))
+
+    def lease(self, service: str, replica_id: int, sentence: str) -> None:
+        """Record trouble with the lease of a replica's instance."""
+        log.warning("%s/%d: %s", service, replica_id, sentence)
+        self._append(EventRecord(leases.KIND, sentence, replica_id), service)
+
+    def network_rules(self, cloud: str, sentence: str) -> None:
+        """Record that rules cannot be set, and why; that they are set again if `sentence` is empty."""
+        said = (
+            f"rules for the network cannot be set: {sentence}"
+            if sentence
+            else "rules for the network are set"
+        )
+        self._append(EventRecord("network", f"{cloud}: {said}"))
+
+    def _append(self, record: EventRecord, service: str = "") -> None:
+        with suppress(SQLAlchemyError, LeaseLostError):
+            self._store.append_event(record, now=self._clock.now(), service=service)

@@ -6,10 +6,12 @@ import hashlib
 import json
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import yaml
 
 from provisioners.port.commands import HostConnection, ShellError
 from provisioners.ssh.pool import load_pools
@@ -20,7 +22,6 @@ from skyserve_cli.controller.balancers.native_modules import choose, look, nativ
 from skyserve_cli.controller.reconcile.clock import SteadyClock
 from skyserve_cli.deployment import host as there
 from skyserve_cli.deployment.host import HostFacts
-from skyserve_cli.deployment.named_files import copies_of, named_files, with_paths
 from skyserve_cli.deployment.target import DeployTarget
 from skyserve_cli.deployment.wheel import own_wheel
 from skyserve_cli.home import Home
@@ -274,3 +275,62 @@ def _copy(shell: HostConnection, source: Path, path: str) -> None:
     except OSError as error:
         raise WrongUsage(f"--copy-files: {source} cannot be read: {error.strerror}") from None
     shell.put(path, content)
+
+
+KEYS = frozenset(
+    [
+        "certfile",
+        "certificate_file",
+        "identity_file",
+        "keyfile",
+        "known_hosts",
+        "kubeconfig",
+        "passphrase_file",
+        "secret_file",
+        "webhook_file",
+    ]
+)
+
+
+class NamedFile(NamedTuple):
+    """`key` is the path of the key in config.yaml, `start` and `end` where the value is in its text."""
+
+    key: str
+    path: str
+    start: int
+    end: int
+
+
+def named_files(text: str) -> list[NamedFile]:
+    """Return every file that a configuration names, in its order."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    return [] if root is None else list(_of(root, ""))
+
+
+def _of(node: yaml.Node, key: str) -> Iterator[NamedFile]:
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            below = f"{key}.{name.value}" if key else str(name.value)
+            if isinstance(value, yaml.ScalarNode) and name.value in KEYS and value.tag.endswith(":str"):
+                yield NamedFile(below, value.value, value.start_mark.index, value.end_mark.index)
+            else:
+                yield from _of(value, below)
+    elif isinstance(node, yaml.SequenceNode):
+        for place, value in enumerate(node.value):
+            yield from _of(value, f"{key}[{place}]")
+
+
+def copies_of(files: list[NamedFile]) -> dict[str, str]:
+    """Return the name that each path gets in a folder for copies."""
+    return {
+        one.path: f"{hashlib.sha256(one.path.encode()).hexdigest()[:8]}-{Path(one.path).name}"
+        for one in files
+    }
+
+
+def with_paths(text: str, files: list[NamedFile], folder: str) -> str:
+    """Return the configuration with the paths of the copies in `folder`."""
+    names = copies_of(files)
+    for one in sorted(files, key=lambda one: one.start, reverse=True):
+        text = text[: one.start] + json.dumps(f"{folder}/{names[one.path]}") + text[one.end :]
+    return text

@@ -134,11 +134,6 @@ class EngineModel:
         return len(self._waiting)
 
     @property
-    def arriving(self) -> int:
-        """Requests still in front of the engine (`base`), which its scheduler cannot see."""
-        return len(self._arriving)
-
-    @property
     def cache(self) -> PrefixCache:
         """The KV cache, to be read."""
         return self._cache

@@ -26,7 +26,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from lb.config.cors import Cors
 from skyserve_cli.engine import api
-from skyserve_cli.engine.adapters import LoadedAdapters
 from skyserve_cli.engine.api import Generation, Kind
 from skyserve_cli.engine.cors import allow, cors_for
 from skyserve_cli.engine.errors import ApiError, BadRequest, ModelNotFound, error_body
@@ -384,3 +383,41 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as error:
         message = f"{error.status} {error.reason}: {request.method} {request.path}"
         return _json(error_body(message, "invalid_request_error"), error.status)
+
+
+class LoadedAdapters:
+    """The adapters by name, and where each is from."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._paths: dict[str, str] = {}
+
+    def load(self, body: Mapping[str, Any]) -> str:
+        """Load what the body names; return the response. Raises BadRequest."""
+        name, path = (body.get(field) for field in ("lora_name", "lora_path"))
+        if not isinstance(name, str) or not isinstance(path, str) or not name or not path:
+            raise BadRequest("Both 'lora_name' and 'lora_path' must be provided.")
+        if name in self._paths or name == self._model:
+            raise BadRequest(f"The lora adapter '{name}' has already been loaded.")
+        self._paths[name] = path
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    def unload(self, body: Mapping[str, Any]) -> str:
+        """Unload what the body names; return the response. Raises BadRequest or ModelNotFound."""
+        name = body.get("lora_name")
+        if not isinstance(name, str) or not name:
+            raise BadRequest("'lora_name' must be provided.")
+        if self._paths.pop(name, None) is None:
+            raise ModelNotFound(name, self._model)
+        return f"Success: LoRA adapter '{name}' removed successfully."
+
+    def served(self, body: Mapping[str, Any]) -> str:
+        """Return the model or adapter that serves the request of this body."""
+        asked = body.get("model")
+        return asked if isinstance(asked, str) and asked in self._paths else self._model
+
+    def cards(self, card: Mapping[str, object]) -> list[dict[str, object]]:
+        """Return the entries of adapters in a list of models, whose entry for the model is `card`."""
+        return [
+            {**card, "id": name, "root": path, "parent": self._model} for name, path in self._paths.items()
+        ]

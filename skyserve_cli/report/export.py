@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from skyserve_cli.account.runs import Percentiles, Run, Simulation
 from skyserve_cli.report.text import LEVELS, equal_availability
-from skyserve_cli.sim.results import Percentiles, Run, Simulation
 from skyserve_cli.sim.summary import Estimate, SummaryRow, cheapest
 
 _LEFT_OUT = frozenset({"steps", "wanted", "cpu_s"})  # long, or different every time

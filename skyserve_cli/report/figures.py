@@ -21,10 +21,10 @@ from matplotlib.patches import Patch, StepPatch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from skyserve_cli.account.curves import DAY_S, Array, Timeline, spend, spend_on_demand, timeline
+from skyserve_cli.account.runs import ON_DEMAND, SPOT, Run, Simulation, percent
 from skyserve_cli.output import usd
 from skyserve_cli.report.text import per_day
 from skyserve_cli.sim.frontier import ALL_ON_DEMAND, Point, lower_hull, mixed
-from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run, Simulation, percent
 from skyserve_cli.sim.summary import BOUNDS, SummaryRow
 
 INK, MUTED, GRID = "#1f2933", "#66707c", "#e4e7eb"

@@ -20,6 +20,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure, FigureBase
 
 from provisioners.files import write_bytes
+from skyserve_cli.account.runs import Run, Simulation, percent
 from skyserve_cli.account.service_history import ServiceHistory
 from skyserve_cli.report import history_text
 from skyserve_cli.report.figures import MUTED, STYLE, draw_frontier, draw_spend, draw_timelines
@@ -32,7 +33,6 @@ from skyserve_cli.report.text import (
     table_cells,
     verdict,
 )
-from skyserve_cli.sim.results import Run, Simulation, percent
 from skyserve_cli.sim.summary import SummaryRow, cheapest, most_available, summarize
 
 SUFFIXES = (".html", ".png")
@@ -60,7 +60,7 @@ dt { float: left; clear: left; font-weight: 600; margin-right: .5rem; }
 dd { margin: 0; }
 """
 
-_PAGE = """<!DOCTYPE html>
+HEAD = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -72,7 +72,14 @@ _PAGE = """<!DOCTYPE html>
 <body>
 <h1>{title}</h1>
 <p class="setting">{setting}</p>
-{verdicts}
+"""
+FOOT = """<h2>Made by</h2>
+<pre>{command}</pre>
+</body>
+</html>
+"""
+
+_BODY = """{verdicts}
 {tables}
 <dl>{glossary}</dl>
 <h2>Replicas over time</h2>
@@ -81,10 +88,6 @@ _PAGE = """<!DOCTYPE html>
 {frontier}
 <h2>Spend over time</h2>
 {spend}
-<h2>Made by</h2>
-<pre>{command}</pre>
-</body>
-</html>
 """
 
 
@@ -94,7 +97,7 @@ with on demand reaches.</p>
 {frontier}
 <div class="wide">{levels}</div>"""
 
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # columns, named as `tables.table` wants them, and rows
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # columns, named as `FittedTable` wants them, and rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,7 @@ def shown_runs(rows: Sequence[SummaryRow], availability: float) -> list[Run]:
 
 def _page(document: _Document) -> bytes:
     simulation, runs = document.simulation, document.runs
-    text = _PAGE.format(
+    text = (HEAD + _BODY + FOOT).format(
         css=CSS,
         title=html.escape(document.title),
         setting=html.escape(document.setting),
@@ -260,6 +263,11 @@ def _picture(document: _Document) -> bytes:
         (_SPEND_IN, lambda figure: draw_spend(figure, simulation, runs)),
         (LINE_IN * (foot.count("\n") + 2), lambda figure: draw_foot(figure, foot)),
     ]
+    return stacked(parts)
+
+
+def stacked(parts: Sequence[tuple[float, Callable[[FigureBase], None]]]) -> bytes:
+    """Return a picture (PNG) of parts below each other, each with its height in inches."""
     heights = [height for height, _ in parts]
     figure = Figure((WIDTH_IN, sum(heights)), layout="constrained")
     places = figure.subfigures(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]

@@ -13,9 +13,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from policies.forecast.demand import Floats
+from skyserve_cli.account.runs import percent
 from skyserve_cli.report.figures import INK, MUTED
 from skyserve_cli.sim.forecasts import Forecasts
-from skyserve_cli.sim.results import percent
 from skyserve_cli.sim.scaling import Evaluation, ScalingTrial
 
 LEVELS = tuple(round(0.05 * number, 2) for number in range(1, 20))

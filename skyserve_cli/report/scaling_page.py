@@ -6,7 +6,6 @@ Made as in `page`: everything is inside, and the same comparison gives the same 
 from __future__ import annotations
 
 import html
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,19 +13,20 @@ from pathlib import Path
 from textwrap import fill, wrap
 
 from matplotlib import rc_context
-from matplotlib.figure import Figure, FigureBase
+from matplotlib.figure import FigureBase
 
 from provisioners.files import write_bytes
 from skyserve_cli.report.figures import STYLE
 from skyserve_cli.report.page import (
     CSS,
-    DPI,
+    FOOT,
+    HEAD,
     LINE_IN,
-    WIDTH_IN,
     draw_foot,
     draw_head,
     draw_table,
     html_table,
+    stacked,
     svg,
 )
 from skyserve_cli.report.scaling_figures import draw_budget, draw_calibration, draw_capacity, draw_hours
@@ -35,24 +35,8 @@ from skyserve_cli.sim.scaling import Evaluation, ScalingTrial
 
 _PANEL_IN, _LEGEND_IN, _FIGURE_IN = 1.7, 0.7, 4.4
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-{css}</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p class="setting">{setting}</p>
-<div class="wide">{table}</div>
+_BODY = """<div class="wide">{table}</div>
 {pictures}
-<h2>Made by</h2>
-<pre>{command}</pre>
-</body>
-</html>
 """
 
 
@@ -136,7 +120,7 @@ def _page(shown: Comparison, command: str) -> bytes:
         f'<h2>{html.escape(part.title)}</h2>\n<p class="note">{html.escape(part.note)}</p>\n{svg(part.height_in, part.draw)}'
         for part in _parts(shown)
     ]
-    text = _PAGE.format(
+    text = (HEAD + _BODY + FOOT).format(
         css=CSS,
         title=html.escape(shown.title),
         setting=html.escape(shown.setting),
@@ -163,14 +147,7 @@ def _picture(shown: Comparison, command: str) -> bytes:
         ),
         (LINE_IN * (foot.count("\n") + 2), lambda figure: draw_foot(figure, foot)),
     ]
-    heights = [height for height, _ in parts]
-    figure = Figure((WIDTH_IN, sum(heights)), layout="constrained")
-    places = figure.subfigures(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for place, (_, draw) in zip(places, parts, strict=True):
-        draw(place)
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
-    return out.getvalue()
+    return stacked(parts)
 
 
 def _draw_title(figure: FigureBase, text: str) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from skyserve_cli.account.runs import Percentiles, Simulation, percent
 from skyserve_cli.output import plural, span, usd
 from skyserve_cli.sim.frontier import Point, cost_at
-from skyserve_cli.sim.results import Percentiles, Simulation, percent
 from skyserve_cli.sim.summary import BOUNDS, Estimate, SummaryRow, cheapest, most_available
 
+T = TypeVar("T")
 #: Where families of settings are compared.
 LEVELS = (0.99, 0.995, 0.999)
 
@@ -18,43 +20,54 @@ def table_cells(rows: Sequence[SummaryRow], *, priced: bool) -> tuple[list[str],
 
     Without the columns in which there is no progress to report.
     """
-    columns: list[tuple[str, list[str]]] = [("POLICY", [row.policy for row in rows])]
-
-    def add(name: str, cells: Sequence[str], *, unless_empty: bool = False) -> None:
-        if not unless_empty or any(cells):
-            columns.append((name, [cell or "-" for cell in cells]))
-
-    extra = ["" if row.overprovision is None else f"+{row.overprovision}" for row in rows]
-    target = ["" if row.availability_target is None else percent(row.availability_target) for row in rows]
-    add("#EXTRA", extra, unless_empty=True)
-    add("#TARGET", target, unless_empty=True)
-    add("#AVAILABLE", [_share(row.availability, 2) for row in rows])
-    add("#SHORT/ALLOWED", _spent(rows), unless_empty=True)
     aims = any(row.availability_target is not None for row in rows)
-    add("#OUTAGES", [_rate(row.outages) if aims else "" for row in rows], unless_empty=True)
-    grown = ["" if row.growth.mean == 0 else _share(row.growth, 2) for row in rows]
-    add("#BY GROWTH", grown, unless_empty=True)
-    add("#CAPACITY", [_share(row.capacity_fraction, 2) for row in rows])
-    add("#COST", [_share(row.cost_relative, 1) for row in rows])
-    if priced:
-        add("$/H", [usd(row.usd_hour) for row in rows])
-        beside = ["" if row.usd_hour_beside is None else usd(row.usd_hour_beside) for row in rows]
-        add("$/H DISKS", beside, unless_empty=True)
-    add("#ON DEMAND", [_share(row.on_demand_cost_share, 1) for row in rows])
-    add("#PREEMPTED/DAY", [_rate(row.preemptions_per_day) for row in rows])
-    add("#FAILED/DAY", [_rate(row.failed_launches_per_day) for row in rows])
-    short = ["" if row.requests_short is None else _share(row.requests_short, 2) for row in rows]
-    add("#SHORT REQUESTS", short, unless_empty=True)
-    met = ["" if row.attainment is None else _share(row.attainment, 2) for row in rows]
-    add("#ATTAINMENT", met, unless_empty=True)
-    failed = ["" if row.requests_failed is None else _share(row.requests_failed, 2) for row in rows]
-    add("#FAILED REQUESTS", failed, unless_empty=True)
-    add("#TTFT P50/P90/P99", [_seconds(row.ttft_s) for row in rows], unless_empty=True)
-    add("#LATENCY P50/P90/P99", [_seconds(row.latency_s) for row in rows], unless_empty=True)
-    add("WHERE", [row.zones for row in rows], unless_empty=True)
-    return [name for name, _ in columns], [
-        [cells[index] for _, cells in columns] for index in range(len(rows))
-    ]
+    names, columns = [], []
+    for name, cell in _COLUMNS.items():
+        if (name in ("$/H", "$/H DISKS") and not priced) or (name == "#OUTAGES" and not aims):
+            continue
+        cells = [cell(row) for row in rows]
+        if any(cells) or name in _ALWAYS:
+            names.append(name)
+            columns.append([one or "-" for one in cells])
+    return names, [list(cells) for cells in zip(*columns, strict=True)]
+
+
+def _spent(row: SummaryRow) -> str:
+    """Return the time below the target over what the asked availability allows, of a setting that aims."""
+    if row.availability_target is None or row.policy in BOUNDS:
+        return ""
+    return f"{(1.0 - row.availability.mean) / (1.0 - row.availability_target):.2f}"
+
+
+def _known(value: T | None, shown: Callable[[T], str]) -> str:
+    return "" if value is None else shown(value)
+
+
+_COLUMNS: dict[str, Callable[[SummaryRow], str]] = {
+    "POLICY": lambda row: row.policy,
+    "#EXTRA": lambda row: _known(row.overprovision, "+{}".format),
+    "#TARGET": lambda row: _known(row.availability_target, percent),
+    "#AVAILABLE": lambda row: _hundredths(row.availability),
+    "#SHORT/ALLOWED": _spent,
+    "#OUTAGES": lambda row: _rate(row.outages),
+    "#BY GROWTH": lambda row: _known(row.growth if row.growth.mean else None, _hundredths),
+    "#CAPACITY": lambda row: _hundredths(row.capacity_fraction),
+    "#COST": lambda row: _share(row.cost_relative, 1),
+    "$/H": lambda row: usd(row.usd_hour),
+    "$/H DISKS": lambda row: _known(row.usd_hour_beside, usd),
+    "#ON DEMAND": lambda row: _share(row.on_demand_cost_share, 1),
+    "#PREEMPTED/DAY": lambda row: _rate(row.preemptions_per_day),
+    "#FAILED/DAY": lambda row: _rate(row.failed_launches_per_day),
+    "#SHORT REQUESTS": lambda row: _known(row.requests_short, _hundredths),
+    "#ATTAINMENT": lambda row: _known(row.attainment, _hundredths),
+    "#FAILED REQUESTS": lambda row: _known(row.requests_failed, _hundredths),
+    "#TTFT P50/P90/P99": lambda row: _seconds(row.ttft_s),
+    "#LATENCY P50/P90/P99": lambda row: _seconds(row.latency_s),
+    "WHERE": lambda row: row.zones,
+}
+_ALWAYS = frozenset(
+    {"POLICY", "#AVAILABLE", "#CAPACITY", "#COST", "#ON DEMAND", "#PREEMPTED/DAY", "#FAILED/DAY"}
+)
 
 
 #: What the columns mean, for those who look at the table alone.
@@ -170,16 +183,6 @@ def equal_availability(rows: Sequence[SummaryRow]) -> list[tuple[str, tuple[floa
     ]
 
 
-def _spent(rows: Sequence[SummaryRow]) -> list[str]:
-    """Return the time below the target over what the asked availability allows, for settings that aim."""
-    cells = []
-    for row in rows:
-        aims = row.availability_target is not None and row.policy not in BOUNDS
-        allowed = 1.0 - (row.availability_target or 0.0)
-        cells.append(f"{(1.0 - row.availability.mean) / allowed:.2f}" if aims else "")
-    return cells
-
-
 def per_day(rate: float) -> str:
     """Return a rate as text: ``0``, ``0.4``, ``13``, ``2,233``."""
     return f"{rate:,.0f}" if rate >= 9.95 or rate == 0 else f"{rate:.1f}"
@@ -188,6 +191,10 @@ def per_day(rate: float) -> str:
 def _share(value: Estimate, digits: int) -> str:
     plus_minus = "" if value.half_width is None else f" ±{100 * value.half_width:.{digits}f}"
     return f"{100 * value.mean:.{digits}f}%{plus_minus}"
+
+
+def _hundredths(value: Estimate) -> str:
+    return _share(value, 2)
 
 
 def _seconds(value: Percentiles | None) -> str:

@@ -107,16 +107,6 @@ class Arrivals:
         """`factor` times as many requests at every moment."""
         return Arrivals(self.name, self.at_s, tuple(count * factor for count in self.counts), self.tokens)
 
-    def stretched(self, length_s: float) -> Arrivals:
-        """Return the same rise and fall of the rate, drawn out (or pressed together) over `length_s`."""
-        factor = length_s / self.length_s
-        return Arrivals(
-            self.name,
-            tuple(at_s * factor for at_s in self.at_s),
-            tuple(count * factor for count in self.counts),
-            self.tokens,
-        )
-
     def later(self, start_s: float) -> Arrivals:
         """Return the same requests from `start_s` on, without tokens; what was before it comes after the end."""
         start = start_s % self.length_s

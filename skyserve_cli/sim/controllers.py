@@ -14,11 +14,11 @@ from typing import NamedTuple, Protocol
 
 import orjson
 
-from policies.goals import UpdateMode
 from policies.model import Memory, Plan, ReplicaState
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.demand_cache import DemandCache
 from skyserve_cli.controller.reconcile.inputs import NO_DOUBTS, BalancerPorts, ReplicaPorts
+from skyserve_cli.controller.reconcile.planning import new_row
 from skyserve_cli.controller.reconcile.ports import CloudOperation, ProbeOrder
 from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.reconcile.service_orders import OUTSTANDING
@@ -43,24 +43,6 @@ from skyserve_cli.state.values import Commit, DemandRow, EventRecord, ServiceRow
 SERVICE = "simulated"
 _KEY = b"c2ltdWxhdGVkLXNpbXVsYXRlZC1zaW11bGF0ZWQtLSE="
 _OWNER = "simulator"
-
-NEW_ROW = ServiceRow(
-    name=SERVICE,
-    incarnation="",
-    created_at=EPOCH_S,
-    version=1,
-    same_replicas=frozenset(),
-    update_mode=UpdateMode.ROLLING,
-    down=False,
-    purge=False,
-    wanted=0,
-    target=0,
-    notes="",
-    memory=Memory(),
-    lb_port=0,
-    killed=frozenset(),
-    replicas=(),
-)
 
 
 class World(NamedTuple):
@@ -183,7 +165,7 @@ class DirectController:
             self._seen,
             DemandCache(_KnownDemand(world.known)),
         )
-        self._rows = ReadCache(0, {SERVICE: NEW_ROW})
+        self._rows = ReadCache(0, {SERVICE: replace(new_row(world.spec, EPOCH_S), name=SERVICE)})
         self._events = [(EPOCH_S, EventRecord("goal", "up: version 1"))]
         self.plan = Plan((), Memory())
 

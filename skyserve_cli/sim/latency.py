@@ -22,8 +22,8 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from skyserve_cli.account.runs import Percentiles
 from skyserve_cli.engine.profiles import Profile
-from skyserve_cli.sim.results import Percentiles
 from skyserve_cli.sim.slo_queue import MOST
 
 LOADED = 0.7  # of an engine's time, at its capacity

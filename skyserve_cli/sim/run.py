@@ -19,17 +19,17 @@ from policies.goals import ScalingGoal
 from policies.model import ReplicaState
 from policies.registry import scaler_for
 from policies.scaling.request_rate import RequestRate
+from skyserve_cli.account.runs import ON_DEMAND, SPOT, FleetSample, Run
 from skyserve_cli.controller.reconcile.mappers import goal_of
+from skyserve_cli.controller.reconcile.planning import new_row
 from skyserve_cli.sim.controllers import (
-    NEW_ROW,
     SERVICE,
     Controller,
     DirectController,
     WholeController,
     World,
 )
-from skyserve_cli.sim.market import CLOUD, TickClock, TraceMarket, usual_spot_usd_hour
-from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run
+from skyserve_cli.sim.market import CLOUD, EPOCH_S, TickClock, TraceMarket, usual_spot_usd_hour
 from skyserve_cli.sim.served import ServedRequests
 from skyserve_cli.sim.settings import OVERPROVISIONING, Job, Setting
 from skyserve_cli.sim.trace_ports import ReplayFleet
@@ -102,7 +102,7 @@ class Replay:
         self._fleet = ReplayFleet(self.market, setting.arrivals, spec.load_window_s, reported)
         known = () if reported is None else reported.known
         world = World(self._clock, self.market, self._fleet, spec, known, job.seed)
-        self._goal = goal_of(NEW_ROW, spec)  # its deadlines stay the same
+        self._goal = goal_of(new_row(spec, EPOCH_S), spec)  # its deadlines stay the same
         self.controller: Controller = (WholeController if setting.whole else DirectController)(world)
         self._account = _Account(setting, self.market, served)
 

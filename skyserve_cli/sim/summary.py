@@ -8,7 +8,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from skyserve_cli.sim.results import Percentiles, Run
+from skyserve_cli.account.runs import Percentiles, Run
 
 #: Policies that see the future: a bound for the others, nothing one could run.
 BOUNDS = frozenset({"omniscient"})

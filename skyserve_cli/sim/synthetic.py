@@ -1,6 +1,6 @@
 """Make-believe spot markets: traces drawn from a seed, to simulate on where no recording is at hand.
 
-Fitted to no recording, they have the three habits that published ones share (SkyServe, EuroSys '25, and its
+FittedTable to no recording, they have the three habits that published ones share (SkyServe, EuroSys '25, and its
 traces):
 
 - the hazard of losing capacity falls with age: a zone that has just come back, or just lost some, soon loses

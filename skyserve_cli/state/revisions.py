@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 #: The one that `migrations/` ends with, whose tables are those of `tables`.
 NEWEST = "0013"
+_OLDEST = "0007"  # that of release 0.2.0
 _TABLE = "alembic_version"
 
 
@@ -40,6 +41,10 @@ def upgrade(c: Connection, revision: str = NEWEST) -> None:
     from alembic import command
 
     current = revision_of(c)
+    if current is not None and current < _OLDEST:
+        raise NewerDatabaseError(
+            f"the database has the shape of a release before 0.2.0 (revision {current}); start the controller of 0.2.0 on it first"
+        )
     if current is not None and current not in known_revisions():
         raise NewerDatabaseError(
             f"the database has the shape of a newer release (revision {current}; this one knows up to {NEWEST})"

@@ -22,8 +22,7 @@ from sqlalchemy.exc import OperationalError
 from policies.model import ReplicaState
 from scripts.boards import BOARDS, FOLDER, Board, names_in, text_of
 from skyserve_cli.controller.backup.key_rotation import rotate
-from skyserve_cli.controller.metrics.endpoint import MetricsEndpoint
-from skyserve_cli.controller.metrics.exposition import exposition
+from skyserve_cli.controller.metrics.endpoint import MetricsEndpoint, exposition
 from skyserve_cli.controller.metrics.families import OF_CONTROLLER, OF_SERVICE
 from skyserve_cli.controller.persistence.opening import opened
 from skyserve_cli.home import Home

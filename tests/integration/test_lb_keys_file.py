@@ -197,7 +197,6 @@ def test_the_keys_of_the_table_go_before_those_of_the_file(
 
 def test_without_a_file_that_can_be_read_everybody_is_refused() -> None:
     store = ApiKeyStore(Access(keys_file="/nowhere"), 0.0)
-    assert store.guards
     assert isinstance(store.admit_head(((b"x-api-key", b"of-ada-0123456789"),), 0.0), Unauthorized)
 
 

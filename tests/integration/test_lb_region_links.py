@@ -15,7 +15,7 @@ import pytest
 from lb.core.beats import without_room
 from lb.core.peers import RegionReport
 from lb.regions.identity import BEATS, REQUESTS, Identity
-from lb.regions.own_certificate import OwnCertificate
+from lb.regions.region_links import OwnCertificate
 from tests.integration.region_links import Node, identity
 
 REPORT = RegionReport(2, 5, 1, 0.5, 0.00001, 0.02)

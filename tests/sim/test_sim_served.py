@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from policies.goals import ScalingGoal
+from skyserve_cli.account.runs import Run
 from skyserve_cli.sim.arrivals import Arrivals
-from skyserve_cli.sim.results import Run
 from skyserve_cli.sim.run import Replay, simulate
 from skyserve_cli.sim.served import ServedRequests, Traffic
 from skyserve_cli.sim.settings import Job, Setting

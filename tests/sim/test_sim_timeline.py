@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyserve_cli.sim.results import ON_DEMAND, SPOT, Run
+from skyserve_cli.account.runs import ON_DEMAND, SPOT, Run
 from skyserve_cli.sim.run import simulate
 from skyserve_cli.sim.settings import Job, Setting
 from skyserve_cli.sim.trace import Steps, Trace, ZoneTrace

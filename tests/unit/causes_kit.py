@@ -39,7 +39,7 @@ from skyserve_cli.commands.sentences import words
 from skyserve_cli.controller.api.views import last_failure, service_view
 from skyserve_cli.controller.balancers.local_fleet import AgentView
 from skyserve_cli.controller.balancers.regional_view import RegionalView
-from skyserve_cli.controller.probe_redirect import described
+from skyserve_cli.controller.readiness import described
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.controller.reconcile.troubles import BROKEN, broken
 from skyserve_cli.controller.reconcile.turn import _with_causes

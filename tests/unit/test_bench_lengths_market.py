@@ -11,7 +11,7 @@ from benchmarks.traffic.tenants import TENANTS, Tenants
 from benchmarks.traffic.workloads import walk
 from lb.config.options import PushMode
 from policies.routing.base import RequestView
-from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run
+from skyserve_cli.account.runs import ON_DEMAND, SPOT, FleetSample, Run
 
 
 def served(number: int, e2e_s: float, tokens: int) -> Served:

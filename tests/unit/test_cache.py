@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
 from provisioners.kubernetes import pod_rules, scripts, translate
+from provisioners.kubernetes.machines import MOST, WarmNodes
 from provisioners.kubernetes.settings import Cluster
-from provisioners.kubernetes.warm_nodes import MOST, WarmNodes
 from provisioners.port.base import Cache, LaunchOrder
 from provisioners.remote.bootstrap_steps import ReplicaNode, cache_script, cached_setup, task_for
 from provisioners.remote.host_agent.scripts import container_command, environment

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skyserve_cli.commands.slo_line import slo_line
+from skyserve_cli.commands.status_tables import slo_line
 
 SEEN: dict[str, Any] = {
     "attainment_asked": 0.995,

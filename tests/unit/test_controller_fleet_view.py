@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skyserve_cli.controller.dashboard.fleet_view import TRAFFIC_EVERY_S, TRAFFIC_S, FleetView
+from skyserve_cli.controller.dashboard.page_routes import TRAFFIC_EVERY_S, TRAFFIC_S, FleetView
 from skyserve_cli.state.values import NoSuchServiceError
 
 

@@ -12,8 +12,7 @@ from policies.model import Offer
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.commands.prices import spreading_cost
 from skyserve_cli.config import Config
-from skyserve_cli.controller.reconcile.planning import first_plan
-from skyserve_cli.controller.reconcile.spreading import Spreading, spreading
+from skyserve_cli.controller.reconcile.planning import Spreading, first_plan, spreading
 from skyserve_cli.home import Home
 from skyserve_cli.spec.load import load_text
 from tests.unit.placement_world import ON_DEMAND, an_offer

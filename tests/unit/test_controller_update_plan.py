@@ -10,7 +10,7 @@ from policies.goals import UpdateMode
 from policies.model import Memory, Replica, ReplicaState
 from skyserve_cli.commands.update import course_sentence
 from skyserve_cli.controller.reconcile.mappers import goal_of
-from skyserve_cli.controller.reconcile.planning import _new_row
+from skyserve_cli.controller.reconcile.planning import new_row
 from skyserve_cli.controller.reconcile.update_plan import changes, course, extra, usual_start_s
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.load import load_text
@@ -41,7 +41,7 @@ def test_an_update_is_planned_to_its_end(
 ) -> None:
     spec = load_text(f"service: {{replicas: {wanted}}}\nrun: serve\nresources: {{accelerators: L4}}").spec
     row = replace(
-        _new_row(spec, 0.0), version=2, update_mode=mode, same_replicas=frozenset({1} if keeps else ())
+        new_row(spec, 0.0), version=2, update_mode=mode, same_replicas=frozenset({1} if keeps else ())
     )
     made = course(goal_of(row, spec), replicas(2), OFFERS, Memory(next_replica_id=3), 10_000.0)
     assert (len(made.launches), len({each.replica_id for each in made.ends})) == (launched, ended)
@@ -82,7 +82,7 @@ def test_what_an_update_needs_meanwhile(
     spec = load_text(
         f"service: {{replicas: {wanted}, {update}}}\nrun: serve\nresources: {{accelerators: L4}}"
     ).spec
-    row = replace(_new_row(spec, 0.0), version=2, update_mode=mode)
+    row = replace(new_row(spec, 0.0), version=2, update_mode=mode)
     running = replicas(3)
     made = course(goal_of(row, spec), running, OFFERS, Memory(next_replica_id=4), 10_000.0)
     assert (made.steps, extra(made, [each.offer for each in running])) == (steps, (more, dollars))

@@ -22,10 +22,9 @@ from skyserve_cli.controller.balancers.native_modules import (
     look_script,
     pythons_of,
 )
-from skyserve_cli.deployment.deploy import extras_of
+from skyserve_cli.deployment.deploy import copies_of, extras_of, named_files, with_paths
 from skyserve_cli.deployment.host import HostFacts, unit_text
 from skyserve_cli.deployment.move_checks import files_of
-from skyserve_cli.deployment.named_files import copies_of, named_files, with_paths
 from skyserve_cli.deployment.wheel import PACKAGES, packed
 
 ROOT = Path(__file__).parents[2]

@@ -197,13 +197,13 @@ def test_without_room_a_request_is_pending() -> None:
     model = engine()
     for name in ("a", "b", "c"):
         model.submit(request(name, prompt=100, max_tokens=20), now=0.0)
-    assert (model.arriving, model.waiting, model.running) == (3, 0, 0)
+    assert (model.waiting, model.running) == (0, 0)
     now = model.wakes_at(0.0)
     assert now == pytest.approx(0.020)
     for _ in range(8):
         assert now is not None
         now += model.step(now).duration_s
-    assert (model.arriving, model.waiting, model.running) == (0, 1, 2)
+    assert (model.waiting, model.running) == (1, 2)
     assert model.kv_usage == pytest.approx(14 / 16)
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioners.offers.extra_costs import extra_usd_hour
-from skyserve_cli.clouds import Clouds
+from skyserve_cli.clouds import Clouds, extra_usd_hour
 from skyserve_cli.commands.prices import extra_cost
 from skyserve_cli.config import load_config
 from skyserve_cli.home import Home

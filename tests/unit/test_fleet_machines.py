@@ -12,7 +12,6 @@ import pytest
 from policies.model import CapacityType, Offer, Zone
 from provisioners.cloud_clock import CloudClock
 from provisioners.contract.memory_hosts import MemoryHosts
-from provisioners.node_states import state_of
 from provisioners.port.base import Candidate, Instance, InstanceState, LaunchOrder, Requirements
 from provisioners.port.errors import (
     CapacityError,
@@ -24,7 +23,7 @@ from provisioners.port.errors import (
 from provisioners.port.host_port import HostReport
 from provisioners.port.regions import CLOSED_S
 from provisioners.port.vm import Machine, MachineState
-from provisioners.vm_provisioner import VmProvisioner
+from provisioners.vm_provisioner import VmProvisioner, state_of
 from tests.clouds.memory_machines import (
     CLOUD,
     ZONES,

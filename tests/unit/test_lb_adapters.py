@@ -16,8 +16,8 @@ from lb.core.target_state import Key
 from lb.core.targets import TargetTable
 from lb.engines.kinds import Fetched
 from lb.proxy.adapter_sync import AdapterSync
-from skyserve_cli.engine.adapters import LoadedAdapters
 from skyserve_cli.engine.errors import BadRequest, ModelNotFound
+from skyserve_cli.engine.server import LoadedAdapters
 from tests.unit.test_lb_intake import TWICE, Door, admitted, post, whole
 
 A, B, C = Key("a", 1), Key("b", 2), Key("c", 3)

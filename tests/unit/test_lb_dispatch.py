@@ -26,10 +26,9 @@ from lb.engines.kinds import EngineKind, Fetched, common_kind
 from lb.http.api_paths import CHAT
 from lb.http.request_head import read_request
 from lb.proxy.account import Account
-from lb.proxy.dispatch import Dispatch
+from lb.proxy.dispatch import Dispatch, Retries
 from lb.proxy.ending import ChargeReason, Ending, Outcome, TokensSpent
 from lb.proxy.registry import RequestRegistry, Waiting
-from lb.proxy.retries import Retries
 from lb.proxy.runtime import Runtime
 from lb.proxy.warmer import Warmer
 from lb.stream.token_usage import Tokens

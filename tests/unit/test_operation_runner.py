@@ -225,14 +225,12 @@ def test_a_launch_is_tried_again_after_its_wait_and_then_given_up() -> None:
         assert book.startable([call], now) == [call]
         assert book.settled(call, Retry(2.0, "503"), now) is None
         wait_s = backoff_s(Retry(2.0, ""), tries)
-        assert book.next_retry_at() == now + wait_s
         assert book.startable([call], now + wait_s - 0.001) == []
         now += wait_s
     assert book.startable([call], now) == [call]
     assert book.settled(call, Retry(2.0, "503"), now) == GaveUp(
         1, EndReason.CLOUD_ERROR, "after 5 tries: 503"
     )
-    assert book.next_retry_at() is None
 
 
 def test_a_terminate_is_never_given_up() -> None:
@@ -248,7 +246,6 @@ def test_a_call_that_is_not_asked_for_any_more_is_forgotten() -> None:
     book.startable([call], 0.0)
     book.settled(call, Retry(60.0, "503"), 0.0)
     book.startable([], 1.0)
-    assert book.next_retry_at() is None
     assert book.startable([call], 1.0) == [call]
 
 

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from skyserve_cli.output import plural, printable, saving, span, usd
-from skyserve_cli.text_tables import console, table
+from skyserve_cli.text_tables import FittedTable, console
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_table_in_a_file_has_no_escape_codes_and_cuts_nothing() -> None:
     file = io.StringIO()
     message = "a long story " * 30
     console(file).print(
-        table(("NAME", "#N", "STATE", "MESSAGE"), [("[red]x", "7", "READY", message.strip())])
+        FittedTable(("NAME", "#N", "STATE", "MESSAGE"), [("[red]x", "7", "READY", message.strip())])
     )
     head, row = file.getvalue().splitlines()
     assert head.split() == ["NAME", "N", "STATE", "MESSAGE"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyserve_cli.controller.probe_redirect import redirected
+from skyserve_cli.controller.readiness import redirected
 from skyserve_cli.spec.model import Probe
 
 HERE = "http://h:8000"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from skyserve_cli.account.curves import timeline
+from skyserve_cli.account.runs import ON_DEMAND, SPOT
 from skyserve_cli.account.service_history import Bought, NoHistoryError, service_history
 from skyserve_cli.report import history_text
 from skyserve_cli.report import page as report
-from skyserve_cli.sim.results import ON_DEMAND, SPOT
 
 READY, NOT_READY, DRAINING = "READY", "NOT_READY", "DRAINING"
 

@@ -69,11 +69,8 @@ def test_a_constant_rate_is_never_off_by_a_binary_fraction(rate: float) -> None:
     ]
 
 
-def test_scaling_multiplies_and_stretching_keeps_the_rate() -> None:
+def test_scaling_multiplies() -> None:
     assert RISING.scaled(3.0).count(0, 20) == 120
-    wide = RISING.stretched(200.0)
-    assert (wide.length_s, wide.count(0, 100), wide.count(100, 200)) == (200.0, 100, 300)
-    assert [wide.rate(t_s) for t_s in (50, 150)] == [1.0, 3.0]
 
 
 # --- a Poisson process ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import t as student
 
 from skyserve_cli.account.curves import spend, spend_on_demand, timeline
+from skyserve_cli.account.runs import ON_DEMAND, SPOT, FleetSample, Run, Simulation
 from skyserve_cli.report import page as report
 from skyserve_cli.report.export import to_json
 from skyserve_cli.report.text import (
@@ -22,7 +23,6 @@ from skyserve_cli.report.text import (
     verdict,
 )
 from skyserve_cli.sim.frontier import ALL_ON_DEMAND, Point, cost_at, lower_hull, mixed
-from skyserve_cli.sim.results import ON_DEMAND, SPOT, FleetSample, Run, Simulation
 from skyserve_cli.sim.summary import cheapest, estimate, most_available, summarize
 
 HOUR_S = 3600.0

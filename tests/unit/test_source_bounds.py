@@ -25,7 +25,7 @@ MOST_BODY_LINES = 60
 LONG_FUNCTIONS = {
     "lb/agent/agent.py:__init__": "the parts of an agent, one after the other; each is complete when it is made",
     "lb/__main__.py:_parser": "one call per option, in the order of --help",
-    "skyserve_cli/state/migrations/versions/0001_initial.py:upgrade": "a migration is never edited",
+    "skyserve_cli/state/migrations/versions/0007_release_0_2_0.py:upgrade": "a migration is never edited",
 }
 
 

@@ -19,7 +19,8 @@ from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ResourceChoice, ServiceSpec
 from skyserve_cli.state import revisions
 from skyserve_cli.state.database import Database
-from skyserve_cli.state.revisions import NEWEST, known_revisions, revision_of, upgrade
+from skyserve_cli.state.opening import NewerDatabaseError
+from skyserve_cli.state.revisions import NEWEST, known_revisions, revision_of, stamp, upgrade
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.tables import metadata
 from skyserve_cli.state.values import EventRecord
@@ -39,19 +40,19 @@ SPEC = spec_to_json(
     )
 )
 
-#: Rows as the first revision had them, and the columns that each later one added.
+#: Rows as release 0.2.0 had them, and what each later revision added.
 ROWS: dict[str, list[dict[str, Any]]] = {
     "identity": [{"id": 1, "owner": "0a1b2c3d"}],
     "services": [
         {
             "name": "chat", "incarnation": "11aa22bb", "created_at": NOW - 9000.0, "version": 2,
-            "update_mode": "blue_green", "down": False, "purge": False, "target": 3, "notes": "waits for L4",
+            "update_mode": "blue_green", "down": False, "purge": False, "wanted": 2, "target": 3, "notes": "waits for L4",
             "next_replica_id": 8, "memory": {"placement": {"zones": ["a", {"b": 1.5}]}, "scaling": {}, "rollout": {}},
             "lb_port": 30007, "folded_usd": 12.5, "folded_on_demand_usd": 40.25,
         },
         {
             "name": "old", "incarnation": "33cc44dd", "created_at": 1.0, "version": 1, "update_mode": "rolling",
-            "down": True, "purge": True, "target": 0, "notes": "", "next_replica_id": 5, "memory": {}, "lb_port": 30008,
+            "down": True, "purge": True, "wanted": 2, "target": 0, "notes": "", "next_replica_id": 5, "memory": {}, "lb_port": 30008,
             "folded_usd": 0.0, "folded_on_demand_usd": 0.0,
         },
     ],
@@ -71,7 +72,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
             "accelerator": "L4", "accelerator_count": 1.0, "capacity_type": "spot", "price_usd_hour": 0.5,
             "on_demand_usd_hour": 2.0, "instance_id": "i-6", "endpoint": None, "launched_at": NOW - 7200.0,
             "ready_at": None, "drain_by": None, "preempt_at": None, "ended_at": NOW - 3600.0, "end_reason": "PREEMPTED",
-            "message": "reclaimed",
+            "message": "reclaimed", "role": "replica", "choice": 1,
         },
         {
             "service": "chat", "id": 7, "version": 2, "state": "READY", "since": NOW - 60.0, "created_at": NOW - 3600.0,
@@ -79,7 +80,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
             "accelerator": "L4", "accelerator_count": 1.0, "capacity_type": "spot", "price_usd_hour": 0.5,
             "on_demand_usd_hour": 2.0, "instance_id": "i-7", "endpoint": "http://10.0.0.7:8000",
             "launched_at": NOW - 3600.0, "ready_at": NOW - 60.0, "drain_by": None, "preempt_at": NOW + 90.0,
-            "ended_at": None, "end_reason": None, "message": "é ok",
+            "ended_at": None, "end_reason": None, "message": "é ok", "role": "replica", "choice": 1,
         },
     ],
     "kills": [{"service": "chat", "replica_id": 7}],
@@ -87,13 +88,9 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"at": NOW - 3600.0, "service": "chat", "replica_id": 6, "kind": "Preempted", "state": "GONE", "message": "m"},
         {"at": NOW - 60.0, "service": "chat", "replica_id": None, "kind": "scale", "state": "3", "message": "é"},
     ],
+    "fingerprints": [{"key": "sealing.key", "value": "ab"}],
 }  # fmt: skip
 ADDED: dict[str, list[tuple[str, dict[str, Any]]]] = {
-    "0002": [("changes", {"count": 41})],
-    "0003": [("services", {"wanted": 2})],
-    "0004": [("replicas", {"role": "replica"})],
-    "0005": [("replicas", {"choice": 1})],
-    "0006": [("lease", {"epoch": 9}), ("fingerprints", {"key": "sealing.key", "value": "ab"})],
     "0008": [
         (
             "demand",
@@ -165,13 +162,9 @@ def fill(url: str, revision: str) -> None:
     added = [one for number, changes in ADDED.items() if number <= revision for one in changes]
     with engine.begin() as connection:
         for name, rows in ROWS.items():
-            extra = {key: value for table, values in added if table == name for key, value in values.items()}
-            connection.execute(tables.tables[name].insert(), [{**row, **extra} for row in rows])
+            connection.execute(tables.tables[name].insert(), rows)
         for table, values in added:
-            if table in ("fingerprints", "demand", "series", "outbox", "alarms", "tokens", "usage"):
-                connection.execute(tables.tables[table].insert(), [values])
-            elif table not in ROWS:
-                connection.execute(tables.tables[table].update().values(values))
+            connection.execute(tables.tables[table].insert(), [values])
     engine.dispose()
 
 
@@ -210,6 +203,19 @@ def test_a_new_database_is_as_one_that_went_through_all_revisions(kind: str, tmp
     engine.dispose()
 
 
+def test_a_database_from_before_the_first_release_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    url = empty_database("sqlite", tmp_path)
+    engine = sa.create_engine(url)
+    with engine.begin() as c:
+        stamp(c)
+        c.execute(sa.text("UPDATE alembic_version SET version_num = '0006'"))
+        with pytest.raises(
+            NewerDatabaseError, match=r"before 0\.2\.0 \(revision 0006\); start the controller of 0\.2\.0"
+        ):
+            upgrade(c)
+    engine.dispose()
+
+
 def test_the_newest_revision_is_the_last_of_the_scripts() -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(revisions.__file__).parent / "migrations"))
@@ -229,7 +235,7 @@ def test_rows_of_an_earlier_revision_are_still_right(revision: str, kind: str, t
     assert [row.name for row in store.services(down=True)] == ["chat", "old"]
     assert (chat.incarnation, chat.version, chat.update_mode) == ("11aa22bb", 2, UpdateMode.BLUE_GREEN)
     assert (chat.down, chat.target, chat.notes, chat.lb_port) == (False, 3, "waits for L4", 30007)
-    assert chat.wanted == (2 if revision >= "0003" else 0)
+    assert chat.wanted == 2
     assert (chat.memory.next_replica_id, chat.memory.placement) == (8, {"zones": ["a", {"b": 1.5}]})
     assert (chat.killed, chat.same_replicas) == (frozenset({7}), frozenset({1}))
 

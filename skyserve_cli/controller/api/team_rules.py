@@ -140,21 +140,14 @@ class TeamRules:
 
 def beyond_limits(limits: TeamConfig, spec: ServiceSpec, need: Requirements) -> Iterator[str]:
     """Yield what a spec chooses that operators of the team may not. `need` has the clouds by name."""
-    places = [("resources", one.cloud or "", one.region or "") for one in need.candidates]
-    places += [("load_balancers.regions", place.cloud, place.region) for place in spec.regional.places]
-    for key, cloud, region in dict.fromkeys(places) if limits.clouds is not None else ():
-        patterns = [one if "/" in one else f"{one}/*" for one in limits.clouds or ()]
-        if not any(fnmatchcase(f"{cloud}/{region}", one) for one in patterns):
-            yield f"{key}: {cloud}/{region or '*'}: operators may use {_listed(limits.clouds)}"
-    images = {image for choice in spec.resources for _, image in choice.images}
-    for image in sorted(images) if limits.images is not None else ():
-        if not any(fnmatchcase(image, one) for one in limits.images or ()):
-            yield f"resources.image_id: {image}: operators may use {_listed(limits.images)}"
-    ports = {"load_balancer.port": spec.load_balancer.port, "load_balancers.port": spec.regional.port}
-    for key, port in ports.items() if limits.ports is not None else ():
-        if port is not None and not any(first <= port <= last for first, last in limits.ports or ()):
-            shown = [f"{first}-{last}" if first < last else str(first) for first, last in limits.ports or ()]
-            yield f"{key}: {port}: operators may use {_listed(shown)}"
+    if limits.clouds is not None:
+        yield from _other_clouds(limits.clouds, spec, need)
+    if limits.images is not None:
+        for image in sorted({image for choice in spec.resources for _, image in choice.images}):
+            if not any(fnmatchcase(image, one) for one in limits.images):
+                yield f"resources.image_id: {image}: operators may use {_listed(limits.images)}"
+    if limits.ports is not None:
+        yield from _other_ports(limits.ports, spec)
     if spec.pod is not None:
         from provisioners.kubernetes import pod_rules
 
@@ -169,8 +162,25 @@ def beyond_limits(limits: TeamConfig, spec: ServiceSpec, need: Requirements) -> 
         yield f"load_balancer.host: {host}: operators may use {_listed(limits.hosts)}"
 
 
-def _listed(names: Sequence[str] | None) -> str:
-    return ", ".join(names or ()) or "none"
+def _other_clouds(allowed: Sequence[str], spec: ServiceSpec, need: Requirements) -> Iterator[str]:
+    patterns = [one if "/" in one else f"{one}/*" for one in allowed]
+    places = [("resources", one.cloud or "", one.region or "") for one in need.candidates]
+    places += [("load_balancers.regions", place.cloud, place.region) for place in spec.regional.places]
+    for key, cloud, region in dict.fromkeys(places):
+        if not any(fnmatchcase(f"{cloud}/{region}", one) for one in patterns):
+            yield f"{key}: {cloud}/{region or '*'}: operators may use {_listed(allowed)}"
+
+
+def _other_ports(allowed: Sequence[tuple[int, int]], spec: ServiceSpec) -> Iterator[str]:
+    shown = [f"{first}-{last}" if first < last else str(first) for first, last in allowed]
+    ports = {"load_balancer.port": spec.load_balancer.port, "load_balancers.port": spec.regional.port}
+    for key, port in ports.items():
+        if port is not None and not any(first <= port <= last for first, last in allowed):
+            yield f"{key}: {port}: operators may use {_listed(shown)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def least_use(spec: ServiceSpec, offers: Sequence[Offer]) -> Amounts:

@@ -12,18 +12,17 @@ from policies import crashes
 from policies.goals import Goal, PlacementGoal
 from policies.health import FailedProbe
 from policies.history import Load
-from policies.model import CapacityType, EndReason, Replica, ReplicaState
+from policies.model import CapacityType, EndReason, Json, Replica, ReplicaState
 from policies.rollout import crash_note, wanted_version
 from policies.service_state import service_state
 from provisioners.port.lease import Lease
-from skyserve_cli.controller.api.slo_view import slo_view
 from skyserve_cli.controller.balancers.front_address import reach_of
 from skyserve_cli.controller.balancers.local_fleet import AgentView
 from skyserve_cli.controller.balancers.regional_view import RegionalView
 from skyserve_cli.controller.reconcile.leases import lease_view
 from skyserve_cli.controller.reconcile.mappers import on_demand_price
 from skyserve_cli.output import span
-from skyserve_cli.spec.model import ServiceSpec
+from skyserve_cli.spec.model import ServiceSpec, SloSpec
 from skyserve_cli.state.values import DemandRow, ServiceHistory, ServiceRow, Spent
 
 _NOTHING: Mapping[int, str] = MappingProxyType({})
@@ -389,4 +388,48 @@ def replica_view(replica: Replica, num_nodes: int = 1) -> dict[str, Any]:
         "ended_at": replica.ended_at,
         "end_reason": None if replica.end_reason is None else replica.end_reason.value,
         "message": replica.message,
+    }
+
+
+#: What the scaler saw in the last minute it decided by (`policies.scaling.predictive`), by its name in the view.
+_SEEN = {
+    "work_per_min": "last",
+    "work_per_request": "size",
+    "forecast_per_min": "add",
+    "forecast_most_per_min": "keep",
+    "headroom": "headroom",
+    "capacity_qps": "capacity_qps",
+    "cold_start_s": "cold_start_s",
+    "would_want": "would_want",
+}
+
+
+def slo_view(slo: SloSpec | None, scaling: Json, day: Sequence[DemandRow]) -> dict[str, Any] | None:
+    """Return the SLO and how the service keeps it; None where it has none.
+
+    `day` are the minutes of the last 24 hours. `attainment` is the share of their requests in time (null without any),
+    `budget_left` the share of the late requests allowed in them that was not used: below 0, the SLO is missed. The other
+    figures are null until a minute was decided by; `forecast_per_min` is the busiest minute when a replica launched now would be
+    ready. Both and the capacity are work, in requests of the usual size, `work_per_request` of which the last minute's had: null
+    where no tokens are known, so that requests are counted. `token_weights` are the work of a request as such, of a token of its
+    prompt and of its response. `capacity_learned` means that no number in the file gives the capacity.
+    """
+    if slo is None:
+        return None
+    asked, late = sum(row.requests for row in day), sum(row.late for row in day)
+    allowed = (1.0 - slo.attainment) * asked
+    seen = scaling.get("seen", {})
+    last, size = seen.get("last"), seen.get("size")
+    return {
+        "ttft_ms": slo.ttft_ms,
+        "tpot_ms": slo.tpot_ms,
+        "attainment_asked": slo.attainment,
+        "attainment": max(0.0, 1.0 - late / asked) if asked else None,
+        "budget_left": 1.0 - late / allowed if allowed else None,
+        "minutes_known": len(day),
+        "autoscaler": slo.autoscaler,
+        "capacity_learned": slo.capacity_qps is None,
+        "requests_per_min": last / size if last and size else last,
+        "token_weights": scaling.get("work", {}).get("weights"),
+        **{name: seen.get(key) for name, key in _SEEN.items()},
     }

@@ -111,40 +111,47 @@ class ThreadInstancePoller:
         failures = 0
         while not self._stop.is_set():
             if cloud in self._watched:
-                asked_at = self._clock.now()
-                try:
-                    provisioner = self._provisioners(cloud)
-                    if isinstance(provisioner, Renting):
-                        self._fleets[cloud] = provisioner
-                    if isinstance(provisioner, ReportSource):
-                        provisioner.on_report(self._reports[cloud].set)
-                    listing = self._listing(provisioner)
-                    instances = same_objects(self._last.get(cloud, ()), listing.instances)
-                except ProvisionError as error:
-                    failures += 1
-                    # What passes by itself is not reported at once; a login does not recover by itself.
-                    if isinstance(error, AuthError) or failures >= PATIENCE:
-                        self._complain(cloud, error.message)
-                except OSError as error:  # of the local cloud: a full disk of this machine
-                    failures += 1
-                    if failures >= PATIENCE:
-                        self._complain(cloud, error.strerror or str(error))
-                except Exception:  # a bug in a plug-in must not blind us to the cloud for good
-                    log.exception("listing %s", cloud)
-                else:
-                    failures = 0
-                    if cloud != LOCAL:
-                        self._listed_at[cloud] = self._clock.now()
-                    silent, closed = frozenset(listing.silent), frozenset(listing.closed)
-                    self._seen.put(InstanceListing(cloud, asked_at, instances, silent=silent, closed=closed))
-                    is_news = self._note_regions(cloud, listing)
-                    self._note_clock(cloud, provisioner)
-                    is_news |= self._leases[cloud].observe(instances, self._clock.now())
-                    is_news |= self._trouble.pop(cloud, None) is not None
-                    if is_news or instances != self._last.get(cloud):
-                        self._last[cloud] = instances
-                        self._wake()
+                failures = self._look(cloud, failures)
             self._await_next_listing(cloud)
+
+    def _look(self, cloud: str, failures: int) -> int:
+        """List a cloud, after so many failures in a row. Returns how many there are now."""
+        asked_at = self._clock.now()
+        try:
+            provisioner = self._provisioners(cloud)
+            if isinstance(provisioner, Renting):
+                self._fleets[cloud] = provisioner
+            if isinstance(provisioner, ReportSource):
+                provisioner.on_report(self._reports[cloud].set)
+            listing = self._listing(provisioner)
+        except ProvisionError as error:
+            # What passes by itself is not reported at once; a login does not recover by itself.
+            if isinstance(error, AuthError) or failures + 1 >= PATIENCE:
+                self._complain(cloud, error.message)
+            return failures + 1
+        except OSError as error:  # of the local cloud: a full disk of this machine
+            if failures + 1 >= PATIENCE:
+                self._complain(cloud, error.strerror or str(error))
+            return failures + 1
+        except Exception:  # a bug in a plug-in must not blind us to the cloud for good
+            log.exception("listing %s", cloud)
+            return failures
+        self._take(cloud, provisioner, listing, asked_at)
+        return 0
+
+    def _take(self, cloud: str, provisioner: Provisioner, listing: InstanceList, asked_at: float) -> None:
+        instances = same_objects(self._last.get(cloud, ()), listing.instances)
+        if cloud != LOCAL:
+            self._listed_at[cloud] = self._clock.now()
+        silent, closed = frozenset(listing.silent), frozenset(listing.closed)
+        self._seen.put(InstanceListing(cloud, asked_at, instances, silent=silent, closed=closed))
+        is_news = self._note_regions(cloud, listing)
+        self._note_clock(cloud, provisioner)
+        is_news |= self._leases[cloud].observe(instances, self._clock.now())
+        is_news |= self._trouble.pop(cloud, None) is not None
+        if is_news or instances != self._last.get(cloud):
+            self._last[cloud] = instances
+            self._wake()
 
     def _listing(self, provisioner: Provisioner) -> InstanceList:
         if isinstance(provisioner, RegionalSource):

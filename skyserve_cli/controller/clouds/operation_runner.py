@@ -78,10 +78,6 @@ class OperationsInFlight:
         del self._records[call.key]
         return outcome
 
-    def next_retry_at(self) -> float | None:
-        """Return when the first waiting call may be made again."""
-        return min((r.not_before for r in self._records.values() if not r.under_way), default=None)
-
 
 class _NotAllowedError(Exception):
     """The lease has run out since the call began."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies.balancers import decide as decide_agents
-from policies.goals import UpdateMode
+from policies.goals import AcceleratorQps, UpdateMode
 from policies.model import CapacityType, Launch, Memory, Observation, Offer
+from policies.placement import price_limits
 from policies.plan import plan
 from policies.registry import policies_for
+from policies.throughput import usd_of_work
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.controller.reconcile.mappers import (
     agent_fleet_of,
@@ -20,10 +22,51 @@ from skyserve_cli.controller.reconcile.mappers import (
 )
 from skyserve_cli.controller.reconcile.region_places import insist_on_regions
 from skyserve_cli.controller.reconcile.resource_match import candidates_of
-from skyserve_cli.controller.reconcile.spreading import spreading
 from skyserve_cli.controller.reconcile.update_plan import course, extra, usual_start_s
 from skyserve_cli.spec.model import ServiceSpec
 from skyserve_cli.state.values import ServiceRow
+
+LEAST_USD_HOUR = 0.000_001
+
+
+class Spreading(NamedTuple):
+    """The rented replicas of a plan in USD per hour.
+
+    `usd_per_hour` is what the spreading costs, `usd_per_hour_cheapest_only` what they cost without it. `zones` is how many
+    they are spread over.
+    """
+
+    usd_per_hour: float
+    usd_per_hour_cheapest_only: float
+    zones: int
+
+    def view(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+def spreading(
+    launched: Sequence[Offer], offers: Sequence[Offer], work: Sequence[AcceleratorQps] = ()
+) -> Spreading | None:
+    """Return what spreading costs where these are launched; None where it costs nothing.
+
+    Each rented replica is compared with the cheapest offer of its capacity type that the user prefers as much, for the same
+    `work`. Replicas on own hosts do not count.
+    """
+    rented = price_limits.without_own_hosts(offers)
+    preferences = {replace(offer, preference=0): offer.preference for offer in rented}
+    own = price_limits.own_zones(offers)
+    paid, least, zones = 0.0, 0.0, set()
+    for offer in launched:
+        preference = preferences.get(offer)
+        if preference is None or offer.zone in own:
+            continue
+        alike = (o for o in rented if (o.capacity_type, o.preference) == (offer.capacity_type, preference))
+        share = min(usd_of_work(o, work) for o in alike) / (usd_of_work(offer, work) or 1.0)
+        paid += offer.price_usd_hour
+        least += offer.price_usd_hour * share
+        zones.add(offer.zone)
+    more = round(paid - least, 6)
+    return Spreading(more, round(least, 6), len(zones)) if more >= LEAST_USD_HOUR else None
 
 
 def update_plan(
@@ -98,7 +141,7 @@ def first_plan(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds, now: 
     cheapest zone; null where it costs nothing. `beside_usd_per_hour` is about what disks and addresses cost beyond
     `usd_per_hour`.
     """
-    row = _new_row(spec, now)
+    row = new_row(spec, now)
     observation = Observation(now, goal_of(row, spec), (), tuple(offers))
     decided = plan(observation, row.memory, policies_for(observation.goal))
     launches = [action for action in decided.actions if isinstance(action, Launch)]
@@ -139,7 +182,7 @@ def _first_agents(spec: ServiceSpec, observation: Observation, clouds: Clouds) -
         return []
     insist_on_regions(spec, clouds)
     offers = clouds.listed(agent_requirements_of(spec.regional))
-    fleet = agent_fleet_of(_new_row(spec, observation.now), (), lambda version: spec)
+    fleet = agent_fleet_of(new_row(spec, observation.now), (), lambda version: spec)
     decided = decide_agents(fleet, offers, observation.goal, {}, 1, observation.now)
     return [action for action in decided.actions if isinstance(action, Launch)]
 
@@ -172,7 +215,8 @@ def _refused(spec: ServiceSpec, offers: Sequence[Offer], clouds: Clouds) -> list
     return refused
 
 
-def _new_row(spec: ServiceSpec, now: float) -> ServiceRow:
+def new_row(spec: ServiceSpec, now: float) -> ServiceRow:
+    """Return the row of a service that nothing was done for yet."""
     return ServiceRow(
         name=spec.name,
         incarnation="",

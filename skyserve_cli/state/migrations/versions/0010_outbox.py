@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0010"
 down_revision = "0009"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -29,8 +27,3 @@ def upgrade() -> None:
         sa.Column("notified_at", sa.Float),
         sa.Column("announced", sa.Boolean, nullable=False),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("alarms")
-    op.drop_table("outbox")

@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0011"
 down_revision = "0010"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -24,8 +22,3 @@ def upgrade() -> None:
     )
     op.create_index("ix_tokens_digest", "tokens", ["digest"], unique=True)
     op.add_column("events", sa.Column("author", sa.String(63), nullable=False, server_default=""))
-
-
-def downgrade() -> None:
-    op.drop_column("events", "author")
-    op.drop_table("tokens")

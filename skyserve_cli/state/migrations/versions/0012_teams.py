@@ -7,15 +7,8 @@ from alembic import op
 
 revision = "0012"
 down_revision = "0011"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     for table in ("services", "tokens"):
         op.add_column(table, sa.Column("team", sa.String(63), nullable=False, server_default=""))
-
-
-def downgrade() -> None:
-    for table in ("tokens", "services"):
-        op.drop_column(table, "team")
