@@ -151,7 +151,7 @@ def _asked(words: AutoscalerOptions, spec: ServiceSpec | None, seeds: Sequence[i
             f"--warm-up takes a duration from 1m to an hour less than the recording, {span(length_s)} "
             f"(got {words.warm_up or span(warm_up_s)})"
         )
-    weight = traffic_options.response_weight(arrivals, words.response_weight)
+    weight = traffic_options.response_weight(arrivals, words.response_weight, spec)
     factor = traffic_options.scaled(arrivals, length_s, warm_up_s, words.mean_replicas, capacity_qps, weight)
     scaled = arrivals.scaled(factor)
     tokens = None if weight is None else token_steps(scaled, length_s, warm_up_s, weight)
