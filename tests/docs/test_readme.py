@@ -35,11 +35,6 @@ def test_the_figures_are_those_of_the_benchmark_page() -> None:
         assert row in BENCHMARKS, row
 
 
-def test_every_row_of_the_comparison_is_complete() -> None:
-    assert rows("Comparison")
-    assert {line.count("|") for line in rows("Comparison")} == {7}
-
-
 def test_nothing_is_installed_by_a_package_name_of_an_index() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     named = [
