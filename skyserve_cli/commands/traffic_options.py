@@ -37,8 +37,18 @@ def capacity_of(spec: ServiceSpec | None, capacity_qps: float | None) -> float:
     return DEFAULT_CAPACITY_QPS if target is None else target / TARGET_SHARE
 
 
-def response_weight(arrivals: Arrivals, weight: float | None) -> float | None:
-    """Return what a response token weighs in prompt tokens; None where the recording has no tokens. Raises WrongUsage."""
+def weight_in(spec: ServiceSpec | None) -> float | None:
+    """Return what the file says that a response token weighs."""
+    return None if spec is None or spec.slo is None else spec.slo.response_weight
+
+
+def response_weight(
+    arrivals: Arrivals, weight: float | None, spec: ServiceSpec | None = None
+) -> float | None:
+    """Return what a response token weighs in prompt tokens: what is given, or the file's, or as much as one.
+
+    None where the recording has no tokens. Raises WrongUsage.
+    """
     if weight is not None and not 0 < weight <= MOST_WEIGHT:
         raise WrongUsage(
             f"--response-weight takes a number above 0 and up to {MOST_WEIGHT:g} (got {weight:g})"
@@ -49,7 +59,7 @@ def response_weight(arrivals: Arrivals, weight: float | None) -> float | None:
                 f"--response-weight: {arrivals.name} has no tokens, so all its requests weigh the same: leave it out"
             )
         return None
-    return RESPONSE_WEIGHT if weight is None else weight
+    return weight or weight_in(spec) or RESPONSE_WEIGHT
 
 
 def scaled(
@@ -170,9 +180,7 @@ def traffic(
         if not is_told and (spec is None or spec.slo is None or spec.slo.capacity_qps is None):
             words = words._replace(capacity_qps=_carried_qps(engine, arrivals))
     capacity = capacity_of(spec, words.capacity_qps)
-    weight = response_weight(arrivals, words.response_weight)
-    if weight is not None and words.response_weight is None and spec is not None and spec.slo is not None:
-        weight = spec.slo.response_weight or weight
+    weight = response_weight(arrivals, words.response_weight, spec)
     mean = words.mean_replicas or 0.0
     arrivals = arrivals.scaled(scaled(arrivals, arrivals.length_s, known_s, mean, capacity, weight))
     has_slo = spec is not None and spec.slo is not None
