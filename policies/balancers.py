@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from policies.backoff import delay_s
-from policies.goals import Goal
+from policies.goals import AgentRegion, Goal
 from policies.lifecycle import NOTICE_MARGIN_S
 from policies.model import (
     Action,
@@ -48,16 +48,6 @@ LONGEST_PAUSE_S = 300.0
 _S = ReplicaState
 _COUNTED = (_S.REQUESTED, _S.PROVISIONING, _S.STARTING, _S.READY, _S.NOT_READY)
 _SERVING = (_S.READY, _S.NOT_READY)
-
-
-class AgentRegion(NamedTuple):
-    """Where agents may be wanted."""
-
-    cloud: str
-    region: str
-
-    def __str__(self) -> str:
-        return f"{self.cloud}/{self.region}"
 
 
 @dataclass(frozen=True, slots=True)

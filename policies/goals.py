@@ -10,6 +10,16 @@ from enum import Enum
 from typing import NamedTuple
 
 
+class AgentRegion(NamedTuple):
+    """A region where load balancer agents are wanted."""
+
+    cloud: str
+    region: str
+
+    def __str__(self) -> str:
+        return f"{self.cloud}/{self.region}"
+
+
 @dataclass(frozen=True, slots=True)
 class AcceleratorQps:
     """How many requests per second one replica on this accelerator can serve. `count` None stands for any number of them."""

@@ -219,12 +219,11 @@ class Home:
         """Return the files without which a database is of no use. They need not exist."""
         return self.root / "sealing.key", self.root / "machines.key"
 
-    def sealing_key(self) -> bytes:
-        """Return the key that seals secrets in the database; made on first use, never stored with them."""
-        return self.sealing_keys()[0]
-
     def sealing_keys(self) -> tuple[bytes, ...]:
-        """Return the key that seals, and while a rotation is under way those of before, which still open: one a line."""
+        """Return the key that seals secrets in the database, and while a rotation is under way those of before, which still open.
+
+        Made on first use, one a line, never stored with the database.
+        """
         return tuple(secret_file(self.sealing_key_file, _new_sealing_key).split())
 
     def digest_key(self) -> bytes | None:

@@ -137,7 +137,7 @@ class PairStack(Stack):
         for shared in ("local", "lb"):
             (self.root_a / shared).mkdir(exist_ok=True)
             (b.home.root / shared).symlink_to(self.root_a / shared)
-        a.home.sealing_key()
+        a.home.sealing_keys()[0]
         a.home.machine_secret()
         for name in ("sealing.key", "machines.key", "config.yaml"):
             shutil.copy(self.root_a / name, b.home.root / name)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from benchmarks.regions.rules import RingForwarding
+from benchmarks.table_audit import audit
 from benchmarks.traffic.workloads import Call
 from lb.config.options import Limits, Pushing
 from lb.config.regions import PeerAgent, Regions
@@ -157,7 +158,7 @@ class Agent:
             self._world.events.at(self._world.scenario.report_s, self._report, None)
 
     def check_balance(self) -> None:
-        problems = self._table.audit()
+        problems = audit(self._table)
         if problems or self._table.in_flight or len(self._queue):
             raise AssertionError(f"{self.name}: {'; '.join(problems) or 'requests are in flight or held'}")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 
+from benchmarks.table_audit import audit
 from benchmarks.traffic.measure import Metrics, Served, measure
 from benchmarks.traffic.virtual_time import Engine, Events
 from benchmarks.traffic.workloads import Arrival, Call, Workload
@@ -156,7 +157,7 @@ class World:
                 place = (engine.index + 1) / len(self._engines)
                 self.events.at(self._setting.pushing.probe_s * place, self._probe, engine)
         self.events.play()
-        problems = self._table.audit()
+        problems = audit(self._table)
         if problems or self._table.in_flight or len(self._queue):
             raise UnbalancedBookings("; ".join(problems) or "calls are still in flight or held")
         return Outcome(

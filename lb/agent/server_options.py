@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import os
 import random
 import secrets
 import ssl
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lb.agent.agent import Agent, AgentOptions
-from lb.agent.cores import available_cores
 from lb.agent.descriptors import raise_limit, shares
 from lb.agent.limits_file import LimitsFile
 from lb.config.schema import Table
@@ -139,3 +141,20 @@ def _access_log() -> Callable[[RequestRecord], None]:
         sys.stderr.buffer.flush()
 
     return AccessLog(time.time, write, asyncio.get_running_loop().call_soon).add
+
+
+_CGROUP = Path("/sys/fs/cgroup/cpu.max")  # of a container: that of its own group
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use, by its affinity and the quota of its container."""
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):
+        cores = min(cores, quota_of(_CGROUP.read_text()))
+    return max(1, cores)
+
+
+def quota_of(line: str) -> int:
+    """Return the cores of a `cpu.max` of cgroups, rounded up. Raises ValueError if there is no quota."""
+    quota, period = line.split()
+    return math.ceil(int(quota) / int(period))

@@ -1,11 +1,11 @@
-"""Reads the bookings of a table: statistics of a window of time, and whether the counts balance."""
+"""Reads the bookings of a table: statistics of a window of time."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from lb.config.stats import TargetHealth, TargetStats
-from lb.core.target_state import Booking, Health, TargetState
+from lb.core.target_state import Health, TargetState
 
 
 def stats(entries: Iterable[TargetState], now: float, window_s: float) -> tuple[TargetStats, ...]:
@@ -58,38 +58,3 @@ def _health(entry: TargetState, now: float) -> TargetHealth | None:
 
 def _least(one: float | None, other: float | None) -> float | None:
     return min((known for known in (one, other) if known is not None), default=None)
-
-
-def differ(name: str, kept: Iterable[TargetState], right: Iterable[TargetState]) -> list[str]:
-    """Return what a list of targets that is kept up to date has too much or too little, as sentences."""
-    listed, wanted = set(kept), set(right)
-    return [
-        *(f"{entry.key} is listed as {name} and is not" for entry in listed - wanted),
-        *(f"{entry.key} is {name} and not listed" for entry in wanted - listed),
-    ]
-
-
-def audit(entries: Iterable[TargetState], open_bookings: Collection[Booking]) -> list[str]:
-    """Return every way in which what was counted does not agree with open requests, as sentences."""
-    problems = []
-    on: dict[TargetState, list[Booking]] = {entry: [] for entry in entries}
-    for booking in open_bookings:
-        if booking.entry in on:
-            on[booking.entry].append(booking)
-        else:
-            problems.append(f"open {booking} is on an unknown target")
-    for entry, bookings in on.items():
-        waiting = sum(not booking.responded for booking in bookings)
-        if entry.view.in_flight != len(bookings):
-            problems.append(
-                f"{entry.key} counts {entry.view.in_flight} in flight, {len(bookings)} bookings are open"
-            )
-        if entry.view.waiting != waiting:
-            problems.append(f"{entry.key} counts {entry.view.waiting} waiting, {waiting} have no first byte")
-        if entry.trial is not None and entry.trial not in open_bookings:
-            problems.append(f"{entry.key} waits for a trial that is over")
-        if any(sent not in bookings or sent.responded for sent in entry.gate.unproven):
-            problems.append(f"{entry.key} waits for proof of an ended request")
-        if entry.departed and not bookings:
-            problems.append(f"{entry.key} left, idle, and is still remembered")
-    return problems

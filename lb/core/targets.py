@@ -481,28 +481,6 @@ class TargetTable:
         """Per target id, the generations that left but still run included in their id's counts."""
         return accounting.stats(self._known(), now, window_s)
 
-    def audit(self) -> list[str]:
-        """Return every difference between bookings and counts, as sentences; empty if there is none."""
-        lists = {
-            "busy": (self._busy, [one for one in self._entries.values() if one.view.in_flight]),
-            "left out": (
-                self._left_out,
-                [one for one in self._entries.values() if one.ejected_until is not None],
-            ),
-            "draining": (
-                self._draining,
-                [one for one in self._known() if one.drain_at is not None and not one.handed_over],
-            ),
-        }
-        return [
-            *accounting.audit(self._known(), self._open),
-            *(
-                problem
-                for name, (kept, right) in lists.items()
-                for problem in accounting.differ(name, kept, right)
-            ),
-        ]
-
     def take_relieved(self) -> Collection[str]:
         """Return the targets that may be able to take more than when this was last called; time aside."""
         relieved, self._relieved = self._relieved, {}

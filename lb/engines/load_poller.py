@@ -25,15 +25,13 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Protocol
 from urllib.parse import urlsplit
 
-from lb.config.schema import Readiness, Table, Target
-from lb.core.admission import EngineLoad
-from lb.core.targets import Key
+from lb.config.schema import Readiness, Target
+from lb.core.targets import Key, TargetTable
 from lb.engines.kinds import NO_RESPONSE, Adapter, EngineKind, Fetched, LoadQuery, detection
 from policies.backoff import delay_s
 
@@ -89,39 +87,6 @@ Fetch = Callable[[Target, str, float], Awaitable[Fetched]]
 _log = logging.getLogger("lb.engines.load_poller")
 
 
-class Probed(Protocol):
-    """What the prober needs of `lb.core.targets.TargetTable`."""
-
-    @property
-    def table(self) -> Table: ...
-
-    @property
-    def replaced(self) -> int:
-        """How often the table has been replaced."""
-        ...
-
-    def probe_list(self) -> Iterable[tuple[Key, Target, int]]:
-        """Return every target of the table, and how many requests of ours it has in flight."""
-        ...
-
-    def newly_busy(self) -> Iterable[Key]:
-        """Return the targets that have been given a request while they had none, since this was last called."""
-        ...
-
-    def is_busy(self, key: Key) -> bool:
-        """Return whether a target of the table has requests of ours in flight."""
-        ...
-
-    def loaded(
-        self, key: Key, load: EngineLoad | None, polled_at: float, now: float, every_s: float = 0.0
-    ) -> bool:
-        """Return an engine's response (None: it reports nothing); True if a target may take a request now that could not.
-
-        Busy targets are polled every `every_s`.
-        """
-        ...
-
-
 class LoadPoller:
     """Goes over the table; every probe is a task of its own, one per target at a time.
 
@@ -131,7 +96,7 @@ class LoadPoller:
 
     def __init__(
         self,
-        table: Probed,
+        table: TargetTable,
         fetch: Fetch,
         clock: Callable[[], float],
         changed: Callable[[], None],

@@ -18,11 +18,11 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Protocol
 
 from lb.config.schema import Target
-from lb.core.models import ModelDirectory, ModelList, read_models
+from lb.core.models import read_models
 from lb.core.target_state import Key
+from lb.core.targets import TargetTable
 from lb.engines.kinds import Fetched
 from policies.backoff import delay_s
 
@@ -43,17 +43,6 @@ Fetch = Callable[[Target, str, float], Awaitable[Fetched]]
 """GET a path of a target within the given seconds. Raises OSError or asyncio.TimeoutError; bounds the body."""
 
 _log = logging.getLogger("lb.engines.model_poller")
-
-
-class Listed(Protocol):
-    """What the poller needs of `lb.core.targets.TargetTable`."""
-
-    @property
-    def models(self) -> ModelDirectory: ...
-
-    def listed(self, key: Key, models: ModelList | None) -> bool:
-        """Take over what a target lists. Returns True if a queued request may find a target now."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +66,7 @@ class ModelPoller:
     """
 
     def __init__(
-        self, table: Listed, fetch: Fetch, clock: Callable[[], float], changed: Callable[[], None]
+        self, table: TargetTable, fetch: Fetch, clock: Callable[[], float], changed: Callable[[], None]
     ) -> None:
         self._table = table
         self._fetch = fetch

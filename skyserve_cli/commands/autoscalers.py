@@ -158,7 +158,13 @@ def _asked(words: AutoscalerOptions, spec: ServiceSpec | None, seeds: Sequence[i
     known_min = int(warm_up_s // 60)
     trials = {
         seed: ScalingTrial(
-            drawn(scaled, length_s, seed), known_min, capacity_qps, cold_start_s, attainment, tokens
+            drawn(scaled, length_s, seed),
+            known_min,
+            capacity_qps,
+            cold_start_s,
+            attainment,
+            tokens,
+            traffic_options.weight_in(spec),
         )
         for seed in seeds
     }

@@ -37,12 +37,17 @@ def capacity_of(spec: ServiceSpec | None, capacity_qps: float | None) -> float:
     return DEFAULT_CAPACITY_QPS if target is None else target / TARGET_SHARE
 
 
+def weight_in(spec: ServiceSpec | None) -> float | None:
+    """Return what the file says that a response token weighs."""
+    return None if spec is None or spec.slo is None else spec.slo.response_weight
+
+
 def response_weight(
     arrivals: Arrivals, weight: float | None, spec: ServiceSpec | None = None
 ) -> float | None:
-    """Return what a response token weighs in prompt tokens: as given, or as the file says; None where the recording has no tokens.
+    """Return what a response token weighs in prompt tokens: what is given, or the file's, or as much as one.
 
-    Raises WrongUsage.
+    None where the recording has no tokens. Raises WrongUsage.
     """
     if weight is not None and not 0 < weight <= MOST_WEIGHT:
         raise WrongUsage(
@@ -54,8 +59,7 @@ def response_weight(
                 f"--response-weight: {arrivals.name} has no tokens, so all its requests weigh the same: leave it out"
             )
         return None
-    own = None if spec is None or spec.slo is None else spec.slo.response_weight
-    return weight or own or RESPONSE_WEIGHT
+    return weight or weight_in(spec) or RESPONSE_WEIGHT
 
 
 def scaled(

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from lb.config.cors import Cors
 from lb.config.options import (
@@ -25,7 +25,7 @@ from lb.config.options import (
     Warming,
 )
 from lb.config.workers import AUTO
-from policies.goals import PlacementGoal, ScalingGoal
+from policies.goals import AgentRegion, PlacementGoal, ScalingGoal
 from policies.regions.names import DEFAULT_REGION_POLICY
 from policies.regions.residency import ResidencyZone
 from policies.routing.names import SERVICE_POLICY
@@ -126,17 +126,7 @@ class LoadBalancerSpec:
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     warming: Warming = field(default_factory=Warming)
     cache_events: CacheEvents = field(default_factory=CacheEvents)
-    workers: int = AUTO  # cores that move chunks (see `lb.agent.cores`)
-
-
-class AgentPlace(NamedTuple):
-    """A region where load balancer agents stand."""
-
-    cloud: str
-    region: str
-
-    def __str__(self) -> str:
-        return f"{self.cloud}/{self.region}"
+    workers: int = AUTO  # cores that move chunks (see `lb.agent.server_options`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +155,7 @@ class RegionalAgents:
     waiting is worth; None: what traffic between regions costs does not count. `url` is what clients call instead of them.
     """
 
-    places: tuple[AgentPlace, ...] = ()
+    places: tuple[AgentRegion, ...] = ()
     count: int = 1
     instance_types: Pairs = ()
     port: int | None = None

@@ -7,10 +7,11 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
+from policies.goals import AgentRegion
 from policies.regions.names import DEFAULT_REGION_POLICY, REGION_NAMES
 from skyserve_cli.spec.fields import Money, Port, not_bool, one_of, refuse
 from skyserve_cli.spec.infra import KUBERNETES, cloud_of, cloud_refusal, known_clouds
-from skyserve_cli.spec.model import AgentPlace, DnsName, Pairs, RegionalAgents
+from skyserve_cli.spec.model import DnsName, Pairs, RegionalAgents
 from skyserve_cli.spec.section import Section
 
 AT = "service.load_balancers"
@@ -19,7 +20,7 @@ _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _LONGEST_NAME = 253
 
 
-def _places(value: object) -> tuple[AgentPlace, ...]:
+def _places(value: object) -> tuple[AgentRegion, ...]:
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list) or not given:
         raise refuse("must be a list of regions, like [aws/us-east-1, gcp/europe-west4]", value)
@@ -31,7 +32,7 @@ def _places(value: object) -> tuple[AgentPlace, ...]:
     return tuple(places)
 
 
-def _place(value: object, index: int) -> AgentPlace:
+def _place(value: object, index: int) -> AgentRegion:
     cloud, slash, region = value.partition("/") if isinstance(value, str) else ("", "", "")
     cloud = cloud.lower()
     if cloud == "local":
@@ -42,13 +43,13 @@ def _place(value: object, index: int) -> AgentPlace:
             raise refuse(
                 "must be kubernetes/CONTEXT, a name of clouds.kubernetes.contexts", value, at=(index,)
             )
-        return AgentPlace(KUBERNETES, region)
+        return AgentRegion(KUBERNETES, region)
     if not slash or not region or "/" in region or _ANY_CLOUD in region:
         raise refuse("must be cloud/region", value, at=(index,))
     refusal = cloud_refusal(cloud, cloud, "")
     if refusal is not None:
         raise refuse(refusal.problem.message, at=(index,), hint=refusal.problem.hint)
-    return AgentPlace(cloud, region)
+    return AgentRegion(cloud, region)
 
 
 def _instance_types(value: object) -> Pairs:
@@ -90,7 +91,7 @@ def _url(value: object) -> str:
 
 
 Places = Annotated[
-    tuple[AgentPlace, ...],
+    tuple[AgentRegion, ...],
     PlainValidator(_places),
     WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}, "minItems": 1}),
 ]

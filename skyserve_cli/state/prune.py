@@ -13,17 +13,14 @@ import sqlalchemy as sa
 
 from policies.model import ReplicaState
 from skyserve_cli.state import tables as t
+from skyserve_cli.state.costs import spent_columns
 from skyserve_cli.state.database import Database
 
 STEP_ROWS = 500
 
-Spent = Callable[[float], tuple[sa.ColumnElement[float], sa.ColumnElement[float]]]
 
-
-def archive_replicas(
-    database: Database, before: float, keep: int, spent: Spent, pause: Callable[[], None]
-) -> int:
-    """See `Store.fold`. `spent` gives the columns that sum the cost of replicas, on the instance it is given."""
+def archive_replicas(database: Database, before: float, keep: int, pause: Callable[[], None]) -> int:
+    """See `Store.archive_replicas`."""
     r = t.replicas.c
     dropped = 0
     for name in _column(database, sa.select(t.services.c.name)):
@@ -36,7 +33,7 @@ def archive_replicas(
         for ids in _steps(old):
             step = sa.and_(gone, r.id.in_(ids))
             with database.writing() as c:
-                usd, on_demand = c.execute(sa.select(*spent(before)).where(step)).one()
+                usd, on_demand = c.execute(sa.select(*spent_columns(before)).where(step)).one()
                 s = t.services.c
                 folded = {
                     "folded_usd": s.folded_usd + (usd or 0.0),

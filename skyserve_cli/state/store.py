@@ -2,7 +2,7 @@
 
 Who writes what: the API writes goals (`put_service`, `set_down`, `kill_replica`), the reconciler everything
 else through `commit`. No transaction is open during a call to a cloud or a load balancer. The statements are in the
-modules of their subjects (`goals`, `snapshot`, `ticks`, `event_log`, `costs`, `demand`, `prune`, `rewrites`).
+modules of their subjects (`goals`, `snapshot`, `ticks`, `event_log`, `costs`, `demand`, `history`, `prune`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sqlalchemy.engine import Connection
 from lb.config.usage import KeyTotal
 from policies.goals import UpdateMode
 from policies.model import Replica, ReplicaState
-from skyserve_cli.state import costs, demand, event_log, goals, prune, rewrites, series, snapshot, usage
+from skyserve_cli.state import costs, demand, event_log, goals, prune, series, snapshot, usage
 from skyserve_cli.state import statements as q
 from skyserve_cli.state import tables as t
-from skyserve_cli.state.codec import replica_from_row
+from skyserve_cli.state.codec import moved_instants, replica_from_row
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.history import read_history
 from skyserve_cli.state.lease import ControllerLease
@@ -159,10 +159,19 @@ class Store:
 
         `also` runs in the same transaction. Returns how many were replaced, and the (service, version) of those that were not.
         """
+        kept: list[tuple[str, int]] = []
+        v = t.versions.c
         with self.database.writing() as c:
-            done = rewrites.reseal(c, again)
+            rows = c.execute(sa.select(v.service, v.version, v.sealed_secrets)).all()
+            for service, version, sealed in rows:
+                content = again(sealed)
+                if content is None:
+                    kept.append((service, version))
+                    continue
+                here = sa.and_(v.service == service, v.version == version)
+                c.execute(t.versions.update().where(here).values(sealed_secrets=content))
             also(c)
-        return done
+        return len(rows) - len(kept), kept
 
     def try_to_write(self) -> None:
         """Write something that changes nothing.
@@ -191,7 +200,7 @@ class Store:
         with self._moving:
             with self.database.writing() as c:
                 self._bump_revision(c)
-                rewrites.move_instants(c, by_s)
+                _move_instants(c, by_s)
             then()
             self.forget()
 
@@ -217,7 +226,7 @@ class Store:
         """
         with self.database.writing():
             pass  # or it would only be noticed when there is something to remove
-        return prune.archive_replicas(self.database, before, keep, costs.spent_columns, pause)
+        return prune.archive_replicas(self.database, before, keep, pause)
 
     def prune_events(
         self, *, before: float, keep: int = 1000, pause: Callable[[], None] = lambda: None
@@ -434,3 +443,13 @@ class Store:
     def _bump_revision(self, c: Connection) -> int:
         """Say that what `services` shows has changed. In the transaction that changes it."""
         return int(c.execute(q.BUMP).scalar_one())
+
+
+def _move_instants(c: Connection, by_s: float) -> None:
+    r = t.replicas.c
+    measured = (r.since, r.created_at, r.launched_at, r.ready_at, r.drain_by)
+    live = r.state != ReplicaState.GONE.value
+    c.execute(t.replicas.update().where(live).values({one: one + by_s for one in measured}))
+    for name, memory in c.execute(sa.select(t.services.c.name, t.services.c.memory)).all():
+        here = t.services.c.name == name
+        c.execute(t.services.update().where(here).values(memory=moved_instants(memory, by_s)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lb.agent.cores import available_cores
+from lb.agent.server_options import available_cores
 from lb.config.workers import AUTO, mover_threads
 from provisioners.remote.ssh_keys import Keys
 from skyserve_cli.controller.balancers.bundle import LIBRARIES

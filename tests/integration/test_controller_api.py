@@ -94,7 +94,7 @@ class Controller:
         self.leadership = Leadership(self.store, "here", "this one", self)
         self.leadership.step()
         self.woken = self.stopped = 0
-        seal = SecretBox(home.sealing_key())
+        seal = SecretBox(home.sealing_keys()[0])
         settings = LoadBalancerConfig(first_port=ports.start, last_port=ports.stop - 1)
         self.specs = SpecCache(self.store, seal)
         chosen = Config() if config is None else load_config(config)

@@ -231,7 +231,7 @@ async def test_a_service_that_cannot_be_read_is_broken_and_no_other(
     assert found["services"][0]["status"] != "BROKEN"
     with here.store.database.writing() as c:
         c.execute(sa.text("UPDATE versions SET spec = :text WHERE version = 2"), {"text": text})
-    here.specs.__init__(here.store, SecretBox(here.home.sealing_key()))  # type: ignore[misc]  # as after a restart
+    here.specs.__init__(here.store, SecretBox(here.home.sealing_keys()[0]))  # type: ignore[misc]  # as after a restart
     status, answer = await call(here, held, "POST", "/v1/services/alpha/down", {})
     assert (status, answer) == (200, {})
 

@@ -30,7 +30,7 @@ from skyserve_cli.controller.api.route import Route
 from skyserve_cli.controller.balancers.local_fleet import LocalFleet
 from skyserve_cli.controller.sessions.place import Place
 from skyserve_cli.controller.sessions.relay import CHUNK, MOST_PER_CALLER, WINDOW, Sessions
-from skyserve_cli.deployment.cluster_secrets import certificate
+from skyserve_cli.deployment.cluster import certificate
 from skyserve_cli.home import Home
 from skyserve_cli.output import CommandFailed
 from tests.clouds.vms import vm_world

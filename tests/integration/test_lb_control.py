@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from benchmarks.table_audit import audit
 from lb.agent.admin_api import MAX_PUSH_BYTES, admin_app
 from lb.config.key_limits import KeyLimits
 from lb.config.options import ApiKey
@@ -130,7 +131,7 @@ async def admin() -> AsyncIterator[Admin]:
     port = runner.addresses[0][1]
     async with aiohttp.ClientSession() as http:
         yield Admin(desk, f"http://127.0.0.1:{port}", http)
-    assert desk.targets.audit() == []
+    assert audit(desk.targets) == []
     await runner.cleanup()
 
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from policies.goals import PlacementGoal, ScalingGoal, UpdateMode
+from policies.goals import AgentRegion, PlacementGoal, ScalingGoal, UpdateMode
 from policies.model import Zone
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.reconcile.inputs import BalancerPorts, ReplicaPorts
@@ -19,7 +19,6 @@ from skyserve_cli.controller.reconcile.reconciler import Reconciler
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import (
-    AgentPlace,
     Probe,
     RegionalAgents,
     ResourceChoice,
@@ -360,7 +359,7 @@ class User:
         """Agents on machines of their own, in one region, in two, or in none."""
         rng = self._places
         places = rng.choice([(), (), ("r0",), ("r1",), ("r0", "r1")])
-        return RegionalAgents(tuple(AgentPlace("sim", region) for region in places), rng.randint(1, 2))
+        return RegionalAgents(tuple(AgentRegion("sim", region) for region in places), rng.randint(1, 2))
 
     def _size(self) -> tuple[ScalingGoal, int]:
         """How many replicas, and how many beyond them."""

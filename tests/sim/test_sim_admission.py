@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 
 import pytest
 
+from benchmarks.table_audit import audit
 from lb.config.options import Limits, Pushing, PushMode
 from lb.config.schema import Table, Target
 from lb.core.admission import EngineLoad
@@ -113,7 +114,7 @@ class World:
             now, _, what = heappop(self.events)
             self.measure(now)
             what(now)
-            assert self.table.audit() == []
+            assert audit(self.table) == []
         assert self.table.in_flight == 0
         self.seen.ended_at = now
         return self.seen

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from policies import balancers
-from policies.balancers import FAREWELL_S, FIRST_PAUSE_S, AgentFleetState, AgentRegion
-from policies.goals import Goal, ScalingGoal
+from policies.balancers import FAREWELL_S, FIRST_PAUSE_S, AgentFleetState
+from policies.goals import AgentRegion, Goal, ScalingGoal
 from policies.lifecycle import apply, request
 from policies.model import (
     Action,

@@ -10,7 +10,7 @@ import pytest
 
 from policies.model import Replica, ReplicaState, Zone
 from provisioners.port.base import Instance, Provisioner
-from skyserve_cli.controller.cache_starts import MOST_READ, PATIENCE_S, CacheStarts, sentence_of
+from skyserve_cli.controller.output_part import MOST_READ, PATIENCE_S, CacheStarts, sentence_of
 from skyserve_cli.state.values import EventRecord, StoredEvent
 from tests.unit.test_controller_view import a_row
 from tests.unit.test_output_reader import INSTANCE, Sky

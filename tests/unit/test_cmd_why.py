@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from skyserve_cli.causes.facts import Address
-from skyserve_cli.commands import listening as where
 from skyserve_cli.commands import why
-from skyserve_cli.commands.listening import address_of, listening, listening_there
+from skyserve_cli.commands import why as where
 from skyserve_cli.commands.sentences import why_hint
 from skyserve_cli.commands.status_tables import tables
-from skyserve_cli.commands.why import log_tail, parsed
+from skyserve_cli.commands.why import address_of, listening, listening_there, log_tail, parsed
 from skyserve_cli.controller.api.client import ControllerDownError, RefusedError
 from skyserve_cli.controller.api.waiting import DeadlineError, Waiting
 from skyserve_cli.output import CommandFailed, WrongUsage

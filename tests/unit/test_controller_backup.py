@@ -161,9 +161,9 @@ def test_a_daily_copy_is_restored_with_the_keys_of_the_home(tmp_path: Path) -> N
     assert copy is not None
     (home.root / "state.db").write_bytes(b"damaged")
     before = copy.read_bytes()
-    key = home.sealing_key()
+    key = home.sealing_keys()[0]
     restore(home, read_backup(copy, None), force=True, now=NOW)
-    assert home.sealing_key() == key
+    assert home.sealing_keys()[0] == key
     assert copy.read_bytes() == before
     assert not list(home.backups.glob("*-wal"))
     insist_it_is_the_same(home, owner)

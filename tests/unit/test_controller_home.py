@@ -59,9 +59,9 @@ def test_a_new_home_is_its_owners_alone(home: Home) -> None:
 
 
 def test_secret_files_are_made_once_and_readable_by_the_owner_alone(home: Home) -> None:
-    assert (home.token(), home.sealing_key()) == (home.token(), home.sealing_key())
+    assert (home.token(), home.sealing_keys()[0]) == (home.token(), home.sealing_keys()[0])
     assert len(home.token()) >= 32
-    Fernet(home.sealing_key())
+    Fernet(home.sealing_keys()[0])
     files = [path for path in home.root.iterdir() if path.is_file()]
     assert {path.name for path in files} == {"controller.token", "sealing.key"}
     assert {mode_of(path) for path in files} == {0o600}

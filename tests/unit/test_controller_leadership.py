@@ -341,7 +341,7 @@ def test_a_home_with_other_keys_is_refused(tmp_path: Path) -> None:
     fingerprints.check(store, one)  # an empty database has no keys yet
     assert not any(path.exists() for path in one.key_files())
     for home in (one, other):
-        home.sealing_key()
+        home.sealing_keys()[0]
         home.machine_secret()
     fingerprints.check_or_record(store, one)
     fingerprints.check_or_record(store, one)

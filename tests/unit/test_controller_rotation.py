@@ -49,7 +49,7 @@ def run_on(store: Store, cloud: str) -> None:
 
 
 def keys(home: Home) -> tuple[str, bytes, bytes]:
-    return home.token(), home.sealing_key(), home.machine_secret()
+    return home.token(), home.sealing_keys()[0], home.machine_secret()
 
 
 def test_everything_is_new_and_secrets_and_digests_are_as_before(home: Home, store: Store) -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from skyserve_cli.controller.dashboard.endpoint import FOLDER
-from skyserve_cli.controller.dashboard.guards import HEADERS, refusal
-from skyserve_cli.controller.dashboard.sessions import (
+from skyserve_cli.controller.dashboard.endpoint import (
     CODE_S,
+    FOLDER,
     MOST_CODES,
     MOST_SESSIONS,
     SESSION_S,
@@ -21,6 +20,7 @@ from skyserve_cli.controller.dashboard.sessions import (
     Sessions,
     action_token,
 )
+from skyserve_cli.controller.dashboard.guards import HEADERS, refusal
 
 PAGES = sorted(
     path for path in FOLDER.rglob("*") if path.suffix in (".html", ".js") and "vendor" not in path.parts

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from scripts import manifests
 from skyserve_cli.config import Config
+from skyserve_cli.deployment.cluster import certificate, new_keys
 from skyserve_cli.deployment.cluster_objects import (
     ClusterValues,
     kind_of,
@@ -18,7 +19,6 @@ from skyserve_cli.deployment.cluster_objects import (
     rights,
 )
 from skyserve_cli.deployment.cluster_pods import is_rolled_out, obstacle, progress
-from skyserve_cli.deployment.cluster_secrets import certificate, new_keys
 from tests.clouds.kubernetes.kube_schemas import check
 
 Json = dict[str, Any]

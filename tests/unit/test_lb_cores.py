@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lb.agent.cores import available_cores, quota_of
+from lb.agent.server_options import available_cores, quota_of
 from lb.config.workers import AUTO, MOST_WORKERS, mover_threads, workers_argument
 
 

@@ -8,17 +8,18 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from lb.config.demand import Demand
+from policies.goals import AgentRegion
 from policies.history import Load
 from policies.model import Event, Launched, ProbePassed, Replica, ReplicaState, Role, Terminated
 from policies.regions.ownership import NO_DISTANCES, Distances
 from provisioners.port.base import InstanceState
 from skyserve_cli.controller.reconcile.inputs import BalancerPorts
 from skyserve_cli.controller.reconcile.ports import NameOrder, OperationKind, RegionalOrder
-from skyserve_cli.spec.model import AgentPlace, DnsName, RegionalAgents
+from skyserve_cli.spec.model import DnsName, RegionalAgents
 from tests.unit.test_controller_reconciler import SPEC, Killed, World, a_replica
 
 S = ReplicaState
-HERE = RegionalAgents((AgentPlace("sky", "r"),))
+HERE = RegionalAgents((AgentRegion("sky", "r"),))
 NAMED = replace(HERE, dns=DnsName("example.com.", "chat"))
 
 

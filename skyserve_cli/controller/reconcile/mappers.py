@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from policies.balancers import AgentFleetState, AgentRegion
+from policies.balancers import AgentFleetState
 from policies.goals import Goal, ScalingGoal, SloGoal
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Role
 from policies.registry import MIXERS
@@ -190,7 +190,7 @@ def agent_fleet_of(
         return was.port == wanted.port and kind in (None, agent.offer.instance_type)
 
     return AgentFleetState(
-        places=tuple(AgentRegion(*place) for place in wanted.places),
+        places=wanted.places,
         count=wanted.count,
         agents=tuple(agents),
         fitting=frozenset(agent.id for agent in agents if fits(agent)),
