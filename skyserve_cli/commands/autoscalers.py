@@ -151,14 +151,20 @@ def _asked(words: AutoscalerOptions, spec: ServiceSpec | None, seeds: Sequence[i
             f"--warm-up takes a duration from 1m to an hour less than the recording, {span(length_s)} "
             f"(got {words.warm_up or span(warm_up_s)})"
         )
-    weight = traffic_options.response_weight(arrivals, words.response_weight)
+    weight = traffic_options.response_weight(arrivals, words.response_weight, spec)
     factor = traffic_options.scaled(arrivals, length_s, warm_up_s, words.mean_replicas, capacity_qps, weight)
     scaled = arrivals.scaled(factor)
     tokens = None if weight is None else token_steps(scaled, length_s, warm_up_s, weight)
     known_min = int(warm_up_s // 60)
     trials = {
         seed: ScalingTrial(
-            drawn(scaled, length_s, seed), known_min, capacity_qps, cold_start_s, attainment, tokens
+            drawn(scaled, length_s, seed),
+            known_min,
+            capacity_qps,
+            cold_start_s,
+            attainment,
+            tokens,
+            traffic_options.weight_in(spec),
         )
         for seed in seeds
     }

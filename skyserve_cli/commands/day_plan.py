@@ -15,6 +15,7 @@ from policies.forecast.work import RESPONSE_WEIGHT
 from policies.scaling.predictive import HEADROOM
 from skyserve_cli.commands import runs
 from skyserve_cli.commands.options import View, controller, find
+from skyserve_cli.commands.traffic_options import weight_in
 from skyserve_cli.output import CommandFailed, WrongUsage, date_time, usd
 from skyserve_cli.sim.slo_queue import bridged
 from skyserve_cli.sim.token_steps import token_steps
@@ -134,12 +135,13 @@ def asked(
         )
     if capacity_qps is not None and not 0 < capacity_qps <= 1e6:
         raise WrongUsage(f"--capacity takes requests per second above 0 (got {capacity_qps:g})")
-    known = history_known(spec.name, now) if requests is None else recorded(requests)
+    weight = weight_in(spec) or RESPONSE_WEIGHT
+    known = history_known(spec.name, now) if requests is None else recorded(requests, weight)
     return DayPlanInput(known, carried(spec, known, capacity_qps), now)
 
 
-def recorded(text: str) -> KnownDemand:
-    """Return a recording as if it ended now. Raises WrongUsage."""
+def recorded(text: str, weight: float = RESPONSE_WEIGHT) -> KnownDemand:
+    """Return a recording as if it ended now, in which a response token has a `weight`. Raises WrongUsage."""
     arrivals = runs.arrivals(text, 7 * 86400.0)
     if arrivals is None or arrivals.mean_rate <= 0:
         raise WrongUsage(f"--requests {text}: no request in it")
@@ -149,7 +151,7 @@ def recorded(text: str) -> KnownDemand:
         raise WrongUsage(f"--requests {text}: shorter than an hour, which says nothing about a day")
     edges = whole.length_s - MINUTE_S * np.arange(min(minutes, HISTORY_MIN), -1, -1)
     requests = np.diff(np.interp(edges, whole.at_s, whole.counts))
-    tokens = token_steps(whole, MINUTE_S * minutes, 0.0, RESPONSE_WEIGHT, MINUTE_S)
+    tokens = token_steps(whole, MINUTE_S * minutes, 0.0, weight, MINUTE_S)
     if tokens is None:
         return KnownDemand(f"{arrivals.name} (without tokens)", requests)
     return KnownDemand(f"{arrivals.name} by its tokens", requests * tokens.size[-len(requests) :])

@@ -37,8 +37,18 @@ def capacity_of(spec: ServiceSpec | None, capacity_qps: float | None) -> float:
     return DEFAULT_CAPACITY_QPS if target is None else target / TARGET_SHARE
 
 
-def response_weight(arrivals: Arrivals, weight: float | None) -> float | None:
-    """Return what a response token weighs in prompt tokens; None where the recording has no tokens. Raises WrongUsage."""
+def weight_in(spec: ServiceSpec | None) -> float | None:
+    """Return what the file says that a response token weighs."""
+    return None if spec is None or spec.slo is None else spec.slo.response_weight
+
+
+def response_weight(
+    arrivals: Arrivals, weight: float | None, spec: ServiceSpec | None = None
+) -> float | None:
+    """Return what a response token weighs in prompt tokens: what is given, or the file's, or as much as one.
+
+    None where the recording has no tokens. Raises WrongUsage.
+    """
     if weight is not None and not 0 < weight <= MOST_WEIGHT:
         raise WrongUsage(
             f"--response-weight takes a number above 0 and up to {MOST_WEIGHT:g} (got {weight:g})"
@@ -49,7 +59,7 @@ def response_weight(arrivals: Arrivals, weight: float | None) -> float | None:
                 f"--response-weight: {arrivals.name} has no tokens, so all its requests weigh the same: leave it out"
             )
         return None
-    return RESPONSE_WEIGHT if weight is None else weight
+    return weight or weight_in(spec) or RESPONSE_WEIGHT
 
 
 def scaled(
@@ -153,17 +163,15 @@ def traffic(
         if not _names_capacity(spec, given):
             given = _carried_qps(engine, arrivals)
     capacity = capacity_of(spec, given)
-    weight = response_weight(arrivals, words.response_weight)
-    slo = None if spec is None else spec.slo
-    if weight is not None and words.response_weight is None and slo is not None:
-        weight = slo.response_weight or weight
+    weight = response_weight(arrivals, words.response_weight, spec)
     mean = words.mean_replicas or 0.0
     arrivals = arrivals.scaled(scaled(arrivals, arrivals.length_s, known_s, mean, capacity, weight))
-    if slo is not None and tick_s > MINUTE_S:
+    has_slo = spec is not None and spec.slo is not None
+    if has_slo and tick_s > MINUTE_S:
         raise WrongUsage(
             f"--tick: a service with an SLO is decided about every minute; take 60s or less (got {tick_s:g}s)"
         )
-    is_known = (slo is not None or _names_capacity(spec, given)) and not _is_of_several_accelerators(spec)
+    is_known = (has_slo or _names_capacity(spec, given)) and not _is_of_several_accelerators(spec)
     judged = None
     if is_known and tick_s <= MINUTE_S:
         judged = Traffic(arrivals, capacity, known_s, weight, engine, timeout_s)

@@ -47,8 +47,10 @@ def carried_of(path: Path) -> Carried:
         result = json.loads(path.read_text(encoding="utf-8"))
         names = ("capacity_qps", "mean_prompt_tokens", "mean_response_tokens")
         found = Carried(*(float(result[name]) for name in names))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ResultError(f"{path} has no result of serve profile -o json: {error!r}") from None
+    except OSError as error:
+        raise ResultError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        found = Carried(0.0, 0.0, 0.0)
     if not all(0.0 < one < 1e9 for one in found):
-        raise ResultError(f"{path} has no capacity, or no tokens: measure again")
+        raise ResultError(f"{path} has no capacity and mean tokens, as serve profile -o json prints them")
     return found

@@ -52,7 +52,8 @@ class ScalingTrial:
     """What all autoscalers of a comparison share.
 
     `counts` are the requests of each step; those of the first `known_min` minutes are history. The goals are the scalers'
-    own. With `tokens` a replica carries their work, `capacity_qps` requests of the usual size per second.
+    own. With `tokens` a replica carries their work, `capacity_qps` requests of the usual size per second. `response_weight` is what
+    predictive scalers take a response token for before they have learned it.
     """
 
     counts: tuple[int, ...]
@@ -61,6 +62,7 @@ class ScalingTrial:
     cold_start_s: float
     attainment: float
     tokens: TokenSteps | None = None
+    response_weight: float | None = None
 
     def work(self) -> Floats:
         """Return what each step asks of the replicas, in requests of the usual size."""
@@ -179,7 +181,7 @@ def goal_for(autoscaler: str, reactive: ScalingGoal, trial: ScalingTrial) -> Sca
     if not kind.startswith("predictive"):
         return reactive
     slo = SloGoal(trial.attainment, trial.capacity_qps, trial.cold_start_s, kind != "predictive_blind")
-    return replace(reactive, slo=slo)
+    return replace(reactive, slo=replace(slo, response_weight=trial.response_weight))
 
 
 def run(trial: ScalingTrial, autoscaler: str, goal: ScalingGoal) -> Evaluation:

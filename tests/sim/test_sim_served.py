@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from policies.goals import ScalingGoal
 from skyserve_cli.account.runs import Run
-from skyserve_cli.sim.arrivals import Arrivals
+from skyserve_cli.engine.profiles import L4_8B
+from skyserve_cli.sim.arrivals import Arrivals, TokenMeans
 from skyserve_cli.sim.run import Replay, simulate
 from skyserve_cli.sim.served import ServedRequests, Traffic
 from skyserve_cli.sim.settings import Job, Setting
@@ -123,3 +125,22 @@ def test_disks_and_addresses_are_paid_as_long_as_machines() -> None:
     found = simulate(Setting(market(2.0), 3, 180.0, beside_usd_hour=0.5), Job("on_demand"))
     assert found.usd_beside == pytest.approx(0.5 * found.usd / 3.0)  # an hour of a machine costs 3
     assert simulate(Setting(market(2.0), 3, 180.0), Job("on_demand")).usd_beside is None
+
+
+def test_a_policy_that_loses_replicas_has_more_requests_that_time_out() -> None:
+    tokens = TokenMeans(*((one,) * 144 for one in (512.0, 100.0)))
+    arrivals = replace(a_day(0.5, 0.5), tokens=tokens)
+
+    def failed(policy: str, timeout_s: float) -> Run:
+        traffic = Traffic(arrivals, 0.4, 0.0, 1.0, L4_8B, timeout_s)
+        return simulate(Setting(market(2.0), 2, 180.0, arrivals=arrivals, traffic=traffic), Job(policy, 0))
+
+    lost, kept = failed("single_zone", 30.0), failed("on_demand", 30.0)
+    assert kept.requests_failed == 0.0
+    assert lost.requests_failed == 0.0  # its best zone never empties
+    spread = failed("even_spread", 30.0)
+    assert spread.requests_failed is not None
+    assert spread.requests_failed > 0.0
+    assert spread.latency_s is not None
+    assert spread.latency_s.p99 <= 31.0
+    assert failed("even_spread", math.inf).requests_failed is None

@@ -140,3 +140,13 @@ def test_a_recording_with_tokens_is_planned_by_its_work(tmp_path: Path) -> None:
     assert known.source == "requests.csv by its tokens"
     assert known.requests[:50] == pytest.approx(np.full(50, 30.0)), "half of the usual size"
     assert known.requests[-50:] == pytest.approx(np.full(50, 90.0))
+
+
+def test_a_response_token_weighs_in_the_plan_what_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    rows = "".join(f"{600 * n},600,{600 * 300},{0 if n < 6 else 600 * 100}\n" for n in range(12))
+    path.write_text("t_s,requests,prompt_tokens,response_tokens\n" + rows)
+    for weight, ratio in ((None, 400 / 300), (3.0, 600 / 300)):
+        spec = replace(SPEC, slo=replace(SLO, response_weight=weight))
+        known = asked(spec, str(path), False, None, MONDAY).known.requests
+        assert known[-1] / known[0] == pytest.approx(ratio, rel=0.01)

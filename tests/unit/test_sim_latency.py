@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from policies.goals import ScalingGoal
 from skyserve_cli.commands.traffic_options import TrafficOptions, traffic
 from skyserve_cli.engine.profiles import A100_7B, L4_8B
 from skyserve_cli.output import WrongUsage
-from skyserve_cli.sim.arrivals import Arrivals
+from skyserve_cli.sim.arrivals import Arrivals, TokenMeans
 from skyserve_cli.sim.latency import LOADED, EngineTimes, Latencies, Tokens
 from skyserve_cli.sim.served import ServedRequests, Traffic
+from skyserve_cli.spec.model import ServiceSpec, SloSpec
 
 CHAT = Tokens(512.0, 100.0)
 ALONE = EngineTimes(L4_8B, CHAT).served(0.0)
@@ -160,6 +162,28 @@ def test_bad_words_are_refused(words: str, sentence: str) -> None:
 def test_a_bad_timeout_is_refused(words: TrafficOptions, sentence: str) -> None:
     with pytest.raises(WrongUsage, match=sentence):
         traffic(None, hourly(3.0), words, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("in_file", "given", "weight"), [(3.0, None, 3.0), (3.0, 2.0, 2.0), (None, None, 1.0)]
+)
+def test_a_response_token_weighs_what_the_file_says(
+    in_file: float | None, given: float | None, weight: float
+) -> None:
+    spec = ServiceSpec(
+        "chat",
+        "run",
+        scaling=ScalingGoal(1, 30),
+        slo=SloSpec(2000.0, capacity_qps=2.0, response_weight=in_file),
+    )
+    words = TrafficOptions(response_weight=given)
+    arrivals = replace(hourly(3.0), tokens=TokenMeans((500.0,), (200.0,)))
+    _, judged = traffic(spec, arrivals, words, 30.0)
+    assert judged is not None
+    assert judged.response_weight == weight
+    _, judged = traffic(spec, hourly(3.0), TrafficOptions(), 30.0)
+    assert judged is not None
+    assert judged.response_weight is None
 
 
 def test_the_timeout_arrives() -> None:

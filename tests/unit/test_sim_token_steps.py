@@ -16,6 +16,8 @@ from skyserve_cli.sim.scaling import MINUTE_S, Evaluation, ScalingTrial, goal_fo
 from skyserve_cli.sim.served import ServedRequests, Traffic
 from skyserve_cli.sim.slo_queue import bridged, drawn
 from skyserve_cli.sim.token_steps import token_steps, work_share
+from skyserve_cli.spec import ServiceSpec
+from skyserve_cli.spec.model import SloSpec
 
 DAY_S = 86400.0
 GOAL = ScalingGoal(1, 100)
@@ -108,9 +110,14 @@ def test_a_market_reports_tokens_and_carries_work() -> None:
 # --- options -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("given", "weight"), [(None, 1.0), (0.5, 0.5), (4.0, 4.0)])
-def test_a_response_token_weighs_what_the_option_says(given: float | None, weight: float) -> None:
-    assert response_weight(recording(1), given) == weight
+@pytest.mark.parametrize(
+    ("given", "own", "weight"), [(None, None, 1.0), (0.5, 3.0, 0.5), (4.0, None, 4.0), (None, 3.0, 3.0)]
+)
+def test_a_response_token_weighs_what_the_option_says_or_the_file(
+    given: float | None, own: float | None, weight: float
+) -> None:
+    spec = ServiceSpec("x", "serve", slo=SloSpec(response_weight=own))
+    assert response_weight(recording(1), given, spec) == weight
 
 
 @pytest.mark.parametrize(
