@@ -65,6 +65,7 @@ from skyserve_cli.engine.profiles import profile_named
 
 PEERS = ("sglang-router", "smg")
 BLIND = ":blind"  # after a policy's name: its choice alone, requests do not wait for room
+ONE = ":one"  # the event loop moves chunks, without threads beside it
 OURS = ("cache_aware", "prefix_tree", "skywalker", "gorgo", "least_load")
 SERVES = re.compile(rb"http://127\.0\.0\.1:(\d+)")
 COUNTER = re.compile(rb"^vllm:(\w+)_total(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
@@ -133,8 +134,8 @@ class Plan:
 
 def own(name: str, speed: float) -> System:
     """Ours, configured by a table: its command line has no option for the speed of engines."""
-    policy = name.removesuffix(BLIND)
-    blind = policy != name or policy == "sglang_router"
+    policy = name.removesuffix(ONE).removesuffix(BLIND)
+    blind = name.endswith(BLIND) or policy == "sglang_router"
     pushing = Pushing(mode=PushMode.BLIND) if blind else Pushing()
     probing = replace(pushing, probe_s=max(0.01, pushing.probe_s / speed))
     module = "benchmarks.routing_published_agent" if policy in PUBLISHED else "lb"
@@ -146,6 +147,7 @@ def own(name: str, speed: float) -> System:
         return [
             *(sys.executable, "-m", module, "--port", str(launch.port)),
             *("--table-file", str(file), "--log-level", "warning"),
+            *(("--workers", "1") if name.endswith(ONE) else ()),
         ]
 
     return System(name, ours(policy).version, policy, pushing, command)
@@ -360,9 +362,11 @@ def parser() -> argparse.ArgumentParser:
     add("--workloads", type=listed(CELLS), default=["trees", "chat"], help=f"of {', '.join(CELLS)}")
     add(
         "--systems",
-        type=listed((*PEERS, *POLICIES, *PUBLISHED, *(name + BLIND for name in POLICIES))),
+        type=listed(
+            (*PEERS, *POLICIES, *PUBLISHED, *(name + way for name in POLICIES for way in (BLIND, ONE)))
+        ),
         default=[*OURS, *PEERS],
-        help=f"{', '.join(PEERS)}; ours by policy, with {BLIND} pushed blindly, published ones too "
+        help=f"{', '.join(PEERS)}; ours by policy, with {BLIND} pushed blindly, with {ONE} by one worker, published ones too "
         f"(default: {', '.join(OURS)}, and peers)",
     )
     add("--engines", type=int, default=4, help="processes (default: %(default)s)")

@@ -37,7 +37,7 @@ pytestmark = [
 Dial = Callable[[Login], Commands]
 DIALS = pytest.mark.parametrize(
     "dial",
-    [lambda login: connect(login, 3.0), lambda login: connect_commands(login, 3.0)],
+    [lambda login: connect(login, 5.0), lambda login: connect_commands(login, 5.0)],
     ids=["bringing up", "following"],
 )
 RELAY = """

@@ -18,7 +18,7 @@ from lb.http.api_paths import CHAT, COMPLETIONS
 from lb.http.sse import EventBuffer
 from lb.stream.first_request import Strip, prepare
 from lb.stream.resume_request import ResumeMethod, resume
-from lb.stream.resume_rules import Reason
+from lb.stream.resume_rules import NotResumable, Reason
 from lb.stream.stream_merge import StreamMerger, closing, stripper
 from lb.stream.transcript import StreamProgress, Transcript
 from tests.unit.stream_engines import MODEL, stream
@@ -153,6 +153,12 @@ REQUESTS = st.fixed_dictionaries(
     pieces=st.sampled_from([7, 64, 1000, 1 << 20]),
     burst=st.integers(1, 3),
 )
+@example(
+    more={"seed": 32, "stop": [" the l", " zone"], "min_tokens": 1, "return_token_ids": True},
+    cuts=[273],
+    pieces=7,
+    burst=1,
+)
 def test_a_broken_stream_is_the_undisturbed_one(
     kind: EngineKind, path: bytes, more: dict[str, Any], cuts: list[int], pieces: int, burst: int
 ) -> None:
@@ -169,7 +175,17 @@ def test_a_broken_stream_is_the_undisturbed_one(
         del more["return_token_ids"]
     request = a_request(path, **more)
     expected = summary(undisturbed(kind, path, request))
-    got = summary(Client(kind, path, request, Continue.AUTO, burst).run(cuts, pieces))
+    try:
+        got = summary(Client(kind, path, request, Continue.AUTO, burst).run(cuts, pieces))
+    except NotResumable as refused:
+        # The client has ids of text that is held back, and none of the text: made again they would be others.
+        if (
+            refused.reason is not Reason.STRANGE
+            or kind is not SGLANG
+            or not {"stop", "return_token_ids"} <= {*more}
+        ):
+            raise
+        return
     if not counts_exactly(kind, more):
         got["usage"] = expected["usage"] = []
     if "stop" in more and kind is not OURS:
