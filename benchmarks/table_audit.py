@@ -9,7 +9,7 @@ from lb.core.targets import TargetTable
 
 
 def audit(table: TargetTable) -> list[str]:
-    """Return every difference between bookings and counts, as sentences; empty if there is none."""
+    """Return each difference between bookings and counts as a sentence."""
     known, entries = list(table._known()), list(table._entries.values())
     lists = {
         "busy": (table._busy, [one for one in entries if one.view.in_flight]),
