@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyserve_cli.controller.api.service import folder_digest
+from skyserve_cli.controller.content_hash import folder_digest
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from lb.config.decode import WireError
 from lb.config.totals import Tally, Totals
-from skyserve_cli.controller.api.service import MOST_POINTS, series_view, span_for
+from skyserve_cli.controller.api.series_view import MOST_POINTS, series_view, span_for
 from skyserve_cli.controller.persistence.series_recorder import SeriesRecorder
 from skyserve_cli.controller.reconcile.traffic_buffer import NEW_S, TrafficBuffer, increase
 from skyserve_cli.state.database import Database

@@ -10,7 +10,7 @@ import pytest
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
 from provisioners.assembly import DISK_GB, VmSettings, order_of
 from provisioners.port.base import LaunchOrder
-from skyserve_cli.controller.api.service import folder_digest
+from skyserve_cli.controller.content_hash import folder_digest
 from skyserve_cli.controller.reconcile import mappers as orders
 from skyserve_cli.controller.reconcile.resource_match import candidates_of, copies_of, image_of
 from skyserve_cli.spec import spec_from_json, spec_to_json

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import LoadBalancerConfig
 from skyserve_cli.controller.api.access import calling, insist_on_other_hosts
+from skyserve_cli.controller.api.series_view import series_view, span_for
 from skyserve_cli.controller.api.team_rules import TeamRules
 from skyserve_cli.controller.api.views import history_view, is_well, last_failure, service_view
 from skyserve_cli.controller.balancers.dns import ThreadDns
@@ -29,6 +29,7 @@ from skyserve_cli.controller.balancers.regional_fleet import RegionalFleet
 from skyserve_cli.controller.clouds.caches import SpecCache
 from skyserve_cli.controller.clouds.garbage_collector import Collected, janitor_of
 from skyserve_cli.controller.clouds.log_archive import REASONS_WITH_LOG, LogArchive
+from skyserve_cli.controller.content_hash import folder_digest
 from skyserve_cli.controller.persistence.leadership import Leadership
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.demand import merged
@@ -41,7 +42,6 @@ from skyserve_cli.controller.rejected import RejectedError
 from skyserve_cli.controller.secret_box import SecretBox
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import ServiceSpec
-from skyserve_cli.state.samples import WHOLE, Sample, Slot, folded
 from skyserve_cli.state.series import RINGS
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.usage import day_of
@@ -415,73 +415,6 @@ def _first_target(spec: ServiceSpec) -> int:
     """Return what a service shows as its target until the first tick has planned."""
     least = spec.scaling.min_replicas
     return least + spec.placement.num_overprovision if least else 0
-
-
-_BLOCK_BYTES = 1 << 20
-
-
-def folder_digest(folder: Path) -> str:
-    """Equal for folders with the same names, the same bytes and the same executable bits; empty if there is no such folder.
-
-    Files that are not copied to replicas (`.git`, special files) do not count. A file is like a folder that has nothing else.
-    """
-    if not folder.exists():
-        return ""
-    digest = hashlib.sha256()
-    if folder.is_file():
-        _add(digest, folder)
-        return digest.hexdigest()
-    for root, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name != ".git")
-        for name in sorted(files):
-            path = Path(root, name)
-            digest.update(os.fsencode(path.relative_to(folder)) + b"\0")
-            if path.is_symlink():
-                digest.update(b"link " + os.fsencode(os.readlink(path)))  # noqa: PTH115 - bytes as they are
-            elif path.is_file():
-                _add(digest, path)
-            digest.update(b"\0")
-    return digest.hexdigest()
-
-
-def _add(digest: hashlib._Hash, path: Path) -> None:
-    digest.update(b"x " if os.access(path, os.X_OK) else b"- ")
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-
-
-MOST_POINTS = 1500
-_COLUMNS = tuple(Sample().view())
-
-
-def span_for(since: float, now: float) -> int:
-    """Return the seconds of a slot: the shortest whose ring reaches back to `since` in at most MOST_POINTS slots."""
-    length_s = now - since
-    fitting = (r.span_s for r in RINGS if length_s <= r.keep_s and length_s <= r.span_s * MOST_POINTS)
-    return next(fitting, RINGS[-1].span_s)
-
-
-def series_view(
-    name: str, key: int, span_s: int, since: float, until: float, slots: Sequence[tuple[int, Slot]]
-) -> dict[str, Any]:
-    """Return one list per number, and of each replica its numbers over the whole time.
-
-    `key` is a replica's id, or `WHOLE`. Slots in which nothing was counted are left out.
-    """
-    rows = [(at, slot[key].view()) for at, slot in slots if key in slot]
-    whole = folded(slot for _, slot in slots)
-    return {
-        "name": name,
-        "replica_id": None if key == WHOLE else key,
-        "span_s": span_s,
-        "since": since,
-        "until": until,
-        "at": [at for at, _ in rows],
-        **{column: [view[column] for _, view in rows] for column in _COLUMNS},
-        "total": whole[WHOLE].view() if WHOLE in whole else None,
-        "replicas": {str(id_): sample.view() for id_, sample in whole.items() if id_ != WHOLE},
-    }
 
 
 class NoFreePortError(RejectedError):
