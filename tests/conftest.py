@@ -77,6 +77,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    gc.collect()
     gc.freeze()
     gc.enable()
