@@ -92,15 +92,13 @@ class Serve:
         path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **sections}))
 
     def view(self, name: str, *flags: str) -> dict[str, Any]:
-        """The service in `status -o json`. Without flags that is the controller's own response: to ask for it here
-        costs a hundredth of a command, and this is asked again and again."""
-        if not flags:
+        """The service in `status -o json`. That is the controller's own response: to ask for it here costs a hundredth of
+        a command, and this is asked again and again."""
+        if flags in ((), ("--all",)):
             with suppress(ControllerDownError):
-                (view,) = [
-                    each
-                    for each in ControllerClient(Home.from_environment(self.environment)).services()
-                    if each["name"] == name
-                ]
+                client = ControllerClient(Home.from_environment(self.environment))
+                found = client.services(down=bool(flags), ended=bool(flags))
+                (view,) = [each for each in found if each["name"] == name]
                 return view
         (view,) = self.ok("status", name, "-o", "json", *flags).json()
         assert isinstance(view, dict)
