@@ -11,6 +11,8 @@ SKYSERVE_HOME=$(mktemp -d)
 export SKYSERVE_HOME PATH="$PWD/.venv/bin:$PATH" TERM=xterm-256color
 here=examples/09-streams-that-survive
 work=$(mktemp -d)
+ln -s "$PWD/examples" "$work/examples"
+cd "$work"
 trap 'serve down --all -y >/dev/null 2>&1 || true; serve controller stop >/dev/null 2>&1 || true; rm -rf "$work" "$SKYSERVE_HOME"' EXIT
 
 run() {
@@ -23,9 +25,9 @@ run() {
 
 run "serve up $here/service.yaml -y"
 run "url=\$(serve status --endpoint saga)"
-run "python3 $here/ask.py \$url > $work/undisturbed.txt"
-run "python3 $here/ask.py \$url | tee $work/survived.txt & sleep 4; serve local preempt saga/1; sleep 3; serve local preempt saga/2; wait"
-run "cmp $work/undisturbed.txt $work/survived.txt && echo the same text"
+run "python3 $here/ask.py \$url > undisturbed.txt"
+run "python3 $here/ask.py \$url | tee survived.txt & sleep 4; serve local preempt saga/1; sleep 3; serve local preempt saga/2; wait"
+run "cmp undisturbed.txt survived.txt && echo the same text"
 run "serve status saga"
 run "serve events saga | tail -n 12"
 run "serve report saga"
