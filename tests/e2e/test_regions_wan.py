@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests.clouds.schedules import only_long
 from tests.e2e import wan
 from tests.e2e.wan_service import CHAT, NAMES, WanService, wan_service
 from tests.integration.lb_harness import until
@@ -228,7 +229,9 @@ async def taken_over(service: WanService, name: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("expired", [("eu",), NAMES], ids=["one", "all"])
+@pytest.mark.parametrize(
+    "expired", [pytest.param(("eu",), id="one", marks=only_long), pytest.param(NAMES, id="all")]
+)
 async def test_no_region_is_taken_over_because_certificates_have_expired(
     service: WanService, expired: tuple[str, ...]
 ) -> None:
