@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,43 @@ async def test_metrics_tell_what_went_to_and_came_from_each_peer(stage: World, p
     assert eu["peer_requests_total", ""] == 1
     assert eu["peer_refusals_total", ""] == 0
     assert eu["peer_sent_bytes_total", ""] == len("there")
+
+
+async def test_two_agents_of_one_region_know_what_each_has_sent_where(stage: World, pair: Pair) -> None:
+    targets = await stage.targets("a", "b")
+    rows = [{"id": one.name, "url": one.url, "region": "cloud/us"} for one in targets]
+    for name, other in (("us", "eu"), ("eu", "us")):
+        url = f"https://127.0.0.1:{pair.agents[other].peers_port}"
+        sibling = {"id": f"{other}#1", "region": "cloud/us", "url": url, "tls_name": other}
+        regions = {"agent": f"{name}#1", "here": "cloud/us", "siblings": [sibling]}
+        await pair.agents[name].push(*rows, revision="r1", regions=regions, policy="gorgo")
+
+    async def digests(name: str) -> Any:
+        return (await pair.agents[name].request("GET", "/-/regions"))["digests"][0]
+
+    async def ask(agent: RunningAgent, subject: str) -> str:
+        body = {"messages": [{"role": "user", "content": f"{subject} " * 400}]}
+        status, text = await agent.text(CHAT, json=body)
+        assert status == 200
+        return text
+
+    places = {subject: await ask(pair.us, subject) for subject in ("whales", "rain", "tea", "chess", "law")}
+    assert set(places.values()) == {"a", "b"}
+    before = -1
+
+    async def settled() -> bool:
+        """All digests have come: none has been sent since the last look, and one was."""
+        nonlocal before
+        before, last = (await digests("us"))["sent_bytes"], before
+        return before == last > 0 and (await digests("eu"))["age_s"] is not None
+
+    await until(settled)
+    assert {subject: await ask(pair.eu, subject) for subject in reversed(places)} == places
+    shown = await pair.us.request("GET", "/-/metrics")
+    assert re.search(
+        rf'^skyserve_lb_cache_digest_sent_bytes_total{{.*peer="eu#1".*}} {before}', shown, re.MULTILINE
+    )
+    assert (await pair.us.request("GET", "/-/regions"))["peers"] == []
 
 
 async def test_an_idle_region_keeps_its_requests(stage: World, pair: Pair) -> None:
