@@ -25,10 +25,10 @@ MARK_BYTES: Final = 4
 REFRESH_S: Final = 120.0
 KEPT_S: Final = 300.0
 MOST_LOGGED: Final = 2**14  # marks that a link can still read
-MOST_KEPT: Final = 2**13  # of each replica, before they are taken for old
+MOST_KEPT: Final = 2**17  # marks, before they are taken for old
 MOST_REPLICAS: Final = 1024  # of each agent
 _FIRST: Final = 256
-_LARGER: Final = 16  # two places are an eighth to a sixteenth of the prompt apart, 256 bytes at least
+_LARGER: Final = 8  # two places are up to an eighth of the prompt apart, 256 bytes at least
 _LEFT: Final = -1
 _ROW_BYTES: Final = 3  # beside the id and the marks
 
@@ -152,72 +152,81 @@ class Held(NamedTuple):
     bytes: int
 
 
-class _Kept:
-    """The marks of one replica: those of this period and of the one before; and those that were found already."""
-
-    __slots__ = ("found", "new", "old", "since")
-
-    def __init__(self, now: float) -> None:
-        self.new: set[int] = set()
-        self.old: set[int] = set()
-        self.found: set[int] = set()
-        self.since = now
-
-    def age(self, now: float) -> None:
-        if now - self.since > KEPT_S or len(self.new) > MOST_KEPT:
-            self.old = self.new if now - self.since <= 2 * KEPT_S else set()
-            self.new = set()
-            self.found = set()
-            self.since = now
-
-    def places(self, marks: list[int]) -> int:
-        """Return how many of the marks it has. Who has one has all before it."""
-        low, high = 0, len(marks)
-        while low < high:
-            middle = (low + high + 1) // 2
-            mark = marks[middle - 1]
-            if mark in self.new or mark in self.old:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-
 class KnownCaches:
-    """What other agents have reported, by agent and replica."""
+    """What other agents have reported: for each mark the replicas that have it, a bit for each, in this period and in the one before."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, dict[str, _Kept]] = {}
+        self._new: dict[int, int] = {}
+        self._old: dict[int, int] = {}
+        self._found: dict[int, int] = {}  # returned by `news` in this period
+        self._since = 0.0
+        self._bits: dict[str, dict[str, int]] = {}  # by agent and replica
+        self._names: dict[int, tuple[str, str]] = {}
+        self._living = 0
+        self._left = self._left_before = 0  # bits that may be in this period, and in the one before
+        self._used = 0
 
     def reported(self, source: str, digest: Digest, now: float) -> None:
         """A digest of an agent has come."""
-        kept = self._kept.setdefault(source, {})
+        self._age(now)
+        kept, new = self._bits.setdefault(source, {}), self._new
         for target_id, marks in digest.rows:
+            bit = kept.get(target_id, 0)
             if not marks:
-                kept.pop(target_id, None)
-                continue
-            one = kept.get(target_id)
-            if one is None:
-                if len(kept) >= MOST_REPLICAS:
-                    continue
-                one = kept[target_id] = _Kept(now)
-            one.age(now)
-            one.new.update(marks)
+                self._forget(source, [target_id])
+            elif bit or len(kept) < MOST_REPLICAS:
+                bit = bit or self._join(source, target_id)
+                for mark in marks:
+                    new[mark] = new.get(mark, 0) | bit
 
     def retain(self, sources: Collection[str]) -> None:
         """These are the agents from now on."""
-        self._kept = {source: kept for source, kept in self._kept.items() if source in sources}
+        for source in [source for source in self._bits if source not in sources]:
+            self._forget(source, list(self._bits[source]))
+            del self._bits[source]
 
     def news(self, marks: list[int], now: float) -> list[Held]:
         """Return who has how much of a prompt, without what was returned before."""
+        self._age(now)
         held = list[Held]()
-        if not marks:
-            return held
-        for source, kept in self._kept.items():
-            for target_id, one in kept.items():
-                one.age(now)
-                places = one.places(marks)
-                if places and marks[places - 1] not in one.found:
-                    one.found.add(marks[places - 1])
-                    held.append(Held(source, target_id, PLACES[places - 1]))
+        seen, new, old = 0, self._new, self._old
+        for place in range(len(marks) - 1, -1, -1):
+            mark = marks[place]
+            holders = (new.get(mark, 0) | old.get(mark, 0)) & self._living & ~seen
+            if not holders:
+                continue
+            seen |= holders
+            found = self._found.get(mark, 0)
+            holders &= ~found
+            self._found[mark] = found | holders
+            while holders:
+                bit = holders & -holders
+                holders ^= bit
+                source, target_id = self._names[bit]
+                held.append(Held(source, target_id, PLACES[place]))
         return held
+
+    def _age(self, now: float) -> None:
+        """Begin a new period, if this one has been long enough or is full."""
+        if now - self._since > KEPT_S or len(self._new) > MOST_KEPT:
+            self._old = self._new if now - self._since <= 2 * KEPT_S else {}
+            self._new = {}
+            self._found = {}
+            self._since = now
+            self._used &= ~self._left_before
+            self._left_before, self._left = self._left, 0
+
+    def _join(self, source: str, target_id: str) -> int:
+        """Return a bit for a new replica: the lowest that is in no mark."""
+        bit = ~self._used & (self._used + 1)
+        self._used |= bit
+        self._living |= bit
+        self._bits[source][target_id] = bit
+        self._names[bit] = source, target_id
+        return bit
+
+    def _forget(self, source: str, target_ids: list[str]) -> None:
+        for target_id in target_ids:
+            bit = self._bits[source].pop(target_id, 0)
+            self._living &= ~bit
+            self._left |= bit
