@@ -75,12 +75,13 @@ class Forwarding:
 
     def meets(self, view: RequestView, now: float) -> None:
         """A request has come: learn which caches have its beginning by what other agents report."""
-        self.caches.meets(view, now, self._learn)
+        for held, beginning in self.caches.news(view, now):
+            self._learn(held, beginning, now)
 
-    def _learn(self, held: Held, beginning: RequestView) -> None:
+    def _learn(self, held: Held, beginning: RequestView, now: float) -> None:
         key, region = self._table.key(held.target_id), self._sharing.get(held.source)
         if key is not None:
-            self._table.cached(key, beginning)
+            self._table.cached(key, beginning, now)
         for peer in self.regions.peers:
             if peer.region == region:
                 self._peers.cached(beginning, peer.id)

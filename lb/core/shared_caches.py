@@ -8,11 +8,11 @@ replica of another region in the tree of peers. That happens when a request come
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, Final
 
 from policies.routing.base import RequestView
-from policies.routing.cache_digest import CacheLog, Digest, Held, KnownCaches, marks_of
+from policies.routing.cache_digest import CacheLog, Digest, Held, KnownCaches, marks_of, session_mark
 from policies.routing.prefix_policy import MAX_PROMPT_BYTES
 
 BYTES_PER_S: Final = 16_384  # to all other agents together
@@ -40,7 +40,7 @@ class SharedCaches:
         self._log = CacheLog()
         self._known = KnownCaches()
         self._readers: dict[str, _Reader] = {}
-        self._marked: tuple[RequestView | None, list[int]] = None, []
+        self._marked: tuple[RequestView | None, tuple[list[int], list[int]]] = None, ([], [])
 
     def retain(self, agents: Collection[str], target_ids: Collection[str], now: float) -> None:
         """These are the other agents and the replicas of the table from now on."""
@@ -68,7 +68,8 @@ class SharedCaches:
     def sent(self, view: RequestView, target_id: str, zones: frozenset[str], now: float) -> None:
         """The request was sent to a replica of the table; `zones` are those of its residency."""
         if self._agents and view.prompt:
-            self._log.sent(target_id, self._marks(view), zones, now)
+            marks, session = self._marks(view)
+            self._log.sent(target_id, marks + session, zones, now)
 
     def unsent(self, agent: str, served: Collection[str], now: float) -> Digest | None:
         """Return what to send to one of the agents, which serves those zones; None: nothing."""
@@ -95,16 +96,25 @@ class SharedCaches:
         self.age_s[agent] = digest.age_s, now
         self._known.reported(agent, digest, now)
 
-    def meets(self, view: RequestView, now: float, learn: Callable[[Held, RequestView], None]) -> None:
-        """A request has come: call `learn` with who has which beginning of it, by news from other agents."""
-        if self.age_s and view.prompt:
-            for held in self._known.news(self._marks(view), now):
-                learn(held, view._replace(prompt=view.prompt[: held.bytes]))
+    def news(self, view: RequestView, now: float) -> list[tuple[Held, RequestView]]:
+        """Return who has which beginning of a request that has come, or its session alone, by news from other agents."""
+        if not self.age_s or not view.prompt:
+            return []
+        marks, session = self._marks(view)
+        found = [
+            (held, view._replace(prompt=view.prompt[: held.bytes], session=""))
+            for held in self._known.news(marks, now)
+        ]
+        return found + [(held, view._replace(prompt=b"")) for held in self._known.news(session, now)]
 
-    def _marks(self, view: RequestView) -> list[int]:
-        before, marks = self._marked
+    def _marks(self, view: RequestView) -> tuple[list[int], list[int]]:
+        """Return the marks of the prompt, and that of the session if it has one."""
+        before, found = self._marked
         if before is not view:
             prompt = view.prompt or b""
-            marks = marks_of(self.key, view.scope, prompt[:MAX_PROMPT_BYTES])
-            self._marked = view, marks
-        return marks
+            found = (
+                marks_of(self.key, view.scope, prompt[:MAX_PROMPT_BYTES]),
+                [session_mark(self.key, view.scope, view.session)] if view.session else [],
+            )
+            self._marked = view, found
+        return found

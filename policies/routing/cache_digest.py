@@ -1,7 +1,7 @@
 """Digests of caches: what load balancers report to each other of the prompts that were sent to replicas. Pure.
 
 A prompt is cut at fixed PLACES. Its *mark* at a place is a keyed hash of all of it up to there, with its scope (model and tenant): two
-prompts have the same mark only if they begin with the same text, up to a chance of 2**-32. An agent keeps a log of the marks that are new
+prompts have the same mark only if they begin with the same text, up to a chance of 2**-32. A session has a mark, too. An agent keeps a log of the marks that are new
 to a replica (`CacheLog`), and every link to another agent reads on in it from where it was, within its bytes. The receiver keeps the marks of
 each replica (`KnownCaches`), and finds how much of its own prompt each of them has. Nothing is sent twice within REFRESH_S, and marks
 that are not repeated are forgotten after one to two times KEPT_S, as caches forget.
@@ -57,6 +57,12 @@ def marks_of(key: bytes, scope: str, prompt: bytes) -> list[int]:
         at = place
         found.append(int.from_bytes(state.copy().digest(), "big"))
     return found
+
+
+def session_mark(key: bytes, scope: str, session: str) -> int:
+    """Return the mark of a session, which stands for the state that a replica has of it."""
+    name = f"{scope}\0{session}".encode("utf-8", "surrogateescape")
+    return int.from_bytes(blake2b(name, digest_size=MARK_BYTES, key=key, person=b"session").digest(), "big")
 
 
 class Row(NamedTuple):

@@ -211,8 +211,8 @@ class Agents:
         agent.sent(view, target, zones, 0.0)
 
 
-def chat(prompt: bytes, name: str = "r") -> RequestView:
-    return RequestView(name, "POST", "/v1/chat/completions", len(prompt), prompt, "model")
+def chat(prompt: bytes, name: str = "r", session: str = "") -> RequestView:
+    return RequestView(name, "POST", "/v1/chat/completions", len(prompt), prompt, "model", session)
 
 
 @pytest.mark.parametrize("holder", ["us-0", "us-1"])
@@ -229,6 +229,19 @@ def test_a_sibling_sends_the_next_turn_where_the_prompt_is(holder: str) -> None:
     assert found.matched_bytes >= 0.9 * len(PROMPT)
     for word in (PROMPT[:16], PROMPT[300:308], b"model"):
         assert word not in agents.sent
+
+
+@pytest.mark.parametrize("session", ["one", "two", "three", "four", "five"])
+def test_a_sibling_knows_where_a_session_was_served(session: str) -> None:
+    """Its prompts begin alike nowhere, and by the ring of sessions each would have another replica."""
+    agents = Agents("us1", "us2", replicas=8)
+    agents.serves("us1", chat(PROMPT, session=session), "us-5")
+    agents.exchange(0.5)
+    view, sibling = chat(PROMPT[::-1], "next", session), agents.by_name["us2"]
+    sibling.meets(view, 0.6)
+    found = choose(sibling._table, view, 0.6)
+    assert found is not None
+    assert found.target_id == "us-5"
 
 
 @pytest.mark.parametrize(
