@@ -1,11 +1,13 @@
-"""Build steps of the wheel: the load balancer's hot path as native code.
+"""Build steps of the wheel: the load balancer's hot path, and TLS in front of replicas, as native code.
 
-Two steps, both optional: where one fails, the build warns and the wheel has the Python modules instead, which behave the same.
+All are optional: where one fails, the build warns and the wheel has the Python modules instead, which behave the same.
 As pip hides the warning, a wheel whose modules could not be compiled has the reason in `lb/_not_compiled.txt`, which the load balancer
 reports (`lb/agent/build_kind.py`).
 
 - `lb/proxy/_fast_path.c` forwards plain chunks between two sockets and keeps them packed; a C compiler builds it in a second. Editable installs
   have it, too.
+- `provisioners/remote/host_agent/_tls_relay.c` passes on what comes to a replica by TLS. It is no module of Python: the machines that it is
+  sent to have other ones. Editable installs have it, too.
 - mypyc compiles the modules of NATIVE. They then take about 0.7 times the CPU per request (`benchmarks/router/README.md`). The
   build needs some two and a half minutes of CPU, which all cores share, so editable installs do without; SKYSERVE_NATIVE=0
   skips it for wheels as well, and SKYSERVE_NATIVE=1 makes a failure an error.
@@ -76,7 +78,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
-        built = self._fast_path(build_data)
+        built = self._fast_path(build_data) | self._tls_relay(build_data)
         if version != "editable" and _wanted() != "0":
             built = self._native(build_data) or built
         if built:
@@ -88,22 +90,14 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             shutil.rmtree(folder, ignore_errors=True)
 
     def _fast_path(self, build_data: dict[str, Any]) -> bool:
-        source = Path(self.root) / "lb" / "proxy" / "_fast_path.c"
-        helper = source.with_name(f"_fast_path{sysconfig.get_config_var('EXT_SUFFIX')}")
-        compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
-        flags = ["-O2", "-shared", "-fPIC", "-pthread", f"-I{sysconfig.get_path('include')}"]
-        try:
-            subprocess.run(
-                [*compiler, *flags, str(source), "-o", str(helper)], check=True, capture_output=True
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", b"") or str(error).encode()
-            self.app.display_warning(
-                f"lb/proxy/_fast_path.c is not built: {said.decode(errors='replace').strip()[-300:]}"
-            )
-            return False
-        build_data["artifacts"].append(f"lb/proxy/{helper.name}")
-        return True
+        source = "lb/proxy/_fast_path.c"
+        helper = source.replace(".c", str(sysconfig.get_config_var("EXT_SUFFIX")))
+        return _library(self, build_data, source, helper, f"-I{sysconfig.get_path('include')}")
+
+    def _tls_relay(self, build_data: dict[str, Any]) -> bool:
+        source = "provisioners/remote/host_agent/_tls_relay.c"
+        target = source.replace(".c", ".so")
+        return sys.platform == "linux" and _library(self, build_data, source, target, "-s", "-ldl")
 
     def _native(self, build_data: dict[str, Any]) -> bool:
         folder = Path(tempfile.mkdtemp(prefix="skyserve-native-"))
@@ -131,6 +125,20 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         return subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
+
+
+def _library(hook: Any, build_data: dict[str, Any], source: str, target: str, *options: str) -> bool:
+    """Compile one C file of the checkout beside itself; the hook warns where that fails."""
+    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
+    command = [*compiler, "-O2", "-shared", "-fPIC", "-pthread", source, "-o", target, *options]
+    try:
+        subprocess.run(command, cwd=hook.root, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", b"") or str(error).encode()
+        hook.app.display_warning(f"{source} is not built: {said.decode(errors='replace').strip()[-300:]}")
+        return False
+    build_data["artifacts"].append(target)
+    return True
 
 
 def _wanted() -> str:

@@ -1,11 +1,13 @@
 """What TLS between a load balancer agent and a replica costs: CPU of the agent and of the machine's program, and latency.
 
-    python -m benchmarks.tls_front [--rounds 3] [--seconds 5]
+    python -m benchmarks.tls_front [--rounds 3] [--seconds 5] [--fronts none,python,native,nginx,haproxy,nginx-plain]
 
-An engine in this process responds to requests, or streams chunks of an SSE response; the agent reaches it either by plain HTTP or
-through `host_agent.tls_proxy`. CPU is what /proc counts for each process in the window, over the requests or chunks of the window.
-Both ways take turns in each round; printed are medians over the rounds. Requests are sent by one client, one after the other, so
-latency is that of an idle system; `streams` run side by side, each with a chunk every 20 ms, as tokens come.
+An engine in this process responds to requests, or streams chunks of an SSE response; the agent reaches it by plain HTTP (`none`),
+through `host_agent.tls_proxy` (`native`: by its part in C, `python`: without), or through nginx's stream module or HAProxy (packages
+nginx, libnginx-mod-stream and haproxy of Debian), one worker each; `nginx-plain` is nginx without TLS, which is about what moving a chunk costs at
+all. CPU is what /proc counts for each process in the window, over the requests or chunks of the window. All take turns in each round;
+printed are medians over the rounds. Requests are sent by one client, one after the other, so latency is that of an idle system; `streams`
+run side by side, each with a chunk every 20 ms, as tokens come.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ import asyncio
 import base64
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lb.config.file import save
@@ -69,21 +74,80 @@ def cpu_s(process: subprocess.Popen[bytes] | None) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_S
 
 
+def ours(folder: Path, to: int, *, native: bool) -> tuple[list[str], int]:
+    """Return the command of the machine's own program; its port is known once it runs."""
+    (folder / "agent.pyz").write_bytes(agent_bundle(native=native))
+    order = {"front": {"port": None, "to": to}, "has_port": True, "claim_path": str(folder / "none")}
+    (folder / "order.json").write_text(json.dumps(order))
+    return [sys.executable, str(folder / "agent.pyz"), "front", str(folder)], 0
+
+
+def nginx(folder: Path, to: int, *, tls: bool) -> tuple[list[str], int]:
+    port, pem = free_port(), folder / CERTIFICATE
+    certificate = f"ssl_certificate {pem}; ssl_certificate_key {pem};" if tls else ""
+    (folder / "nginx.conf").write_text(
+        f"""
+        load_module /usr/lib/nginx/modules/ngx_stream_module.so;
+        daemon off; master_process off; pid {folder}/nginx.pid; error_log /dev/null;
+        events {{ worker_connections 4096; }}
+        stream {{ server {{ listen 127.0.0.1:{port}{" ssl" if tls else ""}; {certificate} proxy_pass 127.0.0.1:{to}; tcp_nodelay on; }} }}
+        """
+    )
+    return ["/usr/sbin/nginx", "-c", str(folder / "nginx.conf")], port
+
+
+def haproxy(folder: Path, to: int) -> tuple[list[str], int]:
+    port = free_port()
+    (folder / "haproxy.cfg").write_text(
+        f"""global
+  nbthread 1
+defaults
+  mode tcp
+  timeout connect 10s
+  timeout client 1h
+  timeout server 1h
+frontend tls
+  bind 127.0.0.1:{port} ssl crt {folder / CERTIFICATE}
+  default_backend engine
+backend engine
+  server engine 127.0.0.1:{to}
+"""
+    )
+    return ["/usr/sbin/haproxy", "-db", "-f", str(folder / "haproxy.cfg")], port
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+#: Programs in front of the engine: folder and its port to command and port.
+FRONTS: dict[str, Callable[[Path, int], tuple[list[str], int]]] = {
+    "python": partial(ours, native=False),
+    "native": partial(ours, native=True),
+    "nginx": partial(nginx, tls=True),
+    "haproxy": haproxy,
+    "nginx-plain": partial(nginx, tls=False),
+}
+PLAIN = ("none", "nginx-plain")
+
+
 def started(
-    folder: Path, port: int, tls: bool
+    folder: Path, port: int, front: str
 ) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes] | None]:
     """The agent, and the program in front of the engine."""
-    front, url, ca = None, f"http://127.0.0.1:{port}", ""
-    if tls:
-        authority = Authority(bytes(32), "own")
-        (folder / "agent.pyz").write_bytes(agent_bundle())
+    process, tls, authority = None, front not in PLAIN, Authority(bytes(32), "own")
+    if front != "none":
         (folder / CERTIFICATE).write_bytes(authority.of_machine(TOKEN))
-        order = {"front": {"port": None, "to": port}, "has_port": True, "claim_path": str(folder / "none")}
-        (folder / "order.json").write_text(json.dumps(order))
-        front = subprocess.Popen([sys.executable, str(folder / "agent.pyz"), "front", str(folder)])
-        while port_of(folder) is None:
+        command, given = FRONTS[front](folder, port)
+        process = subprocess.Popen(command)
+        while not (port := given or port_of(folder) or 0):
             time.sleep(0.02)
-        url, ca = f"https://127.0.0.1:{port_of(folder)}", base64.b64encode(authority.certificate).decode()
+        while given and not is_open(given):
+            time.sleep(0.02)
+    ca = base64.b64encode(authority.certificate).decode() if tls else ""
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
     target = Target("1", url, health_path="/", tls_name=TOKEN if tls else "")
     save(folder / "table.json", Table("bench", "1", (target,), targets_ca=ca))
     command = [sys.executable, "-m", "lb", "--port", "0", "--service", "bench"]
@@ -91,7 +155,12 @@ def started(
     agent = subprocess.Popen([*command, "--log-level", "error"], stdout=subprocess.DEVNULL)
     while not (folder / "ready.json").exists():
         time.sleep(0.02)
-    return agent, front
+    return agent, process
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def requests(port: int, seconds: float) -> list[float]:
@@ -119,18 +188,18 @@ async def stream(port: int, until: float) -> int:
     return count
 
 
-async def measured(tls: bool, seconds: float) -> tuple[Row, Row]:
+async def measured(front: str, seconds: float) -> tuple[Row, Row]:
     """Per request and per chunk."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         server = await asyncio.start_server(engine, "127.0.0.1", 0)
-        agent, front = started(folder, server.sockets[0].getsockname()[1], tls)
+        agent, program = started(folder, server.sockets[0].getsockname()[1], front)
         try:
             port = json.loads((folder / "ready.json").read_text())["port"]
             await requests(port, 1.0)  # warm
             rows = []
             for kind in ("requests", "streams"):
-                before = cpu_s(agent), cpu_s(front)
+                before = cpu_s(agent), cpu_s(program)
                 if kind == "requests":
                     found = sorted(await requests(port, seconds))
                     count, p50, p99 = len(found), found[len(found) // 2], found[len(found) * 99 // 100]
@@ -139,10 +208,10 @@ async def measured(tls: bool, seconds: float) -> tuple[Row, Row]:
                     count = sum(await asyncio.gather(*(stream(port, until) for _ in range(STREAMS))))
                     p50 = p99 = 0.0
                 agent_us = 1e6 * (cpu_s(agent) - before[0]) / count
-                rows.append(Row(agent_us, 1e6 * (cpu_s(front) - before[1]) / count, 1e3 * p50, 1e3 * p99))
+                rows.append(Row(agent_us, 1e6 * (cpu_s(program) - before[1]) / count, 1e3 * p50, 1e3 * p99))
             return rows[0], rows[1]
         finally:
-            for process in (agent, front):
+            for process in (agent, program):
                 if process is not None:
                     process.kill()
                     process.wait()
@@ -153,20 +222,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--fronts", default=",".join(("none", *FRONTS)), help="which of them, in this order")
     given = parser.parse_args()
-    found: dict[bool, list[tuple[Row, Row]]] = {False: [], True: []}
+    found: dict[str, list[tuple[Row, Row]]] = {name: [] for name in given.fronts.split(",")}
     for _ in range(given.rounds):
-        for tls in found:
-            found[tls].append(asyncio.run(measured(tls, given.seconds)))
+        for name, rounds in found.items():
+            rounds.append(asyncio.run(measured(name, given.seconds)))
     for number, unit in enumerate(("request", "chunk")):
-        for tls, rounds in found.items():
+        for name, rounds in found.items():
             rows = [rows[number] for rows in rounds]
 
-            def median(name: str, rows: list[Row] = rows) -> float:
-                return statistics.median(getattr(row, name) for row in rows)
+            def median(field: str, rows: list[Row] = rows) -> float:
+                return statistics.median(getattr(row, field) for row in rows)
 
             print(
-                f"{'TLS' if tls else 'plain':5} per {unit:7} agent {median('agent_us'):7.1f} us CPU   "
+                f"{name:11} per {unit:7} agent {median('agent_us'):7.1f} us CPU   "
                 f"front {median('front_us'):7.1f} us CPU   p50 {median('p50_ms'):.3f} ms   p99 {median('p99_ms'):.3f} ms"
             )
 

@@ -259,11 +259,18 @@ def main() -> None:
     if given.library:
         run(given.library, given.cases, given.seed)
         return
+    again = [__file__, "--cases", str(given.cases), "--seed", str(given.seed)]
+    name = f"_fast_path{sysconfig.get_config_var('EXT_SUFFIX')}"
+    sys.exit(sanitized("lb/proxy/_fast_path.c", name, again))
+
+
+def sanitized(source: str, name: str, command: list[str]) -> int:
+    """Run a script with `--library` and a library of this name, compiled with sanitizers. Returns its exit code."""
     compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
     with tempfile.TemporaryDirectory() as folder:
-        library = f"{folder}/_fast_path{sysconfig.get_config_var('EXT_SUFFIX')}"
-        flags = [*SANITIZE, "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}"]
-        subprocess.run([*compiler, *flags, str(ROOT / "lb/proxy/_fast_path.c"), "-o", library], check=True)
+        library = f"{folder}/{name}"
+        flags = [*SANITIZE, "-shared", "-fPIC", "-pthread", f"-I{sysconfig.get_path('include')}"]
+        subprocess.run([*compiler, *flags, str(ROOT / source), "-o", library], check=True)
         found = [subprocess.check_output([*compiler, f"-print-file-name={name}"], text=True).strip()
                  for name in ("libasan.so", "libubsan.so")]  # fmt: skip
         environment = {
@@ -272,8 +279,8 @@ def main() -> None:
             "ASAN_OPTIONS": "detect_leaks=0",
             "PYTHONMALLOC": "malloc",
         }
-        again = ["--cases", str(given.cases), "--seed", str(given.seed), "--library", library]
-        sys.exit(subprocess.run([sys.executable, __file__, *again], env=environment, check=False).returncode)
+        again = [sys.executable, *command, "--library", library]
+        return subprocess.run(again, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ find_python() {
 identity() { "$1" -c 'import sys; print(sys.base_prefix, sys.version)' 2>/dev/null || true; }
 
 # Without PYTHON the one of .venv stays, unless it has been replaced by another version.
-sources=$(cat pyproject.toml scripts/venv.sh | sha256sum | cut -d' ' -f1)
+sources=$(cat pyproject.toml hatch_build.py scripts/venv.sh | sha256sum | cut -d' ' -f1)
 if [ "$(cat .venv/stamp 2>/dev/null || true)" != "$sources $(identity "${PYTHON:-.venv/bin/python}")" ]; then
   python=$(find_python)
   echo "setting up .venv with $("$python" --version) …" >&2

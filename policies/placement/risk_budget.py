@@ -14,8 +14,9 @@ worse nor better and dearer. Growth is left out there: where it cannot be hedged
 
 What a fleet saves against the wanted number on demand is put by, up to `SAVED_H` hours of that price, and so is `LOAN_H`, .25 % of a
 week, in advance, every week. Trials and insurance against growth are paid from it: while less than `LOAN_H` is left, growth is
-hedged for a part of what it is worth, and below nothing neither is bought. Without growth the cheapest fleet is never dearer than
-plain on demand, which is one of those it is chosen from.
+hedged for a part of what it is worth, and below nothing neither is bought. Without growth the cheapest fleet is no dearer than
+plain on demand, which is one of those it is chosen from, but replicas that are lost while they start were paid beside it: where that
+has come to more than the advance, no spot replica is requested.
 
 Memory: {"spent": b, "at": instant of b, "rate": its growth per second, "short": seconds short, "due": seconds predicted
 short, "seen": [short now, chance predicted, what the fleet was like], "even": [seconds short by losses, seconds], both fading within
@@ -112,6 +113,11 @@ def means(budget: Json | None, plain_usd_hour: float, now: float) -> Means:
     if abs(there - share) >= SHARE_STEP or there in (0.0, 1.0):
         share = there  # not at every look: replicas would come and go with it
     return Means(min(SAVED_H * plain_usd_hour, usd), share)
+
+
+def is_spent(there: Means, plain_usd_hour: float) -> bool:
+    """Return whether fleets have come to more than plain on demand, by more than the advance."""
+    return there.usd < -LOAN_H * plain_usd_hour
 
 
 def correction(budget: Json | None, window_s: float) -> float:

@@ -24,7 +24,8 @@ in a zone) and o on demand the fleet costs, per hour,
     in which what the best fleet will save, once the market has kept a replica for a day, times the chance of that over a week is
     worth more than the replica costs until then.
 7.  Trials, and insurance against growth, are paid from what was saved against the wanted number on demand, and .25 % of
-    a week in advance, every week: no week is dearer by more than twice that and what was saved before.
+    a week in advance, every week: no week is dearer by more than twice that and what was saved before. While fleets have come to
+    more than that all the same, as where spot replicas are lost as fast as they start, no spot replica is requested.
 8.  `spot_price_cap` does not leave zones out here: what a further zone is worth is for (3) to say.
 
 SpotHedge is the better choice where most of the replicas are nearly as good as all (the target counts the time in
@@ -296,7 +297,7 @@ class _MarketView:
 
     def additions(self) -> list[PlannedLaunch]:
         """Return what to request. Nothing while responses are out: they may change what is best."""
-        if self._answers_at() is not None:
+        if self._answers_at() is not None or risk_budget.is_spent(self.means, self.plain_usd_hour):
             return []
         plan = self._better(self.have)
         if plan is None:

@@ -36,7 +36,8 @@ class HostStatus:
     `Host.start`. Instants are UNIX seconds, `log` the offsets between which the log can be read. `retire_at` is 0.0 where
     nothing is announced, None where that is not known. `port` is the one that a shared host has given to the replica,
     `seen_from` the address from which we are logged in, `front` the port of TLS in front of the replica, 0 while nothing
-    listens there, None if there is to be none. `lease` is that of the machine, None without a dead-man switch.
+    listens there, None if there is to be none; `interpreted` says why that is not `tls_relay`, where it is not. `lease` is that of
+    the machine, None without a dead-man switch.
     """
 
     state: InstanceState
@@ -50,6 +51,7 @@ class HostStatus:
     port: int | None = None
     seen_from: str = ""
     front: int | None = None
+    interpreted: str = ""
     lease: Lease | None = None
 
 
@@ -67,6 +69,7 @@ def status_of(raw: Mapping[str, Any]) -> HostStatus:
         port=raw["port"],
         seen_from=raw.get("seen_from", ""),
         front=raw.get("front"),
+        interpreted=raw.get("interpreted", ""),
         lease=None if not raw.get("lease") else Lease(raw["lease"]["lease_s"], raw["lease"]["most_s"]),
     )
 

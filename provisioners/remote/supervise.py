@@ -332,6 +332,8 @@ class HostSupervisor:
             self._had_front = port = status.front or self._had_front
             if not port:
                 state, message = InstanceState.SETUP, "starting TLS in front of the replica"
+            elif status.interpreted:
+                message = f"TLS in front of it is interpreted, and slower: {status.interpreted}"
         return HostReport(state, port, message, status.preempt_at, status.retire_at, is_tls, self._lease)
 
     def _doing(self, status: HostStatus) -> str:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import skyserve_cli
 from lb.agent.native_files import NOTE
+from provisioners.remote.host_agent.tls_relay import LIBRARY
 from skyserve_cli.controller.balancers.native_modules import Choice
 from skyserve_cli.output import CommandFailed
 
@@ -66,7 +67,7 @@ def packed(found: Distribution, sources: Path, choice: Choice | None = None) -> 
     installed = {
         path.as_posix(): Path(str(found.locate_file(path)))
         for path in found.files or ()
-        if path.parts[0] in PACKAGES and _is_pure(path)
+        if path.parts[0] in PACKAGES and _is_for_all(path)
     }
     files = {name: path.read_bytes() for name, path in (installed or dict(_modules(sources))).items()}
     files.pop(NOTE, None)  # about the modules here
@@ -83,7 +84,10 @@ def packed(found: Distribution, sources: Path, choice: Choice | None = None) -> 
     return Wheel(f"{info.removesuffix('.dist-info')}-{tag}.whl", _zipped({**files, **metadata}, info))
 
 
-def _is_pure(path: PurePath) -> bool:
+def _is_for_all(path: PurePath) -> bool:
+    """Return whether a file fits every interpreter. The library of TLS needs none; where it does not fit it is not used."""
+    if path.name == LIBRARY:
+        return True
     return "__pycache__" not in path.parts and path.suffix not in (".so", ".pyc")
 
 
@@ -91,7 +95,7 @@ def _modules(sources: Path) -> Iterator[tuple[str, Path]]:
     """Yield the files of the packages by name, without what was compiled for this machine."""
     for package in PACKAGES:
         for path in sorted((sources / package).rglob("*")):
-            if path.is_file() and _is_pure(path):
+            if path.is_file() and _is_for_all(path):
                 yield path.relative_to(sources).as_posix(), path
 
 

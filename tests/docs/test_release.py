@@ -1,51 +1,38 @@
-"""The places that name the version agree, and the files of the release name files that exist."""
+"""A release has one version, and what the workflow calls is there."""
 
 from __future__ import annotations
 
 import re
-import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
-import pytest
+import yaml
 
-from skyserve_cli import __version__
+from scripts.release import ROOT, disagreements, notes
 
-ROOT = Path(__file__).resolve().parents[2]
-SECTIONS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-CONTAINERFILE = (ROOT / "packaging" / "Containerfile").read_text(encoding="utf-8")
+WORKFLOWS = ROOT / ".github/workflows"
 
 
-def test_package_and_program_have_the_same_version() -> None:
-    assert PROJECT["version"] == __version__
+def test_package_chart_and_changelog_agree() -> None:
+    assert disagreements(version("skyserve")) == []
+    assert disagreements("9.9.9") == [
+        f"pyproject.toml is {version('skyserve')}, not 9.9.9",
+        f"the version of the chart is {version('skyserve')}, not 9.9.9",
+        f"the appVersion of the chart is {version('skyserve')}, not 9.9.9",
+        "CHANGELOG.md has no section [9.9.9]",
+    ]
 
 
-def test_the_changelog_has_the_version_first_below_what_is_unreleased() -> None:
-    released = [one for one in re.findall(r"^## \[(.+?)\]", CHANGELOG, re.MULTILINE) if one != "Unreleased"]
-    assert released[0] == __version__
+def test_notes_are_one_section() -> None:
+    changelog = "# C\n\n## [0.3.0] - x\n\n### Added\n\n- one\n\n## [0.2.0] - y\n\n- two\n"
+    assert notes("0.3.0", changelog) == "### Added\n\n- one"
+    assert notes("0.2.0", changelog) == "- two"
+    assert notes("0.1.0", changelog) == ""
 
 
-def test_a_version_has_each_section_of_the_changelog_once() -> None:
-    for part in re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)[1:]:
-        names = re.findall(r"^### (.+)$", part, re.MULTILINE)
-        assert len(names) == len(set(names)), part.splitlines()[0]
-        assert set(names) <= SECTIONS
-
-
-def test_the_image_copies_what_the_wheel_is_built_from() -> None:
-    copied = {
-        name for line in re.findall(r"^COPY (.+)$", CONTAINERFILE, re.MULTILINE) for name in line.split()[:-1]
-    }
-    assert {"pyproject.toml", "hatch_build.py"} <= copied
-    assert [name for name in copied if not (ROOT / name).exists()] == []
-
-
-def test_the_image_installs_extras_that_exist() -> None:
-    (extras,) = re.findall(r"whl\)\[([a-z,]+)\]", CONTAINERFILE)
-    assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
-
-
-@pytest.mark.parametrize("requirement", re.findall(r'"([a-z-]+>=[\d.]+)"', CONTAINERFILE))
-def test_the_agents_libraries_are_those_of_the_package(requirement: str) -> None:
-    assert requirement in PROJECT["dependencies"]
+def test_workflows_are_yaml_and_name_files_that_exist() -> None:
+    for path in WORKFLOWS.glob("*.yml"):
+        text = path.read_text()
+        assert yaml.safe_load(text)["jobs"]
+        for name in re.findall(r"(?:scripts|packaging|deploy|\.github)/[\w./-]+\w", text):
+            assert Path(ROOT / name).exists(), f"{path.name}: {name}"

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from provisioners.remote.host_agent import tls_relay
 from provisioners.remote.ssh_keys import Keys
 from tests.clouds.schedules import only_long
 from tests.clouds.vms import vm_world
@@ -217,6 +218,8 @@ def test_prompts_cross_only_inside_tls_whoever_is_killed(
 
     serve.eventually(lambda: ready() == 2)
     assert all(one["endpoint"].startswith("https://") for one in serve.view("web")["replicas"])
+    if Path(tls_relay.__file__).with_name(tls_relay.LIBRARY).exists():
+        assert [one["message"] for one in serve.view("web")["replicas"]] == ["", ""], "TLS is native"
     before = {one["id"] for one in serve.view("web")["replicas"]}
     with rack["h1"].tapped() as first, rack["h2"].tapped() as second:
         assert responds()

@@ -20,7 +20,6 @@ from yarl import URL
 from policies.model import Memory, Offer, Replica, ReplicaState
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.port.base import Candidate, Instance, Requirements
-from provisioners.port.lease import Lease
 from skyserve_cli.clouds import Clouds
 from skyserve_cli.config import Config, LoadBalancerConfig, load_config
 from skyserve_cli.controller.api import unix_socket
@@ -79,7 +78,7 @@ class NothingListed:
     def last(self, cloud: str) -> tuple[Instance, ...]:
         return ()
 
-    def leases(self, cloud: str) -> dict[str, Lease]:
+    def machines(self, cloud: str) -> dict[str, Instance]:
         return {}
 
 

@@ -12,9 +12,11 @@ from policies.goals import UpdateMode
 from policies.health import FailedProbe
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
+from provisioners.port.base import Instance, InstanceState
 from skyserve_cli.controller.api.views import failure_view, last_failure, service_view, serving_version
 from skyserve_cli.controller.balancers.local_fleet import AgentView
 from skyserve_cli.controller.balancers.regional_view import RegionalView
+from skyserve_cli.controller.reconcile.leases import LeaseWatch
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.spec.load import load_text
 from skyserve_cli.state.values import ServiceRow, Spent
@@ -59,6 +61,7 @@ def view(
     row: ServiceRow | None = None,
     failed_probes: dict[int, FailedProbe] | None = None,
     printed: dict[tuple[str, int], str] | None = None,
+    machines: dict[str, Instance] | None = None,
 ) -> dict[str, Any]:
     spec = load_text(YAML.format(policy=policy)).spec
     row = row or replace(a_row(*replicas), balancers=balancers)
@@ -66,7 +69,7 @@ def view(
     return service_view(
         row, spec, goal_of(row, spec), local_agent=AgentView(True, True, 2, 0, build=build), agents=agents, load=Load(), spent=Spent(0.0, 0.0),
         host="127.0.0.1", ended=(), num_nodes={1: 1}, now=10.0, failed_probes=failed_probes or {},
-        printed=printed or {},
+        printed=printed or {}, machines={"sky": machines or {}},
     )  # fmt: skip
 
 
@@ -88,6 +91,21 @@ def test_what_the_last_probe_met_is_the_message_of_a_replica_that_has_no_other()
         "",
     ]
     assert shown["load"]["loaded"] == 1
+
+
+def test_what_is_known_of_the_machine_of_a_replica_that_serves_is_its_message() -> None:
+    zone, note = Zone("sky", "east", "east-a"), "TLS in front of it is interpreted, and slower: no OpenSSL"
+    machine = Instance(
+        "i-1", "t", "own", "chat", 1, zone, CapacityType.SPOT, InstanceState.RUNNING, message=note
+    )
+    watch = LeaseWatch(lambda service, id_, sentence: None)
+    quiet = replace(machine, id="i-2", message="")
+    assert watch.observe([machine, quiet, replace(machine, id="i-3", state=InstanceState.TERMINATED)], 0.0)
+    assert list(watch.by_id) == ["i-1"]
+    fleet = [replace(spot(1), instance_id="i-1"), replace(spot(2), instance_id="i-2")]
+    failing = replace(spot(3, S.NOT_READY), instance_id="i-1", message="probe returned 503")
+    shown = view("num_overprovision: 0", *fleet, failing, machines=dict(watch.by_id))
+    assert [one["message"] for one in shown["replicas"]] == [note, "", "probe returned 503"]
 
 
 @pytest.mark.parametrize(

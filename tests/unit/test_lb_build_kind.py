@@ -108,6 +108,9 @@ class Hook(hatch_build.CustomBuildHook):
     def _fast_path(self, build_data: dict[str, Any]) -> bool:
         return False
 
+    def _tls_relay(self, build_data: dict[str, Any]) -> bool:
+        return False
+
     def _compiled(self, folder: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess([], 1, "lb/y.py:4: error: two\nlast line\n")
 

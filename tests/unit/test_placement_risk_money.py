@@ -118,6 +118,15 @@ def test_trials_and_growth_are_paid_from_what_was_saved(
     assert means(budget, 10.0, NOW + hours * HOUR) == pytest.approx(expected_means, rel=1e-3)
 
 
+@pytest.mark.parametrize(("loans", "asked"), [(1.0, True), (-0.9, True), (-1.1, False)])
+def test_no_spot_is_requested_while_fleets_have_come_to_more_than_the_advance(
+    loans: float, asked: bool
+) -> None:
+    calm = knowing(*[held(90.0)] * 3)
+    memory = with_saved(loans * LOAN_H * 4 * A1_OD.price_usd_hour, 0.0, calm)
+    assert (kinds(decide(replicas(*[READY] * 2), memory))[0] > 0) == asked
+
+
 def test_growth_is_no_debt_of_losses() -> None:
     live = replicas(*[READY] * 4)
     calm = knowing(*[held(90.0)] * 3)

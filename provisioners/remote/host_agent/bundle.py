@@ -10,6 +10,8 @@ import zipfile
 from functools import cache
 from pathlib import Path
 
+from provisioners.remote.host_agent.tls_relay import LIBRARY
+
 _EPOCH = (2020, 1, 1, 0, 0, 0)  # so that the same code is the same file
 _START = b"""import sys
 
@@ -20,13 +22,16 @@ sys.exit(main(sys.argv[1:]))
 
 
 @cache
-def agent_bundle() -> bytes:
+def agent_bundle(*, native: bool = True) -> bytes:
+    """Return the file, with the library of `tls_relay` if it was compiled. Without `native` TLS is Python's."""
     folder = Path(__file__).parent
     files = {"__main__.py": _START, "provisioners/__init__.py": b"", "provisioners/remote/__init__.py": b""}
     files["provisioners/files.py"] = (folder.parents[1] / "files.py").read_bytes()
     for path in sorted(folder.glob("*.py")):
         if path.name != Path(__file__).name:
             files[f"provisioners/remote/host_agent/{path.name}"] = path.read_bytes()
+    if native and (folder / LIBRARY).exists():
+        files[f"provisioners/remote/host_agent/{LIBRARY}"] = (folder / LIBRARY).read_bytes()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():

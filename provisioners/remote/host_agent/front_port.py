@@ -14,3 +14,8 @@ def port_of(folder: Path) -> int | None:
     """Return where `tls_proxy` listens."""
     found = read_json(folder / PORT_FILE)
     return None if found is None else int(found["port"])
+
+
+def why_interpreted(folder: Path) -> str:
+    """Return why TLS is Python's, and not that of `tls_relay`; empty where it is not, or is none."""
+    return str((read_json(folder / PORT_FILE) or {}).get("interpreted", ""))

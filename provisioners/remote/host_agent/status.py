@@ -9,7 +9,7 @@ from typing import Any
 from provisioners.remote.host_agent import daemon, lease
 from provisioners.remote.host_agent.files import is_locked, read_json
 from provisioners.remote.host_agent.front_port import LOCK as FRONT_LOCK
-from provisioners.remote.host_agent.front_port import port_of
+from provisioners.remote.host_agent.front_port import port_of, why_interpreted
 from provisioners.remote.host_agent.log import log_window
 from provisioners.remote.host_agent.scripts import (
     claimed_port,
@@ -41,6 +41,7 @@ def observe(folder: Path) -> dict[str, Any]:
         "retire_at": notice.get("retire_at"),
         "port": claimed_port(order),
         "front": _front(folder, order),
+        "interpreted": why_interpreted(folder),
     }
 
 

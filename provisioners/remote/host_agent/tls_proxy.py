@@ -24,6 +24,7 @@ from provisioners.remote.host_agent import lease
 from provisioners.remote.host_agent.files import lock, uptime_s
 from provisioners.remote.host_agent.front_port import LOCK, PORT_FILE, port_of
 from provisioners.remote.host_agent.scripts import claimed_port
+from provisioners.remote.host_agent.tls_relay import TlsRelay
 
 if TYPE_CHECKING:  # Python 3.8 cannot evaluate these
     from collections.abc import Callable
@@ -50,14 +51,24 @@ def serve(folder: Path) -> None:
     if held is None:
         return
     order = json.loads((folder / "order.json").read_text())
+    to, listener = (
+        claimed_port(order) or order["front"]["to"],
+        _listening(order["front"]["port"], port_of(folder)),
+    )
+    relay, why = None, ""
+    try:
+        relay = TlsRelay(folder, folder / CERTIFICATE)
+    except OSError as error:
+        why = str(error)
+    write_text(folder / PORT_FILE, json.dumps({"port": listener.getsockname()[1], "interpreted": why}))
+    _raise_descriptor_limit()
+    if relay is not None:
+        relay.run(listener, to, MOST_CONNECTIONS)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(str(folder / CERTIFICATE))
     context.num_tickets = 0  # load balancers resume no session
-    listener = _listening(order["front"]["port"], port_of(folder))
-    write_text(folder / PORT_FILE, json.dumps({"port": listener.getsockname()[1]}))
-    _raise_descriptor_limit()
-    asyncio.run(accept(listener, context, claimed_port(order) or order["front"]["to"]))
+    asyncio.run(accept(listener, context, to))
 
 
 def _listening(wanted: int | None, before: int | None) -> socket.socket:

@@ -13,7 +13,6 @@ from policies.goals import UpdateMode
 from policies.health import FailedProbe
 from policies.model import EndReason, Replica, ReplicaState, Role
 from provisioners.port.base import Instance, Provisioner, is_url
-from provisioners.port.lease import Lease
 from provisioners.port.vm import KeyKeeper
 from skyserve_cli import __version__
 from skyserve_cli.clouds import Clouds
@@ -66,7 +65,7 @@ class Sightings(Protocol):
 
     def last(self, cloud: str) -> Sequence[Instance]: ...
 
-    def leases(self, cloud: str) -> Mapping[str, Lease]: ...
+    def machines(self, cloud: str) -> Mapping[str, Instance]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,8 +368,9 @@ class ControllerService:
             now=now,
             failure=last_failure(row, recently),
             day=self._day(row.name, now) if spec.slo is not None else (),
-            leases={
-                cloud: self._running.sightings.leases(cloud) for cloud in {r.zone.cloud for r in row.attempts}
+            machines={
+                cloud: self._running.sightings.machines(cloud)
+                for cloud in {r.zone.cloud for r in row.attempts}
             },
             logs={replica_id: str(found[0]) for replica_id, found in kept.items() if found is not None},
             failed_probes=self._running.failed_probes(row.name),

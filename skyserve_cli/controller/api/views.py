@@ -15,7 +15,7 @@ from policies.history import Load
 from policies.model import CapacityType, EndReason, Json, Replica, ReplicaState
 from policies.rollout import crash_note, wanted_version
 from policies.service_state import service_state
-from provisioners.port.lease import Lease
+from provisioners.port.base import Instance
 from skyserve_cli.controller.balancers.front_address import reach_of
 from skyserve_cli.controller.balancers.local_fleet import AgentView
 from skyserve_cli.controller.balancers.regional_view import RegionalView
@@ -28,7 +28,7 @@ from skyserve_cli.state.values import DemandRow, ServiceHistory, ServiceRow, Spe
 _NOTHING: Mapping[int, str] = MappingProxyType({})
 _NO_PROBES: Mapping[int, FailedProbe] = {}
 _NOTHING_PRINTED: Mapping[tuple[str, int], str] = MappingProxyType({})
-_NO_LEASES: Mapping[str, Mapping[str, Lease]] = MappingProxyType({})
+_NO_MACHINES: Mapping[str, Mapping[str, Instance]] = MappingProxyType({})
 
 PRINTS = "it prints: "
 
@@ -54,15 +54,15 @@ def service_view(
     failure: Replica | None = None,
     logs: Mapping[int, str] = _NOTHING,
     day: Sequence[DemandRow] = (),
-    leases: Mapping[str, Mapping[str, Lease]] = _NO_LEASES,
+    machines: Mapping[str, Mapping[str, Instance]] = _NO_MACHINES,
     failed_probes: Mapping[int, FailedProbe] = _NO_PROBES,
     printed: Mapping[tuple[str, int], str] = _NOTHING_PRINTED,
 ) -> dict[str, Any]:
     """Return one service.
 
     Instants are UNIX seconds, money is US dollars; `ended` replicas are listed after the live. `failure` is the last
-    replica that failed, while that matters; `logs` are the files of the home that have the end of a replica's log, `leases`
-    those of machines by cloud and instance. `num_nodes` are the nodes of a replica by its version. `agents`
+    replica that failed, while that matters; `logs` are the files of the home that have the end of a replica's log, `machines`
+    those with a lease or a message, by cloud and id. `num_nodes` are the nodes of a replica by its version. `agents`
     are the load balancer agents on machines of their own by id. Of the
     hourly costs, `_on_demand` is that of the same replicas on demand, and `_wanted_on_demand` that of as many as are
     wanted. `failed_probes` are the last ones of replicas whose last probe failed, `printed` the last lines of
@@ -96,7 +96,8 @@ def service_view(
         "load_balancing_policy": spec.load_balancing_policy,
         "load_balancer": None if local_agent is None else _local_agent_view(local_agent),
         "load_balancers": [
-            _agent_view(agent, spec, agents[agent.id], _lease_of(agent, leases)) for agent in row.balancers
+            _agent_view(agent, spec, agents[agent.id], _machine_of(agent, machines))
+            for agent in row.balancers
         ],
         "load_balancers_wanted": 0 if row.down else spec.regional.count * len(spec.regional.places),
         "load": _load_view(load, row, failed_probes),
@@ -105,8 +106,10 @@ def service_view(
         "replicas": [
             {
                 **replica_view(r, num_nodes[r.version]),
-                "message": _message(r, failed_probes, printed.get((row.name, r.id), "")),
-                "lease": lease_view(_lease_of(r, leases)),
+                "message": _message(
+                    r, failed_probes, printed.get((row.name, r.id), ""), _machine_of(r, machines)
+                ),
+                "lease": _lease_view(_machine_of(r, machines)),
                 "stands_in": r.id in stand_ins,
                 "kept_log": logs.get(r.id),
             }
@@ -117,11 +120,13 @@ def service_view(
     }
 
 
-def _message(replica: Replica, failed: Mapping[int, FailedProbe], line: str) -> str:
+def _message(replica: Replica, failed: Mapping[int, FailedProbe], line: str, machine: Instance | None) -> str:
     """Return what is known of a replica; of one that comes up also the last `line` that it has printed."""
     if line and replica.state is ReplicaState.PROVISIONING:
         return f"{PRINTS}{line}"  # newer than why it was launched
     said = replica.message or _probe_message(replica, failed)
+    if not said and replica.state is ReplicaState.READY and machine is not None:
+        return machine.message
     return f"{said}; {PRINTS}{line}" if line and said and replica.state is ReplicaState.STARTING else said
 
 
@@ -263,16 +268,22 @@ def failure_view(replica: Replica) -> dict[str, Any]:
     }
 
 
-def _lease_of(replica: Replica, leases: Mapping[str, Mapping[str, Lease]]) -> Lease | None:
-    of_cloud = leases.get(replica.zone.cloud, {})
+def _machine_of(replica: Replica, machines: Mapping[str, Mapping[str, Instance]]) -> Instance | None:
+    of_cloud = machines.get(replica.zone.cloud, {})
     return None if replica.instance_id is None else of_cloud.get(replica.instance_id)
 
 
-def _agent_view(agent: Replica, spec: ServiceSpec, seen: RegionalView, lease: Lease | None) -> dict[str, Any]:
+def _lease_view(machine: Instance | None) -> dict[str, Any] | None:
+    return lease_view(None if machine is None else machine.lease)
+
+
+def _agent_view(
+    agent: Replica, spec: ServiceSpec, seen: RegionalView, machine: Instance | None
+) -> dict[str, Any]:
     """Return a load balancer agent on a machine of its own. `version` is of its code; `newest`: it is the one that we have."""
     return {
         **replica_view(agent),
-        "lease": lease_view(lease),
+        "lease": _lease_view(machine),
         "endpoint": None if agent.endpoint is None else _with_scheme(agent.endpoint, spec),
         "alive": agent.state is ReplicaState.READY,
         "synced": seen.synced,

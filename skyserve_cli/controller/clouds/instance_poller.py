@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 
 from provisioners.port.base import Instance, InstanceList, Provisioner, RegionalSource, ReportSource
 from provisioners.port.errors import AuthError, ProvisionError, TransientError
-from provisioners.port.lease import Lease
 from provisioners.port.vm import Renting
 from skyserve_cli.controller.reconcile.clock import Clock
 from skyserve_cli.controller.reconcile.leases import LeaseWatch, Warn
@@ -87,8 +86,8 @@ class ThreadInstancePoller:
         """Return what the last listing of the cloud showed; nothing before the first. Safe from any thread."""
         return self._last.get(cloud, ())
 
-    def leases(self, cloud: str) -> Mapping[str, Lease]:
-        """Of the instances of the last listing, by id. Safe from any thread."""
+    def machines(self, cloud: str) -> Mapping[str, Instance]:
+        """Return those of the last listing of which status shows more than their replicas', by id. Safe from any thread."""
         watch = self._leases.get(cloud)
         return {} if watch is None else watch.by_id
 

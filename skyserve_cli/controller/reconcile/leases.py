@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from provisioners.port.base import Instance
+from provisioners.port.base import Instance, InstanceState
 from provisioners.port.lease import Lease
 from skyserve_cli.output import span
 
 KIND = "LeaseShort"  # of the events
 
 Warn = Callable[[str, int, str], None]
-_NOTHING: Mapping[str, Lease] = MappingProxyType({})
+_NOTHING: Mapping[str, Instance] = MappingProxyType({})
 
 
 def lease_view(lease: Lease | None) -> dict[str, Any] | None:
@@ -45,22 +45,29 @@ def warning_of(lease: Lease, now: float) -> str:
 class LeaseWatch:
     """Warns once of each machine whose lease is half over, until it has been visited again.
 
-    `warn` takes the service, the replica and the sentence. For the thread of one cloud's listings.
+    `warn` takes the service, the replica and the sentence. For the thread of one cloud's listings. `by_id` are the instances of the
+    last one that have a lease, or of which a message is shown while they run.
     """
 
     def __init__(self, warn: Warn) -> None:
         self._warn = warn
         self._warned: frozenset[tuple[str, float | None]] = frozenset()
-        self.by_id: Mapping[str, Lease] = _NOTHING
+        self.by_id: Mapping[str, Instance] = _NOTHING
 
     def observe(self, instances: Iterable[Instance], now: float) -> bool:
-        """Return whether any lease differs from the last look."""
+        """Return whether any of them differs from the last look."""
         before = self.by_id
-        leased = [(one, one.lease) for one in instances if one.lease is not None and not one.state.is_gone]
-        self.by_id = {one.id: lease for one, lease in leased}
+        self.by_id = {
+            one.id: one for one in instances if not one.state.is_gone and (one.lease or _is_said(one))
+        }
+        leased = [(one, one.lease) for one in self.by_id.values() if one.lease is not None]
         short = [(one, lease) for one, lease in leased if lease.is_short(now)]
         for one, lease in short:
             if (one.id, lease.visited_at) not in self._warned:
                 self._warn(one.service, one.replica_id, warning_of(lease, now))
         self._warned = frozenset((one.id, lease.visited_at) for one, lease in short)
         return before != self.by_id
+
+
+def _is_said(instance: Instance) -> bool:
+    return instance.state is InstanceState.RUNNING and bool(instance.message)
