@@ -176,20 +176,45 @@ def test_a_chat_goes_on_when_its_replica_is_preempted(up: Any, shown: Shown, tmp
     expect(shown.page.get_by_role("link", name="slow")).to_have_count(0)
 
 
-@pytest.mark.parametrize(("path", "name", "height"), [("/", "services", 300), ("/s/small", "service", 960)])
+@pytest.mark.parametrize(
+    ("path", "name", "width", "height", "scheme"),
+    [
+        ("/", "services", 1100, 300, "light"),
+        ("/s/small", "service", 1100, 960, "light"),
+        ("/s/small", "service-dark", 1100, 960, "dark"),
+        ("/s/small", "service-phone", 390, 844, "light"),
+    ],
+)
 def test_pictures_for_the_documentation(
-    up: Any, shown: Shown, tmp_path: Path, path: str, name: str, height: int
+    up: Any, shown: Shown, tmp_path: Path, path: str, name: str, width: int, height: int, scheme: Any
 ) -> None:
     """Those of docs/pictures are these: $SKYSERVE_PICTURES=docs/pictures writes them there."""
     folder = Path(os.environ.get("SKYSERVE_PICTURES", tmp_path))
     call(up.view("small")["endpoint"], 20)
-    shown.page.emulate_media(color_scheme="light")
-    shown.page.set_viewport_size({"width": 1100, "height": height})
+    shown.page.emulate_media(color_scheme=scheme)
+    shown.page.set_viewport_size({"width": width, "height": height})
     shown.go(path)
     expect(shown.page.get_by_text("2 of 2").first).to_be_visible()
     file = folder / f"dashboard-{name}.png"
     shown.page.screenshot(path=file, animations="disabled")
     assert file.stat().st_size > 10_000
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_no_two_marks_of_an_axis_read_the_same(shown: Shown) -> None:
+    shown.go("/")
+    found = shown.page.evaluate(
+        """async () => {
+            const { different, usd, percent, seconds } = await import("/format.js");
+            return [different([0, 0.5, 1], usd), different([0, 0.005, 0.01, 0.015], usd), different([0.99, 0.9902], percent), different([1, 1], seconds)];
+        }"""
+    )
+    assert found == [
+        ["$0.00", "$0.50", "$1.00"],
+        ["$0.000", "$0.005", "$0.010", "$0.015"],
+        ["99.00%", "99.02%"],
+        ["1.00 s", "1.00 s"],
+    ]
 
 
 def test_figures_are_those_of_serve_report(up: Any, shown: Shown) -> None:

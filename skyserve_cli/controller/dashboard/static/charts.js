@@ -2,6 +2,7 @@
 
 import uPlot from "./vendor/uPlot/uPlot.esm.js";
 import { el } from "./dom.js";
+import { different } from "./format.js";
 
 const COLOURS = ["--accent", "--bad", "--ready", "--draining"];
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -24,7 +25,7 @@ function draw(place, at, series) {
   const options = {
     width: Math.max(240, place.clientWidth - 12), height: 190, legend: { live: false },
     scales: { y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.05 : 1] } },
-    axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((value) => text(value)) }],
+    axes: [axis, { ...axis, size: 64, values: (_, ticks) => different(ticks, text) }],
     series: [{}, ...series.map(([label], index) => ({ label, stroke: colour(COLOURS[index]), width: 1.5, spanGaps: false, points: { show: at.length < 200, size: 4 } }))],
   };
   new uPlot(options, [at, ...series.map(([, values]) => values)], place);

@@ -8,6 +8,12 @@ export const seconds = (value) => {
   if (value === null || value === undefined) return DASH;
   return value < 1 ? `${(1000 * value).toFixed(0)} ms` : `${value.toFixed(2)} s`;
 };
+// Texts of the marks of an axis, with as many digits as it takes until no two are equal.
+export const different = (values, text) => {
+  const shown = (digits) => values.map((value) => text(value, digits));
+  const enough = [undefined, 1, 2, 3, 4, 5].map(shown).find((texts) => new Set(texts).size === values.length);
+  return enough || shown();
+};
 export const clock = (at) => (at ? new Date(1000 * at).toLocaleString() : DASH);
 export const age = (from, to) => {
   if (!from) return DASH;

@@ -4,18 +4,22 @@
 
 import { el, svg } from "./dom.js";
 
-const WIDTH = 1100, LEFT = 150, STRIP = 5, HEAD = 90, FOOT = 22;
+const LEFT = 150, STRIP = 5, HEAD = 90, FOOT = 22;
 const STATES = ["REQUESTED", "PROVISIONING", "STARTING", "READY", "NOT_READY", "DRAINING", "TERMINATING"];
 const MOST_STRIPS = 40; // of one lane; replicas that do not overlap in time share a strip
 
+// In pixels, at which texts are as large as they are meant.
+const width = () => Math.max(380, Math.min(1100, window.innerWidth));
+
 export function timeline(history, since, until) {
-  const x = (at) => LEFT + ((WIDTH - LEFT - 8) * (Math.min(until, Math.max(since, at)) - since)) / Math.max(1, until - since);
+  const wide = width();
+  const x = (at) => LEFT + ((wide - LEFT - 8) * (Math.min(until, Math.max(since, at)) - since)) / Math.max(1, until - since);
   const spans = spansOf(history, since, until);
   const lanes = lanesOf(history.replicas, since, until);
   const height = HEAD + lanes.reduce((sum, lane) => sum + lane.height, 0) + FOOT;
   const marks = history.replicas.filter((one) => one.end_reason === "PREEMPTED" && one.ended_at >= since).length;
   const summary = `${history.replicas.length} replicas in ${lanes.length} zones, ${marks} preemptions`;
-  const picture = svg("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": `Replicas over time: ${summary}` });
+  const picture = svg("svg", { class: "timeline", viewBox: `0 0 ${wide} ${height}`, role: "img", "aria-label": `Replicas over time: ${summary}` });
   counts(picture, history, spans, since, until, x);
   let top = HEAD;
   for (const lane of lanes) {
@@ -74,7 +78,7 @@ function lanesOf(replicas, since, until) {
 }
 
 function drawLane(picture, lane, spans, top, x, since) {
-  picture.append(svg("line", { class: "lane", x1: 0, x2: WIDTH, y1: top, y2: top }));
+  picture.append(svg("line", { class: "lane", x1: 0, x2: "100%", y1: top, y2: top }));
   picture.append(svg("text", { x: 4, y: top + 14 }, lane.name.length > 24 ? `${lane.name.slice(0, 23)}…` : lane.name));
   const paths = Object.fromEntries(STATES.map((name) => [name, []]));
   const lost = [], dear = [];
@@ -130,7 +134,8 @@ function stairs(points, x, y, since, until) {
 
 function axis(picture, since, until, x, height) {
   const steps = [60, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 604800];
-  const step = steps.find((each) => (until - since) / each <= 8) || 2592000;
+  const most = Math.min(8, Math.max(2, (x(until) - x(since)) / 90));
+  const step = steps.find((each) => (until - since) / each <= most) || 2592000;
   for (let at = Math.ceil(since / step) * step; at < until; at += step) {
     const time = new Date(1000 * at);
     const text = step >= 86400 ? time.toLocaleDateString() : time.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
