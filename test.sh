@@ -22,6 +22,6 @@ for argument in "$@"; do
   arguments+=("$argument")
 done
 scripts/venv.sh
-# Tests that start processes wait for half of their time, so there is one worker more than CI has cores. `tests/conftest.py` spreads
+# Tests that start processes wait for half of their time, so there are twice as many workers as CI has cores. `tests/conftest.py` spreads
 # these tests among those that compute, so that both kinds run side by side.
-exec .venv/bin/pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder "${selection[@]}" "${arguments[@]}"
+exec .venv/bin/pytest --numprocesses="${WORKERS:-4}" --dist=loadfile --no-loadscope-reorder "${selection[@]}" "${arguments[@]}"

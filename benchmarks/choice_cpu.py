@@ -14,8 +14,8 @@ import time
 from collections import deque
 from random import Random
 
+from benchmarks.routing_published import make_policy
 from policies.routing.base import RequestView, RoutingPolicy, TargetView
-from policies.routing.registry import make_policy
 from policies.routing.target_list import TargetList
 
 ROUNDS = 5

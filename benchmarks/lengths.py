@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.preserve.length_learner import LengthLearner
 from policies.routing.base import RequestView
-from policies.routing.length_learner import LengthLearner
 from policies.routing.response_length import Constant, ResponseLength, RunningMedian
 
 Pair = tuple[bytes, int]

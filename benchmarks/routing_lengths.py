@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
+from benchmarks.preserve.length_learner import LengthLearner
+from benchmarks.preserve.router import PreServe
 from benchmarks.traffic.driver import Setting, run
 from benchmarks.traffic.measure import Served, quantile
 from benchmarks.traffic.tables import print_table, shown
@@ -30,8 +32,6 @@ from benchmarks.traffic.workloads import walk
 from lb.config.options import Pushing, PushMode
 from policies.routing.base import RequestView, RoutingPolicy
 from policies.routing.gorgo import Gorgo
-from policies.routing.length_learner import LengthLearner
-from policies.routing.preserve import PreServe
 from policies.routing.registry import make_policy
 from policies.routing.response_length import Constant, ResponseLength, RunningMedian
 from skyserve_cli.engine.profiles import profile_named

@@ -3,16 +3,19 @@
 `sglang_router` is the rule of sglang-router and smg with its defaults: of several targets that have the longest match
 cached it takes the one used last, so load gathers on one until it is 64 requests ahead. `skywalker` is SkyWalker's
 prefix tree: the longest match among those available decides if it is half of the prompt, however busy the holder is.
-`longest_prefix` knows no threshold either: the plain idea, which collapses where all prompts begin alike.
+`longest_prefix` knows no threshold either: the plain idea, which collapses where all prompts begin alike. `preserve` is
+PreServe's router (`benchmarks.preserve`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
+from random import Random
 from types import MappingProxyType
 from typing import ClassVar
 
+from benchmarks.preserve.router import PreServe
 from policies.routing import registry
 from policies.routing.base import Choice, Policy, RequestView, RoutingPolicy, TargetView, Turns
 from policies.routing.least_load import load
@@ -78,6 +81,7 @@ class LongestPrefix(PrefixTree):
 PUBLISHED: Mapping[str, Callable[[], RoutingPolicy]] = MappingProxyType(
     {
         SglangRouter.name: SglangRouter,
+        PreServe.name: lambda: PreServe(rng=Random(0)),
         SkyWalker.name: SkyWalker.published,
         LongestPrefix.name: lambda: LongestPrefix(
             explore_below=0.0, requests_per_byte=inf, gate_slack=inf, give_up=0.0, min_match_bytes=0

@@ -10,17 +10,15 @@ from lb.core.targets import TargetTable
 
 def audit(table: TargetTable) -> list[str]:
     """Return each difference between bookings and counts as a sentence."""
-    known, entries = list(table._known()), list(table._entries.values())
+    books = table.books()
+    draining = [one for one in books.known if one.drain_at is not None and not one.handed_over]
     lists = {
-        "busy": (table._busy, [one for one in entries if one.view.in_flight]),
-        "left out": (table._left_out, [one for one in entries if one.ejected_until is not None]),
-        "draining": (
-            table._draining,
-            [one for one in known if one.drain_at is not None and not one.handed_over],
-        ),
+        "busy": (books.busy, [one for one in books.present if one.view.in_flight]),
+        "left out": (books.left_out, [one for one in books.present if one.ejected_until is not None]),
+        "draining": (books.draining, draining),
     }
     return [
-        *_uncounted(known, table._open),
+        *_uncounted(books.known, books.open),
         *(problem for name, (kept, right) in lists.items() for problem in _differ(name, kept, right)),
     ]
 

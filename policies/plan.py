@@ -7,7 +7,7 @@ Every action has its reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -70,11 +70,7 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     if goal.down:
         return _going_down(observation, memory)
     live = {replica.id: replica for replica in _live(observation)}
-    killed = [r for r in live.values() if r.id in goal.killed]
-    actions: list[Action] = [_end(r, EndReason.USER, "asked for by id", observation) for r in killed]
-    staying = [replica for replica in observation.replicas if replica not in killed]
-    doomed, staying = notices.split(staying, [r for r in live.values() if r not in killed])
-    actions += notices.drains(doomed, goal, now)
+    actions, doomed, staying = _ended_by_others(observation, live.values())
 
     scaled = policies.scaler.target(observation, memory.scaling)
     wanted = scaled.wanted
@@ -117,10 +113,29 @@ def plan(observation: Observation, memory: Memory, policies: Policies) -> Plan:
     notes = (why_fewer,) if why_fewer and decided.target > len(new) else (*decided.notes, *over)
     notes = tuple(dict.fromkeys(filter(None, (trial.note, *notes))))
     look_at = now + budget.LOOK_AGAIN_S if len(places) < len(decided.launches) else None
-    last_calls = (retiring.drains_at(replica, goal) for replica in announced if replica not in gone)
-    drains = (at for replica in doomed if (at := notices.drains_at(replica, goal)) > now)
-    wake_at = _earliest(decided.wake_at, scaled.wake_at, retry_at, trial.until, look_at, *last_calls, *drains)
+    ends_at = _drains_at(doomed, [replica for replica in announced if replica not in gone], goal, now)
+    wake_at = _earliest(decided.wake_at, scaled.wake_at, retry_at, trial.until, look_at, *ends_at)
     return Plan((*actions, *launches), memory, notes, decided.target, wanted, wake_at, scaled.why)
+
+
+def _drains_at(
+    doomed: Iterable[Replica], announced: Iterable[Replica], goal: Goal, now: float
+) -> Iterator[float]:
+    """Yield when replicas with a notice, and those whose machines were announced to go, begin to drain."""
+    yield from (at for replica in doomed if (at := notices.drains_at(replica, goal)) > now)
+    yield from (retiring.drains_at(replica, goal) for replica in announced)
+
+
+def _ended_by_others(
+    observation: Observation, live: Collection[Replica]
+) -> tuple[list[Action], Sequence[Replica], list[Replica]]:
+    """Return what ends those that the user or a cloud ends, which of them have a notice, and the replicas that stay."""
+    goal = observation.goal
+    killed = [replica for replica in live if replica.id in goal.killed]
+    actions: list[Action] = [_end(r, EndReason.USER, "asked for by id", observation) for r in killed]
+    staying = [replica for replica in observation.replicas if replica not in killed]
+    doomed, staying = notices.split(staying, [replica for replica in live if replica not in killed])
+    return [*actions, *notices.drains(doomed, goal, observation.now)], doomed, staying
 
 
 def _going_down(observation: Observation, memory: Memory) -> Plan:

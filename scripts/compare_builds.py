@@ -41,7 +41,7 @@ SECOND_SILENCE_S = 20.0  # for a case that differs: on a busy machine one agent 
 MOST_DIFFERENCES = 5
 
 POLICIES = (
-    "round_robin", "least_load", "power_of_two", "consistent_hash", "cache_aware", "prefix_tree", "gorgo", "preserve",
+    "round_robin", "least_load", "power_of_two", "consistent_hash", "cache_aware", "prefix_tree", "gorgo",
 )  # fmt: skip
 PATHS = (
     b"/v1/chat/completions", b"/v1/completions", b"/v1/messages", b"/v1/responses", b"/v1/embeddings", b"/generate",

@@ -12,7 +12,7 @@ git ls-files --cached --others --exclude-standard -z | tar --null --files-from=-
 cp lb/proxy/_fast_path*.so "$copy/lb/proxy/" 2>/dev/null || true  # an editable install has it
 cd "$copy"
 export PYTHONPATH=$copy
-"$python" hatch_build.py "$copy" >build.log || { tail -n 20 build.log >&2; exit 1; }
+nice "$python" hatch_build.py "$copy" >build.log || { tail -n 20 build.log >&2; exit 1; }
 echo "$(tail -n 1 build.log), ready after $SECONDS s"
 "$python" -c 'import lb.http.request_head as compiled; assert compiled.__file__.endswith(".so"), compiled.__file__'
 comparison=
@@ -25,7 +25,7 @@ if [ "$#" = 0 ]; then
   set -- tests/unit/test_lb_*.py tests/unit/test_routing_*.py tests/integration/test_lb_*.py
 fi
 echo "load balancer: compiled, for these tests"
-"$python" -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder "$@"
+"$python" -m pytest --numprocesses="${WORKERS:-4}" --dist=loadfile --no-loadscope-reorder "$@"
 if [ -n "$comparison" ]; then
   wait "$comparison" || { tail -n 40 compare.log >&2; exit 1; }
   tail -n 1 compare.log

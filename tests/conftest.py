@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,22 @@ settings.load_profile("patient")
 # Servers of tests are on loopback, and no proxy is on the way to them. Said so, the SDKs of Google and Azure need not look
 # for one in the whole environment at each request, which took them a seventh of their time.
 os.environ.setdefault("NO_PROXY", "127.0.0.1,localhost")
+
+#: Memory with the room for the folders of a whole run.
+_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 4 << 30
+
+
+def has_room(folder: Path) -> bool:
+    """Return whether programs can be run from a folder, and files of a whole run fit into it."""
+    if not os.access(folder, os.W_OK):
+        return False
+    found = os.statvfs(folder)
+    return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= _ROOM_BYTES
+
+
+# Databases of tests wait for the disk at each commit, and file systems when a file is replaced. No test cuts the power.
+if "TMPDIR" not in os.environ and has_room(_MEMORY):
+    os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
 # A shell lets what it starts in the background ignore Ctrl-C, and so would every program under test: what is ignored
 # stays ignored in children, what is handled is not.
@@ -60,6 +77,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    gc.collect()
     gc.freeze()
     gc.enable()

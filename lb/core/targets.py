@@ -3,7 +3,7 @@
 The table holds facts. It reports them to the routing policies in use, and `lb.core.target_choice` chooses by them.
 
 *Bookings.* Every attempt on a target is one `Booking`, released exactly once; loads are counted from nothing
-else. `audit` proves that counts and open bookings agree.
+else. Whether counts and open bookings agree can be checked by `books`.
 
 *Generations.* A target that leaves and comes back, or changes its address, is a new generation: a late result of
 the old one does not change it. A generation that left is remembered while it has bookings.
@@ -38,7 +38,7 @@ from lb.core.target_state import Blame, Booking, Health, Key, Outlook, TargetSta
 from policies.routing.base import RequestView, RoutingPolicy, TargetView
 from policies.routing.registry import make_policy
 
-__all__ = ["Blame", "Booking", "BookingError", "Changes", "Health", "Key", "Outlook", "TargetTable"]
+__all__ = ["Blame", "Booking", "BookingError", "Books", "Changes", "Health", "Key", "Outlook", "TargetTable"]
 
 FADED_EACH_TIME: Final = 16
 FADE_EVERY_S: Final = 0.1
@@ -54,6 +54,17 @@ class Changes(NamedTuple):
     added: tuple[str, ...]
     removed: tuple[str, ...]
     lost: frozenset[Key]
+
+
+class Books(NamedTuple):
+    """What a table counts from and the lists that it keeps up to date, to be read only: for checks of whether they agree."""
+
+    present: Collection[TargetState]
+    known: Collection[TargetState]  # with those that left and have bookings
+    open: Collection[Booking]
+    busy: Collection[TargetState]
+    left_out: Collection[TargetState]
+    draining: Collection[TargetState]
 
 
 class TargetTable:
@@ -379,6 +390,11 @@ class TargetTable:
         return [entry.view for entry in self._entries.values()]
 
     # --- the state of targets and bookings
+
+    def books(self) -> Books:
+        """Return all of them as they are now."""
+        present, known = self._entries.values(), self._known()
+        return Books(present, known, self._open, self._busy, self._left_out, self._draining)
 
     def key(self, target_id: str) -> Key | None:
         """Return the present generation of a target."""

@@ -196,7 +196,7 @@ def resume(
         if context and kept is not None:
             return _by_tokens(path, request, sofar, context, kept, kind, mode)
     if sofar.reasoning or not sofar.text:
-        raise NotResumable(Reason.REASONING if sofar.reasoning else Reason.STRANGE)
+        raise NotResumable(Reason.REASONING if sofar.reasoning else Reason.SAMPLED)
     return _by_text(path, request, sofar, kind, mode)
 
 

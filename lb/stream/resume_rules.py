@@ -40,7 +40,9 @@ class Reason(str, Enum):
     KV_TRANSFER = "kv_transfer"  # tied to one other engine
     ENGINE_STATE = "engine_state"  # an earlier response, or this one, is stored on the engine
     ENGINE_TOOLS = "engine_tools"  # the engine itself runs tools, which must not run twice
-    SAMPLED = "sampled"  # the same request gets another response, and the engine takes no text back
+    SAMPLED = (
+        "sampled"  # the same request gets another response, and there is no text that an engine takes back
+    )
     # By the content of the stream.
     ENDED = "ended"  # nothing is left to be made: see `lb.stream.stream_merge.closing`
     LOST = "buffer_limit"  # more than the journal keeps

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from policies.model import Json, Offer, Replica
+from policies.model import Json, Offer, Replica, Zone
 from policies.placement import zone_backoff
 
 _Place = TypeVar("_Place")
@@ -50,23 +50,28 @@ def after_outage(
     such machines.
     """
     accepted = [replica for replica in replicas if replica.launched_at is not None]
-    if any(replica.zone != accepted[0].zone for replica in accepted):
-        return None
-    asked = {replica.zone for replica in replicas if replica.launched_at is None}
     held = {replica.zone for replica in accepted}
     others = [offer for offer in offers if offer.zone not in held]
-    refused = {offer.zone: zone_backoff.refusal(offer, closed) for offer in others}
-    if len({offer.zone for offer in offers}) < 2 or not others:
+    if len(held) > 1 or not others or len({offer.zone for offer in offers}) < 2:
         return None
-    if any(refusal is None or refusal.times < 2 for refusal in refused.values()):
+    refused_at = _refused_again(others, closed)
+    if refused_at is None:
         return None
+    asked = {replica.zone for replica in replicas if replica.launched_at is None}
     if not held:
         return Return(usable, 0 if asked else 1) if asked or usable else None
     began = accepted_at(accepted)
     if began is None or now >= began + PATIENCE_S:
         return None
-    again = ask_again_at({zone: each.at for zone, each in refused.items() if each is not None}, began)
+    again = ask_again_at(refused_at, began)
     lifted = [offer for offer in others if again[offer.zone] <= now and offer.zone not in asked]
     allowed = [offer for offer in lifted if not zone_backoff.barred(offer, closed, now)]
     waits = [at for zone, at in again.items() if at > now and zone not in asked]
     return Return(allowed, len({offer.zone for offer in allowed}), min([*waits, began + PATIENCE_S]))
+
+
+def _refused_again(offers: Iterable[Offer], closed: Json) -> dict[Zone, float] | None:
+    """Return when each zone has refused; None if one of them has not, or only once."""
+    refused = {offer.zone: zone_backoff.refusal(offer, closed) for offer in offers}
+    again = {zone: each.at for zone, each in refused.items() if each is not None and each.times > 1}
+    return again if len(again) == len(refused) else None

@@ -10,9 +10,11 @@ NAMES = (
     "least_load",
     "power_of_two",
     "prefix_tree",
-    "preserve",
     "round_robin",
 )
+
+# Policies of earlier releases, and what a service that names one has now.
+RETIRED = {"preserve": "gorgo"}
 
 DEFAULT_POLICY = "least_load"  # of an agent without configuration
 # What services get unless they choose: the shortest times to the first token over all of `benchmarks/routing.py`, with

@@ -14,7 +14,6 @@ from policies.routing.instance_aware_least_load import InstanceAwareLeastLoad
 from policies.routing.least_load import LeastLoad
 from policies.routing.power_of_two import PowerOfTwo
 from policies.routing.prefix_tree import PrefixTree
-from policies.routing.preserve import PreServe
 from policies.routing.round_robin import RoundRobin
 
 # Policies that compare a sample where targets are many draw it from this.
@@ -27,7 +26,6 @@ POLICIES: Mapping[str, Callable[[Random], RoutingPolicy]] = MappingProxyType(
         LeastLoad.name: LeastLoad,
         PowerOfTwo.name: PowerOfTwo,
         PrefixTree.name: lambda rng: PrefixTree(rng=rng),
-        PreServe.name: lambda rng: PreServe(rng=rng),
         RoundRobin.name: RoundRobin,
     }
 )

@@ -1,9 +1,8 @@
 """How many tokens a response will have, guessed before it begins.
 
-A port with three small forecasters. PreServe (section 4.2) uses a fine-tuned DistilBERT, which reads the prompt
+A port with two small forecasters. PreServe (section 4.2) uses a fine-tuned DistilBERT, which reads the prompt
 and costs 36 ms a request; that may stand behind the same port. Ours knows only whose requests they are:
 
-- `LengthLearner` (`length_learner.py`), for policies that sum up loads: the median of similar requests, corrected by the words of the prompt.
 - `RunningMedian`: the median of the last lengths of the same scope (model and tenant), else of the last of
   all. Lengths are long-tailed (PreServe, figure 2c), and a mean would follow the tail.
 - `Constant`: a number, for comparisons and tests.
@@ -33,10 +32,6 @@ class ResponseLength(Protocol):
         """Expected tokens, at least 1. Changes nothing."""
         ...
 
-    def mean(self, request: RequestView) -> float:
-        """Expected tokens for a sum over requests, which a typical length would underestimate. Changes nothing."""
-        ...
-
     def learn(self, request: RequestView, tokens: int) -> None:
         """The response is complete and was `tokens` long."""
         ...
@@ -50,9 +45,6 @@ class Constant:
 
     def predict(self, request: RequestView) -> int:
         return capped(self._tokens, request)
-
-    def mean(self, request: RequestView) -> float:
-        return float(self.predict(request))
 
     def learn(self, request: RequestView, tokens: int) -> None:
         pass
@@ -78,9 +70,6 @@ class RunningMedian:
         if lengths is None or len(lengths) < ENOUGH:
             lengths = self._all
         return capped(lengths.median() if len(lengths) >= ENOUGH else self._default, request)
-
-    def mean(self, request: RequestView) -> float:
-        return float(self.predict(request))
 
     def learn(self, request: RequestView, tokens: int) -> None:
         self._all.add(tokens)

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from policies.routing.names import NAMES
+from policies.routing.names import NAMES, RETIRED
 from skyserve_cli.spec.json_text import MAX_BYTES
 from skyserve_cli.spec.model import Pairs
 from skyserve_cli.spec.problems import did_you_mean, shown
@@ -87,11 +87,21 @@ def one_of(*names: str) -> Callable[[object], str]:
     return parse
 
 
+_parse_routing = one_of(*NAMES)
+
+
+def _routing(value: object) -> str:
+    """Parse the name of a routing policy; of one that earlier releases had, say what to write instead."""
+    word = value.lower() if isinstance(value, str) else ""
+    if word in RETIRED:
+        raise refuse(f"{word} is no longer a policy: write {RETIRED[word]}")
+    return _parse_routing(value)
+
+
 def _word(*names: str) -> Any:
     return WithJsonSchema({"type": "string", "enum": list(names)})
 
 
-_LB_POLICIES = NAMES
 _PLACERS = (
     "auto",
     "dynamic_fallback",
@@ -109,7 +119,7 @@ _NETWORK_TIERS = ("standard", "best")
 _AUTOSCALERS = ("predictive", "reactive", "forecast_only")
 _UPDATE_MODES = ("rolling", "blue_green")
 _MOUNT_MODES = ("copy", "mount", "mount_cached")
-LbPolicy = Annotated[str, PlainValidator(one_of(*_LB_POLICIES)), _word(*_LB_POLICIES)]
+LbPolicy = Annotated[str, PlainValidator(_routing), _word(*NAMES)]
 SpotPlacer = Annotated[str, PlainValidator(one_of(*_PLACERS)), _word(*_PLACERS)]
 DiskTier = Annotated[str, PlainValidator(one_of(*_DISK_TIERS)), _word(*_DISK_TIERS)]
 NetworkTier = Annotated[str, PlainValidator(one_of(*_NETWORK_TIERS)), _word(*_NETWORK_TIERS)]

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,7 +47,7 @@ run: |
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent not in item.path.parents:
+        if not item.nodeid.startswith("tests/browser/"):
             continue
         item.add_marker(pytest.mark.long)
         if CHROMIUM is None:

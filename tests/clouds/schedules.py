@@ -1,7 +1,7 @@
 """How much trouble each cloud is put through: SKYSERVE_SCHEDULES random schedules, or few enough for every run of the
 tests: of crashes (`test_*_crashes`) and of refusals (`test_refusal_schedules`). With 200 or more of them, a controller that
 cleans up crashes at each of its calls, else at every third, and what takes long (`only_long`) runs, too; the longest properties have
-all their examples, else a third (`examples`). `.github/workflows/engines.yml` runs the load balancer's so each night."""
+all their examples, else a third (`examples`). `.github/workflows/engines.yml` runs the load balancer's and the unit tests so each night."""
 
 import os
 

@@ -13,13 +13,17 @@ def shown() -> dict[str, list[int]]:
     return {part: [int(number.replace(",", "")) for number in numbers] for part, *numbers in rows}
 
 
-def test_each_file_of_the_product_belongs_to_a_part() -> None:
-    counted = lines.counted()
+@pytest.fixture(scope="module")
+def counted() -> dict[str, tuple[int, int]]:
+    return lines.counted()
+
+
+def test_each_file_of_the_product_belongs_to_a_part(counted: dict[str, tuple[int, int]]) -> None:
     assert counted.keys() == {*lines.PARTS, lines.COMMAND_LINE, lines.SHARED}
 
 
-def test_the_page_shows_the_parts_as_they_are() -> None:
-    counted, page = lines.counted(), shown()
+def test_the_page_shows_the_parts_as_they_are(counted: dict[str, tuple[int, int]]) -> None:
+    page = shown()
     assert page.keys() == {*counted, "**all**"}
     for part, numbers in counted.items():
         for number, on_page in zip(numbers, page[part], strict=True):

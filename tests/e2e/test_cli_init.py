@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.clouds.schedules import only_long
 from tests.e2e.test_cli_words import Terminal
 from tests.unit.starter_files import COMMANDS, COMPOSE, SKYPILOT
 
@@ -126,7 +127,9 @@ def test_what_init_cannot_know_is_said_at_once(serve: Any, tmp_path: Path) -> No
 
 @pytest.mark.long
 @pytest.mark.skipif(not CAN_ISOLATE, reason="needs network namespaces, hence root")
-@pytest.mark.parametrize("engine", COMMANDS)
+@pytest.mark.parametrize(
+    "engine", [pytest.param(one, marks=() if one in ("vllm", "ollama") else only_long) for one in COMMANDS]
+)
 def test_what_was_written_serves(serve: Any, tmp_path: Path, engine: str) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()

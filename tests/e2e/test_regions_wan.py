@@ -66,7 +66,7 @@ async def test_idle_regions_keep_their_requests_and_explain_the_distances(servic
             assert (await ask(service, name, number))[0] == 200
     assert all(count >= 18 for count in (await service.served()).values())
     for name in NAMES:
-        await until(partial(knows_the_distances, service, name, count(20)), 60)
+        await until(partial(knows_the_distances, service, name, count(20)))
 
 
 async def knows_the_distances(service: WanService, name: str, numbers: Iterator[int]) -> bool:

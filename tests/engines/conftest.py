@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -16,9 +15,8 @@ START_TIMEOUT_S = 600.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if item.nodeid.startswith("tests/engines/"):
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.timeout(3600))
 

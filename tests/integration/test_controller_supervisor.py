@@ -50,6 +50,7 @@ def test_when_it_is_started_again(tmp_path: Path, ends: list[str], code: int) ->
     assert runs(tmp_path) == ends
 
 
+@pytest.mark.long
 def test_a_controller_that_is_killed_comes_back_and_one_that_is_stopped_does_not(tmp_path: Path) -> None:
     root = tmp_path / "home"
     environment = {**os.environ, "SKYSERVE_HOME": str(root)}

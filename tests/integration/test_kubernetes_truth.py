@@ -218,7 +218,9 @@ def test_a_zone_whose_nodes_are_silent_is_refused_at_once(paper: Controller) -> 
 # --- sidecars, queues, registries, events -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["injected", "native"])
+@pytest.mark.parametrize(
+    "native", [pytest.param(False, id="injected", marks=pytest.mark.long), pytest.param(True, id="native")]
+)
 def test_the_end_of_our_container_is_seen_beside_a_sidecar(
     kube: Controller, native: bool, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,14 +12,13 @@ from tests.kubernetes_real.contract_real import RealSubject, Regions
 from tests.kubernetes_real.spaces import RealWorld, Space, real_world
 
 pytest.register_assert_rewrite("provisioners.contract.suite", "provisioners.contract.troubles")
-HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of them are long, and one reason covers all where there is no server."""
     why = why_not()
     for item in items:
-        if HERE in item.path.parents:
+        if item.nodeid.startswith("tests/kubernetes_real/"):
             item.add_marker(pytest.mark.long)
             if why is not None:
                 item.add_marker(pytest.mark.skip(reason=why))

@@ -255,17 +255,14 @@ def ended(world: BusyWorld) -> list[tuple[int, EndReason | None]]:
     return [(one.id, one.end_reason) for one in world.row().replicas if one.end_reason is not None]
 
 
-PROBES = pytest.mark.parametrize(
-    "probe_s",
-    [
-        pytest.param(None, id="GET on a thread of its own"),
-        pytest.param(0.0, id="GET in the queue"),
-        pytest.param(SERVICE_S, id="POST"),
-    ],
+OWN_THREAD = pytest.param(None, id="GET on a thread of its own")
+QUEUED_GET = pytest.param(0.0, id="GET in the queue")
+POST = pytest.param(SERVICE_S, id="POST", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(
+    "probe_s", [OWN_THREAD, pytest.param(0.0, id="GET in the queue", marks=pytest.mark.long), POST]
 )
-
-
-@PROBES
 def test_a_fleet_at_three_times_its_capacity_loses_nobody_and_grows(
     world: BusyWorld, probe_s: float | None
 ) -> None:
@@ -284,7 +281,7 @@ def test_a_fleet_at_three_times_its_capacity_loses_nobody_and_grows(
     run(story())
 
 
-@PROBES
+@pytest.mark.parametrize("probe_s", [QUEUED_GET, POST])
 def test_one_of_them_that_hangs_is_replaced_within_its_threshold(
     world: BusyWorld, probe_s: float | None
 ) -> None:
@@ -309,12 +306,9 @@ def test_one_of_them_that_hangs_is_replaced_within_its_threshold(
     run(story())
 
 
-@PROBES
-def test_one_that_gives_clients_errors_only_is_replaced_sooner(
-    world: BusyWorld, probe_s: float | None
-) -> None:
+def test_one_that_gives_clients_errors_only_is_replaced_sooner(world: BusyWorld) -> None:
     async def story() -> None:
-        world.begin(probe_s)
+        world.begin(None)
         await ready(world)
         broke_at = 0.0
 

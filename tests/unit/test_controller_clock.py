@@ -14,6 +14,7 @@ from skyserve_cli.controller.reconcile.clock import JUMP_S, Steady, SteadyClock,
 from skyserve_cli.controller.ticker import catch_up, follow_clock
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
+from tests.clouds.schedules import examples
 
 S = ReplicaState
 HOUR = 3600.0
@@ -201,7 +202,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.long
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(STEPS, st.booleans())
 def test_usd_total_never_decreases(steps: list[tuple[str, float]], counts: bool) -> None:
     host, store = Host(counts_suspension=counts), Store(Database("sqlite://"))

@@ -15,6 +15,7 @@ from skyserve_cli.engine.kv import BLOCK_TOKENS, blocks_for
 from skyserve_cli.engine.model import EngineModel, FinishReason, Request, RequestRefused, TokenOutput
 from skyserve_cli.engine.profiles import A100_7B, L4_8B, PROFILES, Profile, assumed
 from skyserve_cli.engine.text import EOS, Language
+from tests.clouds.schedules import examples
 
 TINY = replace(
     L4_8B,
@@ -382,7 +383,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(ACTIONS, max_size=40))
 def test_nothing_is_lost_nothing_ends_twice_and_blocks_add_up(actions: list[tuple[Any, ...]]) -> None:
     model = engine(mean_output_tokens=30)

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from lb.core.byte_budget import ByteBudget, Holding, parsed_bytes, structure_bytes
 from lb.stream.openai_request import is_dense, read, scan
+from tests.clouds.schedules import examples
 
 MIB = 1024 * 1024
 
@@ -272,7 +273,7 @@ class BudgetMachine(RuleBasedStateMachine):
         assert self.budget.taken <= max(LIMIT, self.largest_alone)
 
 
-BudgetMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+BudgetMachine.TestCase.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)
 TestBudget = BudgetMachine.TestCase
 
 

@@ -24,6 +24,7 @@ from policies.model import (
 )
 from policies.routing.base import RequestView
 from skyserve_cli.controller.reconcile.lb_config import KnownTargets, table_of
+from skyserve_cli.spec.codec import spec_from_json, spec_to_json
 from skyserve_cli.spec.load import load_text
 from skyserve_cli.spec.model import ServiceSpec
 
@@ -104,6 +105,12 @@ def test_an_agent_is_told_what_the_file_says() -> None:
 def test_a_file_that_says_nothing_changes_only_the_policy_of_an_agent() -> None:
     alone, told = Table("chat", "-"), a_table(spec=load_text("service: {}\nrun: serve").spec)
     assert replace(told, revision="-") == replace(alone, policy="gorgo")
+
+
+@pytest.mark.parametrize(("stored", "routed"), [("preserve", "gorgo"), ("of_a_newer_release", "least_load")])
+def test_a_stored_service_whose_policy_is_not_there_is_routed(stored: str, routed: str) -> None:
+    spec = spec_from_json(spec_to_json(SPEC) | {"load_balancing_policy": stored})
+    assert a_table(spec=spec).policy == routed
 
 
 def test_other_options_are_another_table() -> None:

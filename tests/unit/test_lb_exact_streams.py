@@ -18,6 +18,7 @@ from lb.stream.resume_request import resume
 from lb.stream.resume_rules import NotResumable, Reason
 from lb.stream.stream_merge import StreamMerger, closing, stripper
 from lb.stream.transcript import StreamProgress, Transcript
+from tests.clouds.schedules import examples
 from tests.unit.byte_engine import Engine
 
 VLLM, UNKNOWN = EngineKind.VLLM, EngineKind.UNKNOWN
@@ -123,7 +124,7 @@ MODES = pytest.mark.parametrize("mode", [Continue.AUTO, Continue.EXACT], ids=["a
 
 @PATHS
 @MODES
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     engine=ENGINES,
     more=OPTIONS,
@@ -182,7 +183,7 @@ def test_a_stop_string_in_the_prompt_does_not_end_a_stream_that_was_cut_within_a
 
 
 @PATHS
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(engine=ENGINES, more=OPTIONS, cuts=CUTS)
 def test_a_greedy_stream_whose_ids_are_known_is_always_whole(
     engine: Engine, path: bytes, more: dict[str, Any], cuts: list[int]

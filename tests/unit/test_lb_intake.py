@@ -35,6 +35,8 @@ from lb.proxy.runtime import Runtime
 from lb.proxy.states import State
 from lb.proxy.sweep import Sweep
 from lb.proxy.upload import TinyChunksError, Upload, refusal_of
+from policies.routing.base import RequestView
+from policies.routing.request_work import BYTES_PER_TOKEN, prompt_bytes
 from tests.kit.api_keys import api_key
 from tests.kit.lb_parts import GET, Client, Plane, Wire
 
@@ -981,3 +983,72 @@ def test_a_peer_may_ask_what_became_of_its_requests() -> None:
     entrance.client_gone()
     assert (door.plane.counts.errors[NO_ROOM.code], door.plane.counts.client_gone) == (1, 1)
     assert request.state is State.CHOOSING
+
+
+# --- what routing policies learn
+
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class Lessons:
+    """A door whose routing policy notes what is reported to it: each request, and the tokens of its response."""
+
+    def __init__(self, **more: Any) -> None:
+        table = Table("service", "1", (Target("a", "http://a.test:80"),), policy="gorgo", **more)
+        self.door = Door(table=table)
+        self.seen: list[tuple[RequestView, int | None]] = []
+        self.door.plane.table.policies.on_ended.append(
+            lambda view, _target, _now, tokens: self.seen.append((view, tokens))
+        )
+
+    def of(self, asked: dict[str, Any], key: str = "", tokens: int = 1) -> RequestView:
+        """Send a chat that an engine of an unknown kind answers: a stream has no usage, a whole response has."""
+        bearer = f"Authorization: Bearer {key}\r\n".encode() if key else b""
+        self.door.send(post(CHAT.decode(), json.dumps(asked).encode(), bearer))
+        if asked.get("stream"):
+            event = b'data: {"choices":[{"index":0,"delta":{"content":" x"}}]}\n\n'
+            chunks = [
+                b"%x\r\n%b\r\n" % (len(data), data) for data in (*[event] * tokens, b"data: [DONE]\n\n", b"")
+            ]
+            response = STREAM + b"".join(chunks)
+        else:
+            usage = {"prompt_tokens": 3, "completion_tokens": tokens}
+            response = whole(json.dumps({"choices": [], "usage": usage}).encode())
+        self.door.plane.answer("a", response)
+        self.door.plane.loop.settle()
+        return self.seen[-1][0]
+
+
+def asks(model: str = "m", content: Any = "hello there", **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": content}], **more}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed without usage", "in one piece"])
+def test_policies_learn_how_long_a_response_was(stream: bool) -> None:
+    lessons = Lessons()
+    for tokens in (12, 350):
+        lessons.of(asks(stream=stream), tokens=tokens)
+    assert [tokens for _, tokens in lessons.seen] == [12, 350]
+
+
+def test_policies_know_of_whom_and_of_which_model_a_response_was_and_the_clients_limit() -> None:
+    lessons = Lessons(access=Access((api_key("alice", "ka"), api_key("bob", "kb"))))
+    same = [lessons.of(asks(model), key) for model in ("short", "long") for key in ("ka", "kb")]
+    assert len({view.scope for view in same}) == 4
+    assert lessons.of(asks("short"), "ka").scope == same[0].scope
+    assert [lessons.of(asks(**more), "ka").max_tokens for more in ({}, {"max_tokens": 10})] == [0, 10]
+
+
+def test_without_keys_policies_know_the_model() -> None:
+    lessons = Lessons()
+    assert len({lessons.of(asks(model)).scope for model in ("short", "long", "short")}) == 2
+
+
+def test_prompts_are_measured_without_the_json_around_them_and_images_by_what_they_cost() -> None:
+    lessons, words = Lessons(), "hello there"
+    size = prompt_bytes(lessons.of(asks(content=words, metadata={"x": "y" * 4000})))
+    assert len(words) <= size <= len(words) + 12
+    image = {"url": "data:image/png;base64," + base64.b64encode(bytes(300_000)).decode()}
+    parts = [{"type": "text", "text": words}, {"type": "image_url", "image_url": image}]
+    assert 512 * BYTES_PER_TOKEN <= prompt_bytes(lessons.of(asks(content=parts))) <= 520 * BYTES_PER_TOKEN

@@ -534,7 +534,7 @@ def test_ids_that_were_told_are_not_begun_anew() -> None:
     request = HELLO | {"return_token_ids": True, "temperature": 0}
     sofar = StreamProgress(events=2, role_sent=True, tokens=1, context_ids=(8,), output_ids=(1,))
     assert resume(CHAT, request, sofar, VLLM).way is ResumeMethod.RESTART
-    assert reason_of(CHAT, request | {"temperature": 1}, sofar, VLLM) is Reason.STRANGE, "others would come"
+    assert reason_of(CHAT, request | {"temperature": 1}, sofar, VLLM) is Reason.SAMPLED, "others would come"
 
 
 @pytest.mark.parametrize(

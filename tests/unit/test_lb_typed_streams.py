@@ -21,6 +21,7 @@ from lb.stream.dialects import DIALECTS
 from lb.stream.resume_request import ResumeMethod, ResumeRequest
 from lb.stream.resume_rules import NotResumable, Reason
 from lb.stream.transcript import StreamProgress, Transcript
+from tests.clouds.schedules import examples
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "vllm_streams.json").read_text()
@@ -698,7 +699,7 @@ def test_a_conversation_with_tools_is_the_chat_that_vllm_makes_of_it() -> None:
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.sampled_from(sorted(RECORDED)),
     st.lists(st.tuples(st.floats(0, 1), st.integers(1, 5)), max_size=4),

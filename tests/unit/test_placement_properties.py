@@ -13,6 +13,7 @@ from policies.model import CapacityType, Replica, Zone
 from policies.placement.base import Decision, View
 from policies.placement.zone_backoff import open_offers
 from policies.registry import PLACERS
+from tests.clouds.schedules import examples
 from tests.unit.placement_world import ON_DEMAND, PLENTY, SPOT, S, World, a_goal, both, of_kind
 
 NAMES = (
@@ -43,7 +44,7 @@ goals = st.builds(
 
 
 @pytest.mark.long
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     goals,
     patterns,
@@ -67,7 +68,7 @@ def test_every_placer_keeps_the_laws_in_every_market(
         world.run(8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.integers(2, 5),
     st.integers(0, 4),
@@ -178,7 +179,7 @@ def count(decided: Decision, view: View, kind: CapacityType) -> tuple[int, int]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(view=views, memory=memories)
 def test_a_decision_is_well_formed(name: str, view: View, memory: dict[str, object]) -> None:
     placer = PLACERS[name]()
@@ -204,7 +205,7 @@ def test_a_decision_is_well_formed(name: str, view: View, memory: dict[str, obje
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", HEDGES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(view=views, memory=memories)
 def test_a_hedge_never_buys_more_than_its_goal(name: str, view: View, memory: dict[str, object]) -> None:
     decided = PLACERS[name]().decide(view, memory)
@@ -220,7 +221,7 @@ def test_a_hedge_never_buys_more_than_its_goal(name: str, view: View, memory: di
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(view=views, memory=memories)
 def test_spothedge_is_never_idle_while_a_zone_is_open(view: View, memory: dict[str, object]) -> None:
     decided = PLACERS["spothedge"]().decide(view, memory)

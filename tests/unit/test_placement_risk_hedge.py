@@ -47,6 +47,7 @@ from policies.placement.risk_market import (
 )
 from policies.placement.risk_odds import Odds, Terms, best_hedge
 from policies.placement.risk_search import Site
+from tests.clouds.schedules import examples
 from tests.unit.placement_world import ON_DEMAND, PLENTY, SPOT, S, World, a_goal, both, of_kind
 
 HOUR = 3600.0
@@ -756,7 +757,7 @@ class Sized(World):
 
 
 @pytest.mark.long
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     goals,
     patterns,
@@ -791,7 +792,7 @@ def test_the_laws_hold_in_every_market(
         world.run(8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 5), st.integers(0, 4), patterns, st.integers(1, 4), st.booleans())
 def test_it_finds_the_one_good_zone_whatever_the_others_do(
     n_zones: int, good: int, pattern: list[list[int]], wanted: int, fallback: bool

@@ -227,6 +227,7 @@ def a_world(capacity: Callable[[Zone, int], int], target: float = 0.999) -> Worl
     return World(goal, both("c/a/a1", "c/a/a2", "c/a/a3"), capacity, tick_s=TICK_S)
 
 
+@pytest.mark.long
 def test_a_market_that_loses_nothing_is_on_spot_within_two_days() -> None:
     world = a_world(lambda *_: PLENTY)
     assert cost(world, DAY_TICKS, lambda _: 4) < 1.1
@@ -235,6 +236,7 @@ def test_a_market_that_loses_nothing_is_on_spot_within_two_days() -> None:
     assert of_kind(world.counted, SPOT)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moving", [False, True])
 def test_a_market_that_loses_all_every_hour_is_not_dearer_than_on_demand(moving: bool) -> None:
     levels = [random.Random(7 + number // 80).randint(2, 6) for number in range(8 * DAY_TICKS)]

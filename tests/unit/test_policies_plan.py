@@ -32,6 +32,7 @@ from policies.model import (
 )
 from policies.plan import learn, plan
 from policies.registry import policies_for
+from tests.clouds.schedules import examples
 
 S = ReplicaState
 NOW = 1000.0
@@ -313,7 +314,7 @@ situations = st.builds(
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(situations, memories)
 def test_a_plan_is_a_fixed_point(situation: Observation, memory: Memory) -> None:
     policies = policies_for(situation.goal)
@@ -325,7 +326,7 @@ def test_a_plan_is_a_fixed_point(situation: Observation, memory: Memory) -> None
     assert plan(then, second.memory, policies) == second
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(situations, memories)
 def test_a_plan_is_well_formed(situation: Observation, memory: Memory) -> None:
     goal, replicas = situation.goal, {r.id: r for r in situation.replicas}
@@ -352,7 +353,7 @@ def test_a_plan_is_well_formed(situation: Observation, memory: Memory) -> None:
             assert replicas[action.replica_id].state not in (S.READY, S.NOT_READY)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(situations, memories)
 def test_no_update_takes_ready_replicas_below_what_the_goal_allows(
     situation: Observation, memory: Memory

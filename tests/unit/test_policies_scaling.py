@@ -20,6 +20,7 @@ from policies.scaling.engine_load import LOOK_EVERY_S, EngineLoad
 from policies.scaling.fixed import Fixed
 from policies.scaling.ongoing import Ongoing
 from policies.scaling.request_rate import RequestRate
+from tests.clouds.schedules import examples
 
 GOAL = ScalingGoal(
     min_replicas=1, max_replicas=10, target_qps_per_replica=2.0, upscale_delay_s=39.0, downscale_delay_s=100.0
@@ -362,7 +363,7 @@ scales = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(scales, loads)
 def test_what_holds_of_every_load(goal: ScalingGoal, steps: list[tuple[int, int]]) -> None:
     """No move against the load, none sooner after the other than its delay, no wait beyond 7/6 of its delay, and
@@ -389,7 +390,7 @@ def test_what_holds_of_every_load(goal: ScalingGoal, steps: list[tuple[int, int]
         assert len(levels) == len(set(levels)) <= goal.max_replicas
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(scales, loads)
 def test_no_level_that_is_asked_for_without_a_break_waits_longer_than_the_delay(
     goal: ScalingGoal, steps: list[tuple[int, int]]

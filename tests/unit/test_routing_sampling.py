@@ -49,7 +49,7 @@ def test_of_a_few_all_are_compared(name: str) -> None:
     assert len(chosen(make_policy(name), targets, request(0, b"x" * 500)).scored) == ALL
 
 
-@pytest.mark.parametrize("name", ["least_load", "instance_aware_least_load", "preserve", "round_robin"])
+@pytest.mark.parametrize("name", ["least_load", "instance_aware_least_load", "round_robin"])
 def test_of_many_a_sample_is_compared_and_it_differs_from_request_to_request(name: str) -> None:
     policy, targets = make_policy(name), fleet_of(MANY)
     seen: set[str] = set()
@@ -73,7 +73,7 @@ def test_the_same_numbers_make_the_same_choices(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name", ["least_load", "instance_aware_least_load", "cache_aware", "gorgo", "prefix_tree", "preserve"]
+    "name", ["least_load", "instance_aware_least_load", "cache_aware", "gorgo", "prefix_tree"]
 )
 def test_the_load_is_nearly_as_even_as_if_all_were_compared(name: str) -> None:
     policy, targets = make_policy(name), fleet_of(200)

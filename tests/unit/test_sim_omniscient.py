@@ -183,6 +183,7 @@ def test_the_compressed_grid_loses_nothing(
     assert keeps_the_rules(trace, found, n_target, cold_ticks)
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(small_traces(), st.sampled_from([0.9, 0.97]))
 def test_outages_save_money_and_keep_the_promise(trace: Trace, availability: float) -> None:

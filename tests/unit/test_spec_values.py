@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from skyserve_cli.spec import SpecError, reference_text, sent_spec, spec_from_json, spec_to_json
 from skyserve_cli.spec.load import Loaded, load_file, load_text
 from skyserve_cli.spec.schema import Section
+from tests.clouds.schedules import examples
 
 SMALL = "service: {}\nrun: serve\n"
 PROBED = """
@@ -358,7 +359,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.dictionaries(KEYS, TREES, max_size=8))
 def test_any_tree_is_a_spec_or_a_spec_error(tree: dict[str, object]) -> None:
     survives(yaml.safe_dump(tree, allow_unicode=True))
@@ -373,7 +374,7 @@ def places(tree: object, way: tuple[str | int, ...] = ()) -> list[tuple[str | in
 
 
 @pytest.mark.long
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sampled_from(places(REFERENCE)[1:]), TREES)
 def test_the_reference_with_anything_anywhere_is_a_spec_or_a_spec_error(
     place: tuple[str | int, ...], junk

@@ -41,6 +41,11 @@ WRONG = {
         "service.replica_policy.min_on_demand_replicas",
         "it is now base_ondemand_fallback_replicas",
     ),
+    "a routing policy of before": (
+        "service: {load_balancing_policy: Preserve}",
+        "service.load_balancing_policy",
+        "preserve is no longer a policy: write gorgo",
+    ),
     "a pool beside the service": ("pool: {workers: 1}", "pool", "pools are not offered"),
     "a pool inside the service": ("service: {pool: true}", "service.pool", "pools are not offered"),
     "job recovery": ("resources: {job_recovery: failover}", "resources.job_recovery", "always replaced"),

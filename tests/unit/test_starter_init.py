@@ -21,6 +21,7 @@ from skyserve_cli.starter.draft import Draft, slug, text_of
 from skyserve_cli.starter.engines import ENGINES, engine_of_image, launches
 from skyserve_cli.starter.skypilot import from_skypilot
 from skyserve_cli.starter.words import commands
+from tests.clouds.schedules import examples
 from tests.unit.starter_files import COMMANDS, COMPOSE, SKYPILOT
 
 #: By engine: the port, the path of the probe, the accelerator, and what stands in `run`.
@@ -311,7 +312,7 @@ SCRIPTS = st.one_of(st.text(max_size=60), st.lists(PIECES_OF_SCRIPTS, max_size=1
 
 
 @given(SCRIPTS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_any_command_is_a_file_or_a_sentence(text: str) -> None:
     try:
         draft = from_command(text, Path("/nowhere"))
@@ -321,7 +322,7 @@ def test_any_command_is_a_file_or_a_sentence(text: str) -> None:
 
 
 @given(SCRIPTS, st.sampled_from(["L4", "A100:8", "NoSuch", "L4:0.5"]), st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_no_script_breaks_the_warnings(run: str, gpu: str, has_ports: bool) -> None:
     loaded = load_text(
         "service: {}\nrun: x\nenvs: {X: 8001, M: '$X'}\n",
@@ -357,7 +358,7 @@ KEYS = [
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), TREES, max_size=6), TREES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_any_compose_file_is_a_draft_or_a_sentence(service: dict[str, object], image: object) -> None:
     text = yaml.safe_dump({"services": {"a": {"image": image, **service}}})
     try:

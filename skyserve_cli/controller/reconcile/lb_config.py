@@ -17,7 +17,7 @@ from policies.goals import Goal
 from policies.model import Json, Replica, ReplicaState
 from policies.regions.residency import served_zones
 from policies.routing.deadlines import Late
-from policies.routing.names import DEFAULT_POLICY, NAMES
+from policies.routing.names import DEFAULT_POLICY, NAMES, RETIRED
 from policies.throughput import qps_of
 from skyserve_cli.spec.model import ServiceSpec
 
@@ -50,7 +50,7 @@ def table_of(
     it from the push. An instant that moves, as a preemption notice moves it, makes a new revision.
     """
     balancer, limits = spec.load_balancer, spec.load_balancer.limits
-    policy = spec.load_balancing_policy
+    policy = RETIRED.get(spec.load_balancing_policy, spec.load_balancing_policy)
     known = KnownTargets() if known is None else known
     made = known.of(rollout.serving(replicas, goal, rollout_memory), spec, goal, tls_name, loaded)
     has_names = any(one.target.tls_name for one in made)

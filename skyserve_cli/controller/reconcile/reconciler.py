@@ -227,30 +227,11 @@ class Reconciler:
             self._later = []
         for row in some:
             try:
-                trouble = row.trouble or self._specs.trouble(row.name, row.version)
-                if trouble and not row.down:
-                    if self._is_troubled(row, broken(row, trouble), tick.now):
-                        log.error("service %s: %s", row.name, trouble)
-                    orders[row.name] = self._unchanged(row)
-                    continue
-                self._take_demand(row, tick.now)
-                is_due = not is_first or self._slow.keeps(row.name)
-                standing = None if is_due else self._standing(row, tick)
-                if standing is not None:
-                    orders[row.name] = standing
-                    continue
                 mine = tick.results.get(row.name, ()) if is_first else ()
-                has_listings = bool(tick.listings)
-                if not row.down and self._slow.rests(row.name, mine, tick.now, has_listings=has_listings):
-                    orders[row.name] = self._waiting(row)
-                    if has_listings:
-                        self._kept.forget(row.name)  # so that it is compared with the next ones
-                    continue
                 size = max(len(row.attempts), row.wanted)  # also before they are launched
-                if is_first and size >= LARGE:
-                    self._later.append(row.name)
-                    self._slow.keep(row.name, mine)
-                    orders[row.name] = self._waiting(row)
+                undecided = self._undecided(row, mine, size, tick, is_first=is_first)
+                if undecided is not None:
+                    orders[row.name] = undecided
                     continue
                 with self._slow.turn(row.name, mine, tick.now, size) as turn:
                     team = self._teams.room(row)
@@ -272,6 +253,31 @@ class Reconciler:
                     log.exception("tick of service %s", row.name)
                 orders[row.name] = self._unchanged(row)
         return orders, decided
+
+    def _undecided(
+        self, row: ServiceRow, mine: Sequence[Event], size: int, tick: Observed, *, is_first: bool
+    ) -> Orders | None:
+        """Return the orders of a service that is not decided about in this pass; None of one that is."""
+        trouble = row.trouble or self._specs.trouble(row.name, row.version)
+        if trouble and not row.down:
+            if self._is_troubled(row, broken(row, trouble), tick.now):
+                log.error("service %s: %s", row.name, trouble)
+            return self._unchanged(row)
+        self._take_demand(row, tick.now)
+        is_due = not is_first or self._slow.keeps(row.name)
+        standing = None if is_due else self._standing(row, tick)
+        if standing is not None:
+            return standing
+        has_listings = bool(tick.listings)
+        if not row.down and self._slow.rests(row.name, mine, tick.now, has_listings=has_listings):
+            if has_listings:
+                self._kept.forget(row.name)  # so that it is compared with the next ones
+            return self._waiting(row)
+        if is_first and size >= LARGE:
+            self._later.append(row.name)
+            self._slow.keep(row.name, mine)
+            return self._waiting(row)
+        return None
 
     def _waiting(self, row: ServiceRow) -> Orders:
         """Return the orders of a service that is not decided about now."""

@@ -1,8 +1,8 @@
 """Machines that really boot, without a hypervisor: each is a set of namespaces of this machine.
 
 A machine has its own network (an address, and 169.254.169.254 with its cloud's metadata service), processes, mounts and
-host name; its disk is a tmpfs of a given size over this machine's root, so programs are there and nothing that it writes
-is left. What it needs from this checkout is copied to that disk: its users need not be able to read the checkout, which
+host name; its disk is a tmpfs of a given size over this machine's root and /dev/shm, so programs and files of tests are there
+and nothing that it writes is left. What it needs from this checkout is copied to that disk: its users need not be able to read the checkout, which
 may be in a folder of root's own. It boots like one: after `boot_s` sshd comes up with the host key of its image, then the user data runs as
 root, and `shutdown` ends it. Ending its first process is the end of all, as if the power had gone.
 
@@ -53,11 +53,12 @@ chmod -R a+rX files
 mount --make-rprivate /
 hostname {name}
 mount -t tmpfs -o size={disk_mb}m tmpfs disk
-mkdir disk/upper disk/work disk/root
+mkdir disk/upper disk/work disk/root disk/shm disk/shm-work
+chmod 1777 disk/shm
 mount -t overlay overlay -o lowerdir=/,upperdir=disk/upper,workdir=disk/work disk/root
 root=$PWD/disk/root
 mount --rbind /dev $root/dev
-mount -t tmpfs tmpfs $root/dev/shm
+mount -t overlay overlay -o lowerdir=/dev/shm,upperdir=disk/shm,workdir=disk/shm-work $root/dev/shm
 mount -t tmpfs tmpfs $root/run
 mount -t proc proc $root/proc
 mount -t sysfs -o ro sysfs $root/sys 2>/dev/null || true

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.preserve.length_learner import BUCKETS, LengthLearner
 from policies.routing.base import RequestView
-from policies.routing.length_learner import BUCKETS, LengthLearner
 from policies.routing.response_length import DEFAULT_TOKENS
 
 TOPICS = {b"translate": 40, b"summarize": 90, b"implement": 400}

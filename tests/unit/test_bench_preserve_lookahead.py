@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.forecast.lookahead import HORIZON_SLOTS, SLOT_S, Expected, LookAhead
+from benchmarks.preserve.lookahead import HORIZON_SLOTS, SLOT_S, Expected, LookAhead
 
 EXPECTED = st.builds(
     Expected,

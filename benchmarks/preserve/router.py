@@ -10,7 +10,7 @@ map per target, to which the request is added for the sake of the question only.
 
 Source: PreServe, section 4.3.3, with its T_mem = 0.8 and beta = 1. Different here:
 
-- *The guess* is learned from the requests that pass (`routing.length_learner`), behind the port the paper's DistilBERT would
+- *The guess* is learned from the requests that pass (`length_learner`), behind the port the paper's DistilBERT would
   fit. A request is compared by its typical length, and adds its mean to the load, since typical ones sum up to too little.
 - *The capacity* of a cache is not known to a load balancer, so it is inferred: tokens in the map over the
   usage the engine reports, mixed with a tenth of an assumed `kv_tokens`. Reported usage also corrects the map's
@@ -27,11 +27,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 from random import Random
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
-from policies.forecast.lookahead import Expected, LookAhead
+from benchmarks.preserve.length_learner import LengthLearner
+from benchmarks.preserve.lookahead import Expected, LookAhead
 from policies.routing.base import Choice, RequestView, TargetView
-from policies.routing.length_learner import LengthLearner
 from policies.routing.request_work import BYTES_PER_TOKEN, prompt_bytes, streamed
 from policies.routing.response_length import ResponseLength
 from policies.routing.sampling import SamplingPolicy
@@ -48,6 +48,15 @@ _TERMS = ("prefill_tokens", "decode_tokens", "overflow_tokens", "trouble_tokens"
 _COST_THEN_TURN = itemgetter(1, 6)
 
 
+@runtime_checkable
+class SummedLength(Protocol):
+    """Knows what typical lengths of responses add up to."""
+
+    def mean(self, request: RequestView) -> float:
+        """Return the expected tokens for a sum over requests, which a typical length would underestimate. Changes nothing."""
+        ...
+
+
 class PreServe(SamplingPolicy):
     name: ClassVar[str] = "preserve"
     needs_prompt: ClassVar[bool] = True  # for its length, and for whose request it is
@@ -60,7 +69,8 @@ class PreServe(SamplingPolicy):
         rng: Random | None = None,
     ) -> None:
         super().__init__(rng)
-        self._lengths = lengths or LengthLearner()
+        self._lengths = lengths = lengths or LengthLearner()
+        self._mean = lengths.mean if isinstance(lengths, SummedLength) else lengths.predict
         self._kv_tokens = kv_tokens
         self._overflow_weight = overflow_weight
         self._fleet_s_per_token = FIRST_S_PER_TOKEN
@@ -86,7 +96,7 @@ class PreServe(SamplingPolicy):
         if load is None:
             load = self._loads[target_id] = _TargetLoad(self._fleet_s_per_token)
         prompt_tokens = prompt_bytes(request) / BYTES_PER_TOKEN
-        expected = Expected(prompt_tokens, self._lengths.mean(request), load.s_per_token)
+        expected = Expected(prompt_tokens, self._mean(request), load.s_per_token)
         self._attempts[request.id] = _RunningRequest(load, expected, now)
         self._usual_tokens += NEWEST_SHARE * (sum(expected[:2]) - self._usual_tokens)
         load.queued_tokens += prompt_tokens

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.preserve.router import PreServe
 from policies.routing.base import Choice, RequestView, TargetView
-from policies.routing.preserve import PreServe
 from policies.routing.response_length import Constant
 
 A, B = TargetView("a"), TargetView("b")
