@@ -98,7 +98,7 @@ class JoiningWorld(World):
             super().last_token(engine, flight, now)
             return
         self.prefilled_bytes += flight.step.added
-        self._table.cached(engine.key, flight.view)
+        self._table.cached(engine.key, flight.view, now)
         self._up.ended(True)
         self._warm((engine, self._up), now)
 

@@ -12,7 +12,7 @@ asia). Rules: `local` (no region helps another), `all_view` (every agent has eve
 distances), `all_view_plain` (chooses a replica by GORGO's cost without our terms for burden and copies), `skywalker` as published,
 `gorgo` as published between regions and plain inside, `central_gorgo` (one agent in us, plain), `central_rr`, `central_ll`,
 `central_ch` and `central_sgl` (one agent in us that pushes blindly: round robin, least load, a ring hash, sglang-router's rule),
-`skywalker_ch` (a ring hash in both layers), `one_cost`. Means over the seeds, with half of a 95 % confidence interval. Lines below a
+`skywalker_ch` (a ring hash in both layers), `one_cost`, and `one_cost_own` (without digests of caches). Means over the seeds, with half of a 95 % confidence interval. Lines below a
 rule are of a part of its requests: those of an outage, or of the clients of some regions. The last column is the TTFT's p90, of
 the shortest of any rule.
 """
@@ -53,6 +53,7 @@ COLUMNS: tuple[Column[Figures], ...] = (
     Column("GPU $/M", lambda f: f.gpu_usd, ".0f"),
     Column("lost", lambda f: f.lost, ".0f"),
     Column("bytes outside zone", lambda f: f.outside_bytes, ".0f"),
+    Column("digest KB/s", lambda f: f.digest_kb_per_s, ".2f"),
 )
 
 

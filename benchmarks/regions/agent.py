@@ -12,6 +12,7 @@ from lb.config.options import Limits, Pushing
 from lb.config.regions import PeerAgent, Regions
 from lb.config.schema import Table, Target
 from lb.core.admission import EngineLoad
+from lb.core.beats import decode, encode_digest, frames
 from lb.core.forwarding import Forwarding
 from lb.core.hop import ReportId
 from lb.core.peers import RegionReport
@@ -21,10 +22,12 @@ from lb.core.scheduler import Scheduler
 from lb.core.target_choice import choose
 from lb.core.targets import Booking, TargetTable
 from policies.routing.base import Choice, RequestView
+from policies.routing.cache_digest import Digest
 
 if TYPE_CHECKING:
     from benchmarks.regions.world import RegionalEngine, World
 
+_CACHE_KEY = b"of one service"
 _DAY_S = 86_400.0
 IDLE_POLL_S = 5.0  # as in `lb.engines.load_poller`, which is not pure
 RECONSIDERED = 8  # held requests that are compared with the peers at each report
@@ -73,7 +76,7 @@ class Agent:
     """A load balancer of a region."""
 
     def __init__(self, world: World, name: str, region: str, others: Sequence[tuple[str, str]]) -> None:
-        """`others` are the names and the regions of the agents of other regions."""
+        """`others` are the names and the regions of the other agents."""
         self._world = world
         self.name = name
         self.region = region
@@ -81,7 +84,10 @@ class Agent:
         rule = world.rule
         self._pushing = Pushing(mode=rule.push)
         self._served = [one for one in world.engines if rule.all_view or one.region == region]
-        self._others = tuple(others) if rule.outer != "local" else ()
+        self._others = tuple((*one,) for one in others if one[1] != region) if rule.outer != "local" else ()
+        alike = () if rule.all_view else tuple(one for one in others if one[1] == region)
+        self._siblings = alike if rule.digests else ()
+        self.digest_bytes = 0  # sent
         self._start_empty(0.0)
         self._report_id = ReportId(1, 0)
         self._heard: dict[str, ReportId] = {}  # from peers
@@ -94,13 +100,14 @@ class Agent:
         self._scheduler: Scheduler[Flight] = Scheduler(self._table, self._queue)
         self._flights: dict[Flight, None] = {}
         made = RingForwarding if self._world.rule.ring else Forwarding
-        self._forwarding = made(self._table, self._regions(), now)
+        key = _CACHE_KEY if self._world.rule.digests else b""
+        self._forwarding = made(self._table, self._regions(), now, key)
         self._measure_distances()
 
     def _regions(self) -> Regions:
         world = self._world
         scenario = world.scenario
-        peers = tuple(
+        agents = tuple(
             PeerAgent(
                 name,
                 region,
@@ -110,10 +117,12 @@ class Agent:
                 scenario.region(self.region).egress_usd_per_gb,
                 scenario.region(region).egress_usd_per_gb,
             )
-            for index, (name, region) in enumerate(self._others)
+            for index, (name, region) in enumerate((*self._others, *self._siblings))
         )
+        peers, siblings = agents[: len(self._others)], agents[len(self._others) :]
+        usd = scenario.usd_per_second
         return Regions(
-            self.name, self.region, world.rule.outer, peers=peers, usd_per_second=scenario.usd_per_second
+            self.name, self.region, world.rule.outer, peers=peers, usd_per_second=usd, siblings=siblings
         )
 
     def barred(self, client_region: str) -> Collection[int]:
@@ -154,7 +163,7 @@ class Agent:
                 assert key is not None
                 self._table.loaded(key, engine.load(), 0.0, 0.0)
             self._poll_from(self._pushing.probe_s * place / len(self._world.engines), engine)
-        if self._others:
+        if self._others or self._siblings:
             self._world.events.at(self._world.scenario.report_s, self._report, None)
 
     def check_balance(self) -> None:
@@ -181,6 +190,7 @@ class Agent:
             session=flight.call.session,
         )
         self._flights[flight] = None
+        self._forwarding.meets(flight.view, now)
         if not flight.hop and self._leaves(flight, now):
             return
         choice = self._scheduler.place(flight, now)
@@ -243,6 +253,7 @@ class Agent:
     def _push(self, flight: Flight, choice: Choice, now: float) -> None:
         engine = self._world.engine_by_id[choice.target_id]
         flight.booking = self._table.book(flight.view, engine.id, now)
+        self._forwarding.sent(flight.view, engine.id, self._zones(flight.region), now)
         self._world.send_to_engine(flight, engine, self, now)
 
     def _let_in(self, now: float) -> None:
@@ -350,8 +361,29 @@ class Agent:
                     way_s = world.way_s(self.region, region)
                     about = (self, report, self._report_id)
                     world.events.at(now + way_s, world.agents[name].hears, about)
+            self._share_caches(now)
             self._reconsider(now)
         world.events.at(now + world.scenario.report_s, self._report, None)
+
+    def _share_caches(self, now: float) -> None:
+        """Send digests to the other agents, on the connections of the reports."""
+        world = self._world
+        for name, region in (*self._others, *self._siblings):
+            if not world.passes(self.region, region, now):
+                continue
+            digest = self._forwarding.caches.unsent(name, world.zones_of(region), now)
+            if digest is not None:
+                sent = encode_digest(digest)
+                self.digest_bytes += len(sent)
+                way_s = world.way_s(self.region, region)
+                world.events.at(now + way_s, world.agents[name].hears_digest, (self.name, sent))
+
+    def hears_digest(self, about: tuple[str, bytes], now: float) -> None:
+        name, sent = about
+        for kind, data in () if self.down else frames(sent)[0]:
+            found = decode(kind, data)
+            assert isinstance(found, Digest)
+            self._forwarding.caches.reported(name, found, now)
 
     def hears(self, about: tuple[Agent, RegionReport, ReportId], now: float) -> None:
         peer, report, report_id = about
@@ -361,6 +393,7 @@ class Agent:
         self._heard[peer.name] = report_id
         if report_id.boot != before.boot:
             self._forwarding.restarted(peer.name)
+            self._forwarding.caches.connected(peer.name)
         rtt_s = self._world.rtt_s(self.region, peer.region)
         every_s = self._world.scenario.report_s
         self._forwarding.receive_report(peer.name, report, rtt_s, every_s, now, report_id)

@@ -20,7 +20,7 @@ class Figures:
     all from `kb` on are of the whole run; `outside_bytes` were sent to regions that may not serve their request.
 
     `left` is the share of requests that were served outside of their client's region. `gpu_usd` is the price of the time for which
-    engines were busy.
+    engines were busy. `digest_kb_per_s` is what the busiest agent sent of digests, to all others.
     """
 
     requests: int
@@ -38,6 +38,7 @@ class Figures:
     egress_usd: float
     gpu_usd: float
     outside_bytes: int = 0
+    digest_kb_per_s: float = 0.0
 
 
 def measure(
@@ -76,6 +77,7 @@ def measure(
         egress_usd=1e6 * egress_usd / total,
         gpu_usd=1e6 * gpu_usd / total,
         outside_bytes=result.outside_bytes,
+        digest_kb_per_s=max(result.digest_bytes, default=0) / 1e3 / ends[-1].ended_at,
     )
 
 

@@ -168,6 +168,18 @@ def two_agents(length_s: float) -> Scenario:
     return replace(day(0.85, length_s=length_s), name="two agents per region", regions=regions)
 
 
+def alone(agents: int, load: float = 0.7) -> Callable[[float], Scenario]:
+    """One region, whose agents get each request by chance."""
+
+    def made(length_s: float) -> Scenario:
+        region = Region("us", 12, USD_PER_HOUR["us"], EGRESS_USD_PER_GB["us"], agents=agents)
+        base = day(load, length_s=length_s)
+        name = f"one region, {agents} agents"
+        return replace(base, name=name, regions=(region,), spread=True)
+
+    return made
+
+
 SCENARIOS: Mapping[str, Callable[[float], Scenario]] = {
     "idle": idle,
     "day": lambda length_s: day(0.85, length_s=length_s),
@@ -194,4 +206,6 @@ SCENARIOS: Mapping[str, Callable[[float], Scenario]] = {
     "crowd": crowd,
     "pause": paused,
     "agents-2": two_agents,
+    "alone-1": alone(1),
+    "alone-3": alone(3),
 }

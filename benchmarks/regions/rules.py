@@ -62,7 +62,8 @@ class Rule:
     """`inner`, made by `make_inner`, chooses a replica, `outer` a region. `all_view`: every agent has every replica in its table.
 
     `central` is the region of the only agent, if there is only one (the scenario's first if it has no such region). `distances`:
-    the table knows the round trip to replicas. `ring`: a session's place on a ring of peers counts as its match there.
+    the table knows the round trip to replicas. `ring`: a session's place on a ring of peers counts as its match there. `digests`: agents
+    report to each other what caches hold.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Rule:
     distances: bool = True
     central: str = ""
     ring: bool = False
+    digests: bool = False
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
@@ -109,7 +111,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
                 )
             ),
             Rule("skywalker_ch", "consistent_hash", ring_hash, PushMode.SELECTIVE, "skywalker", ring=True),
-            Rule("one_cost", outer="one_cost"),
+            Rule("one_cost_own", outer="one_cost"),
+            Rule("one_cost", outer="one_cost", digests=True),
         )
     }
 )

@@ -128,6 +128,7 @@ class Scenario:
     ends_at_s: float | None = (
         None  # nothing arrives later, so that conversations under way have no further turns
     )
+    spread: bool = False  # requests over the agents of their region, instead of sessions
 
     @property
     def region_names(self) -> tuple[str, ...]:
@@ -152,7 +153,7 @@ def three(replicas: Mapping[str, int] | int = 4) -> tuple[Region, ...]:
 
 _KEYS = {
     "name", "regions", "rtt_ms", "clients", "profile", "report_s", "stay", "deaths", "cuts", "rtt_changes",
-    "closed_loop", "count_from_s", "ends_at_s", "pauses", "jitter", "usd_per_second",
+    "closed_loop", "count_from_s", "ends_at_s", "pauses", "jitter", "usd_per_second", "spread",
 }  # fmt: skip
 
 
@@ -196,6 +197,7 @@ def _scenario(given: dict[str, Any], path: Path) -> Scenario:
         closed_loop=bool(given.get("closed_loop", False)),
         count_from_s=float(given.get("count_from_s", 0.0)),
         ends_at_s=given.get("ends_at_s"),
+        spread=bool(given.get("spread", False)),
     )
 
 

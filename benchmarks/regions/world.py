@@ -63,6 +63,7 @@ class Result:
     busy_s: tuple[float, ...]  # of each engine
     egress_bytes: dict[tuple[str, str], int]
     outside_bytes: int  # of requests that were sent to a region that may not serve them
+    digest_bytes: tuple[int, ...] = ()  # that each agent has sent to the others
 
     @property
     def digest(self) -> str:
@@ -118,7 +119,7 @@ class World:
             for name in agent_names(region, scenario.region(region).agents)
         }
         self.agents = {
-            name: Agent(self, name, region, [one for one in names.items() if one[1] != region])
+            name: Agent(self, name, region, [one for one in names.items() if one[0] != name])
             for name, region in names.items()
         }
         self._home = homes
@@ -222,6 +223,7 @@ class World:
             tuple(engine.busy_s for engine in self.engines),
             self.egress_bytes,
             self.outside_bytes,
+            tuple(agent.digest_bytes for agent in self.agents.values()),
         )
 
     def _announce_next(self) -> None:
@@ -246,10 +248,11 @@ class World:
         self.events.at(now + way_s, agent.arrives, flight)
 
     def _entrance(self, flight: Flight) -> Agent:
-        """Return the agent that a client uses: a session stays with one of its region."""
+        """Return the agent that a client uses: a session stays with one of its region, unless requests are spread."""
         region = self._home[flight.region]
         names = agent_names(region, self.scenario.region(region).agents)
-        return self.agents[names[crc32(flight.call.session.encode()) % len(names)]]
+        key = flight.call.id if self.scenario.spread else flight.call.session
+        return self.agents[names[crc32(key.encode()) % len(names)]]
 
     def lose(self, flight: Flight, now: float) -> None:
         """The client's attempt has failed; it tries again."""

@@ -131,7 +131,10 @@ class Agent:
             slow_tls=fast_path.without_tls if fast_path is not None else "",
             workers=max(1, options.mover_threads) if fast_path is not None else 1,
         )
-        forwarding = None if identity is None else Forwarding(targets, table.regions or Regions("", ""), now)
+        forwarding = None
+        if identity is not None:
+            regions = table.regions or Regions("", "")
+            forwarding = Forwarding(targets, regions, now, identity.cache_key())
         quota = None if identity is None else SharedQuota()
 
         # Each part gets those that are made before it, and nothing afterwards.

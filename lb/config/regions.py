@@ -11,7 +11,7 @@ from policies.regions.names import DEFAULT_REGION_POLICY, REGION_NAMES
 
 @dataclass(frozen=True, slots=True)
 class PeerAgent:
-    """An agent of another region. Connections to `url` need a certificate for `tls_name`.
+    """Another agent. Connections to `url` need a certificate for `tls_name`.
 
     `zones` are the residency zones whose requests it may have (see `lb.core.residency`). A GB that is sent to it costs
     `egress_usd_per_gb`, one that it sends `ingress_usd_per_gb`.
@@ -74,7 +74,7 @@ class Place:
 class Regions:
     """The view of one agent. `here` is its region, `policy` one of `policies.regions.registry`.
 
-    `owned` are the regions whose replicas are among the table's targets, `epoch` that of the ownership. `places` are regions
+    `siblings` are the other agents of its region, which have the same replicas. `owned` are the regions whose replicas are among the table's targets, `epoch` that of the ownership. `places` are regions
     without agents, `endpoints` those of all agents for clients. `usd_per_second` is what a second less of waiting is worth; None: money does not count.
     """
 
@@ -87,6 +87,7 @@ class Regions:
     places: tuple[Place, ...] = ()
     usd_per_second: float | None = None
     endpoints: tuple[Place, ...] = ()
+    siblings: tuple[PeerAgent, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         extra: dict[str, Any] = {}
@@ -94,6 +95,8 @@ class Regions:
             extra["places"] = [place.to_json() for place in self.places]
         if self.endpoints:
             extra["endpoints"] = [place.to_json() for place in self.endpoints]
+        if self.siblings:
+            extra["siblings"] = [sibling.to_json() for sibling in self.siblings]
         if self.usd_per_second is not None:
             extra["usd_per_second"] = self.usd_per_second
         return extra | {
@@ -118,11 +121,12 @@ class Regions:
             places=tuple(Place.from_json(one, at) for one, at in fields.items("places")),
             usd_per_second=fields.number_or_none("usd_per_second", 1e-12, 1e9),
             endpoints=tuple(Place.from_json(one, at) for one, at in fields.items("endpoints")),
+            siblings=tuple(PeerAgent.from_json(one, at) for one, at in fields.items("siblings")),
         )
         if regions.policy not in REGION_NAMES:
             raise WireError(fields.at("policy"), f"expected one of {', '.join(REGION_NAMES)}")
         seen: set[str] = set()
-        for peer in regions.peers:
+        for peer in (*regions.peers, *regions.siblings):
             if peer.id in seen or peer.id == regions.agent:
                 raise WireError(fields.at("peers"), f"two agents have the id {peer.id!r}")
             seen.add(peer.id)

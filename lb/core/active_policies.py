@@ -122,7 +122,7 @@ class ActivePolicies:
         every = list(self._by_name.values())
         self.needs_prompt = any(policy.needs_prompt for policy in every)
         self.on_record: list[Callable[[RequestView, str, float], None]] = _doing(every, "record")
-        self.on_cached: list[Callable[[RequestView, str], None]] = _doing(every, "cached")
+        self.on_cached: list[Callable[[RequestView, str, float], None]] = _doing(every, "cached")
         self.on_responded: list[Callable[[RequestView, str, float], None]] = _doing(every, "responded")
         self.on_ended: list[Callable[[RequestView, str, float, int | None], None]] = _doing(every, "ended")
         if self.caches is not None:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from struct import Struct, error
+from struct import Struct, error, unpack_from
 from typing import Any, NamedTuple
 
 from lb.core.peers import MOST_CLASSES, ClassReport, RegionReport
 from lb.core.shared_quota import Counters, Used
+from policies.routing.cache_digest import Digest, Row
 
 MAX_FRAME_BYTES = 2048
-BEAT, USED = 1, 3  # kinds of frames; 2 had fewer counters of each key
+BEAT, USED, DIGEST = 1, 3, 4  # kinds of frames; 2 had fewer counters of each key
 MOST_SILENT = 16  # agents that one beat names
 _HEAD = Struct("!HB")  # bytes that follow, kind
 _LINK = Struct(
@@ -35,6 +36,11 @@ _MOST = 2**53
 _LONGEST_S = 1e6
 _LONGEST_NAME = 1100  # of a key with one of its models
 _USED_BYTES = 1300  # of the rows in one frame
+_AGE = Struct("!f")
+_MARK = Struct("!I")
+_MARKS = Struct("!H")  # marks that follow
+_DIGEST_BYTES = 1600  # of the rows in one frame, and one more
+_MOST_MARKS = 64  # in one row
 
 
 class BeatError(ValueError):
@@ -141,10 +147,12 @@ def frames(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
     return found, data[at:]
 
 
-def decode(kind: int, data: bytes) -> Beat | UsedReport | None:
-    """Return what a frame reports: a beat, or counters; None if its kind is not known. Raises BeatError."""
+def decode(kind: int, data: bytes) -> Beat | UsedReport | Digest | None:
+    """Return what a frame reports: a beat, counters or a digest; None if its kind is not known. Raises BeatError."""
     if kind == BEAT:
         return _beat(data)
+    if kind == DIGEST:
+        return _digest(data)
     return _used(data) if kind == USED else None
 
 
@@ -248,6 +256,35 @@ def _used(data: bytes) -> UsedReport:
             raise BeatError(f"used: {len(Counters._fields)} numbers are expected for each key")
         used[key] = Counters(*(_integer(one, "used") for one in row))
     return UsedReport(_integer(fields.get("boot"), "boot"), used)
+
+
+def encode_digest(digest: Digest) -> bytes:
+    """Return the frames of a digest (see `policies.routing.cache_digest`)."""
+    head = _AGE.pack(min(max(0.0, digest.age_s), _LONGEST_S))
+    found, data = b"", b""
+    for target_id, marks in digest.rows:
+        for at in range(0, max(1, len(marks)), _MOST_MARKS):
+            part = marks[at : at + _MOST_MARKS]
+            data += _encoded(target_id) + _MARKS.pack(len(part)) + b"".join(map(_MARK.pack, part))
+            if len(data) >= _DIGEST_BYTES:
+                found, data = found + _HEAD.pack(len(head) + len(data), DIGEST) + head + data, b""
+    return found + _HEAD.pack(len(head) + len(data), DIGEST) + head + data if data else found
+
+
+def _digest(data: bytes) -> Digest:
+    rows, at = [], _AGE.size
+    try:
+        (age_s,) = _AGE.unpack_from(data)
+        while at < len(data):
+            target_id, at = _text_at(data, at)
+            (count,) = _MARKS.unpack_from(data, at)
+            at += _MARKS.size
+            rows.append(Row(target_id, unpack_from(f"!{count}I", data, at)))
+            at += count * _MARK.size
+    except (error, UnicodeDecodeError):
+        raise BeatError("a digest that is not whole, or has text that is not UTF-8") from None
+    _check_times(age_s)
+    return Digest(age_s, tuple(rows))
 
 
 def _integer(value: Any, key: str) -> int:

@@ -16,11 +16,13 @@ from lb.core.hop import NO_REPORT, ReportId, credit_line, read_credit
 from lb.core.peers import ClassReport, Peers, QueuePace, RegionReport, local_cost, region_report
 from lb.core.region_watch import SILENT_AFTER_S
 from lb.core.residency import ANYWHERE, Zones, may_have
+from lb.core.shared_caches import SharedCaches
 from lb.core.target_choice import choose, takes_another
 from lb.core.targets import Booking, Key, TargetTable
 from policies.regions.base import PeerView, RegionChoice
 from policies.regions.registry import make_region_policy
 from policies.routing.base import Choice, RequestView
+from policies.routing.cache_digest import Held
 from policies.routing.request_work import prompt_bytes
 
 FULL_SLACK_S = 0.25  # a peer keeps a forwarded request that it can start within its reported wait and this
@@ -32,8 +34,10 @@ _RESPONSE_SHARE = 0.1  # of the newest response in their usual length
 class Forwarding:
     """The regions as one agent sees them. `now` never runs backwards."""
 
-    def __init__(self, table: TargetTable, regions: Regions, now: float) -> None:
+    def __init__(self, table: TargetTable, regions: Regions, now: float, cache_key: bytes = b"") -> None:
+        """Share what caches hold with the agents that have the same `cache_key`."""
         self.regions = regions
+        self.caches = SharedCaches(cache_key)
         self._table = table
         self.peer_table = TargetTable(_described(regions, table.table), now, first_epoch=_FIRST_EPOCH)
         self._peers = Peers(peer.id for peer in regions.peers)
@@ -45,6 +49,7 @@ class Forwarding:
         self._reported_wait_s = 0.0
         self._response_bytes: dict[str, float] = {}  # of a forwarded request, by peer: a moving average
         self.report_ids: dict[str, ReportId] = {}  # of the last report to each peer
+        self._share(now)
 
     def apply(self, regions: Regions, now: float) -> None:
         """Another table is in force."""
@@ -53,6 +58,33 @@ class Forwarding:
         self.regions = regions
         self._peers.retain(peer.id for peer in regions.peers)
         self.peer_table.apply(_described(regions, self._table.table), now)
+        self._share(now)
+
+    # --- caches
+
+    def _share(self, now: float) -> None:
+        """Share what caches hold with the agents that may use it: those of this region, and peers if they are chosen by it."""
+        regions = self.regions
+        far = regions.peers if self._policy.knows_caches else ()
+        self._sharing = {agent.id: agent.region for agent in (*far, *regions.siblings)}
+        self.caches.retain(self._sharing, {target.id for target in self._table.table.targets}, now)
+
+    def sent(self, view: RequestView, target_id: str, zones: Zones, now: float) -> None:
+        """A request of those zones is on its way to a replica of the table."""
+        self.caches.sent(view, target_id, zones, now)
+
+    def meets(self, view: RequestView, now: float) -> None:
+        """A request has come: learn which caches have its beginning by what other agents report."""
+        for held, beginning in self.caches.news(view, now):
+            self._learn(held, beginning, now)
+
+    def _learn(self, held: Held, beginning: RequestView, now: float) -> None:
+        key, region = self._table.key(held.target_id), self._sharing.get(held.source)
+        if key is not None:
+            self._table.cached(key, beginning, now)
+        for peer in self.regions.peers:
+            if peer.region == region:
+                self._peers.cached(beginning, peer.id)
 
     # --- peers
 

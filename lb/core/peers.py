@@ -11,7 +11,7 @@ there when it made its last report and than that granted, and a forward that fai
 changes, neither here nor for requests that are under way there.
 
 *Prefixes.* The prompts forwarded to a peer are kept in a radix tree whose holders are regions: what a region was sent it
-has probably cached. This needs no message (SkyWalker section 3.2).
+has probably cached. This needs no message (SkyWalker section 3.2). What it was sent by others it reports in digests (`lb.core.shared_caches`).
 """
 
 from __future__ import annotations
@@ -185,6 +185,11 @@ class Peers:
         pace = 0.0 if report is None else _best_class(report, residual).s_per_byte
         peer.sent_s[name] = residual * pace
         self._turns.use(region)
+
+    def cached(self, request: RequestView, region: str) -> None:
+        """The peer reports that it has the prompt in a cache."""
+        if region in self._peers and request.prompt:
+            self._tree.insert(request.scope, request.prompt, region)
 
     def responded(self, name: Hashable, region: str, room_after: ReportId | None) -> bool:
         """The first byte of a forwarded request's response has come. Returns whether that gives credit back.

@@ -272,11 +272,11 @@ class TargetTable:
             self._candidates.changed(entry)
             self._relieved[key.id] = None
 
-    def cached(self, key: Key, request: RequestView) -> None:
-        """A target of the table has computed the prompt for no client."""
+    def cached(self, key: Key, request: RequestView, now: float) -> None:
+        """A target of the table has computed the prompt, for no client of this agent."""
         if self._current(key) is not None:
             for cached in self.policies.on_cached:
-                cached(request, key.id)
+                cached(request, key.id, now)
 
     def listed(self, key: Key, models: ModelList | None) -> bool:
         """Record that a target lists these models (None: it lists none).

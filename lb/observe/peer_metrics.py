@@ -89,6 +89,22 @@ def _links(agent: tuple[str, str], regions: Mapping[str, Any]) -> Iterator[Metri
             if row[key] is not None:
                 gauge.add_metric((*agent, row["id"]), row[key] * unit_s)
         yield gauge
+    sent = CounterMetricFamily(
+        f"{_PREFIX}cache_digest_sent_bytes",
+        "Bytes of digests of caches sent to another agent, of this region or another one.",
+        labels=_PEER,
+    )
+    age = GaugeMetricFamily(
+        f"{_PREFIX}cache_digest_age_seconds",
+        "How old the newest digest of caches is that another agent has sent.",
+        labels=_PEER,
+    )
+    for row in regions.get("digests", ()):
+        sent.add_metric((*agent, row["id"]), row["sent_bytes"])
+        if row["age_s"] is not None:
+            age.add_metric((*agent, row["id"]), row["age_s"])
+    yield sent
+    yield age
     usd = CounterMetricFamily(
         f"{_PREFIX}peer_egress_usd",
         "What sending these bytes to the peer has cost, by list prices of traffic between regions.",

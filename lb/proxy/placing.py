@@ -238,6 +238,8 @@ class Placing:
         """Go to a target, or wait for one."""
         dispatch = self._dispatch
         now = dispatch.runtime.clock()
+        if dispatch.forwarding is not None:
+            dispatch.forwarding.meets(self.view, now)
         if dispatch.table.models.missing(self._arrival.model):
             self._no_such_model()
         elif self._arrival.resource is not None and not self._find_home(now):
@@ -363,6 +365,8 @@ class Placing:
             counts = self._account.metrics.counts
             counts.prompt_bytes += len(prompt)
             counts.matched_bytes += choice.matched_bytes
+            if dispatch.forwarding is not None:
+                dispatch.forwarding.sent(self.view, choice.target_id, self._arrival.zones, now)
         self._try(choice.target_id, now, fresh=False)
 
     def _try(self, target_id: str, now: float, fresh: bool) -> None:

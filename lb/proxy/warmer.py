@@ -126,7 +126,7 @@ class Warmer:
             counts = self._metrics.counts
             counts.warmed_prefixes += 1
             counts.warmed_bytes += step.added
-            self._table.cached(key, step.view())
+            self._table.cached(key, step.view(), self._dispatch.runtime.clock())
         if key in self._warming:
             self._go_on(key, warming)
 

@@ -12,6 +12,7 @@ are made to agents with a certificate that is valid, and OpenSSL checks that.
 from __future__ import annotations
 
 import ssl
+from binascii import a2b_base64
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import NamedTuple, cast
 
 BEATS = "skyserve-beats/2"  # the protocol of a connection, agreed on in the handshake (ALPN)
 REQUESTS = "http/1.1"
+CACHE_KEY = "SKYSERVE CACHE KEY"
 EXPIRED = "expired"
 NOT_YET_VALID = "not_yet_valid"
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL
@@ -39,7 +41,10 @@ class Validity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Files in PEM: the authority's certificate; this agent's key and certificate, in one file. `unix_time_s` is a clock."""
+    """Files in PEM: the authority's certificate; this agent's key and certificate, in one file. `unix_time_s` is a clock.
+
+    A block CACHE_KEY in the second one has the key of digests of caches, which is the same for all agents of the service.
+    """
 
     authority: Path
     own: Path
@@ -60,6 +65,11 @@ class Identity:
             context.verify_flags |= _NO_CHECK_TIME
         context.set_alpn_protocols([protocol])
         return context
+
+    def cache_key(self) -> bytes:
+        """Return the key of digests (see `policies.routing.cache_digest`); empty if there is none. Raises OSError."""
+        _, _, rest = self.own.read_text().partition(f"-----BEGIN {CACHE_KEY}-----")
+        return a2b_base64(rest.partition("-")[0])
 
     def expires_at(self) -> float | None:
         """Return the UNIX time at which this agent's certificate expires; None if the authority has not signed it.

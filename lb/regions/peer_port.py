@@ -3,7 +3,7 @@
 A connection is of one of two kinds, by the protocol that its handshake has agreed on: beats, or requests that a peer
 forwards. Who has no certificate by the service's authority, or whose name is not in the table, is refused and counted in `refused`.
 So is a connection for requests with a certificate that has expired. On one for beats such a peer is heard, because it lives: but as one
-without room, and what it reports of API keys is ignored. It is counted as `expired`, too.
+without room, and what it reports of API keys and caches is ignored. It is counted as `expired`, too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lb.core.log_limit import LogLimit
 from lb.http.tls_acceptor import MAX_HANDSHAKES, TlsAcceptor
 from lb.http.upstream import keep_alive
 from lb.regions.identity import BEATS, Validity, names_of, validity_of
+from policies.routing.cache_digest import Digest
 
 _BACKLOG = 256
 
@@ -40,7 +41,9 @@ class PeerPort:
         unix_time_s: Callable[[], float],
         on_used: Callable[[PeerAgent, UsedReport], None] = lambda peer, report: None,
         max_handshakes: int = MAX_HANDSHAKES,
+        on_digest: Callable[[PeerAgent, Digest], None] = lambda peer, digest: None,
     ) -> None:
+        self._on_digest = on_digest
         self._unix_time_s = unix_time_s
         self._on_used = on_used
         self._loop = asyncio.get_running_loop()
@@ -121,7 +124,9 @@ class PeerPort:
         if isinstance(found, Beat):
             beat = found if is_valid else found._replace(report=without_room(found.report))
             self._on_beat(peer, beat)
-        elif found is not None and is_valid:
+        elif isinstance(found, Digest) and is_valid:
+            self._on_digest(peer, found)
+        elif isinstance(found, UsedReport) and is_valid:
             self._on_used(peer, found)
 
     def malformed(self, peer: PeerAgent, error: BeatError) -> None:

@@ -1,4 +1,7 @@
-"""The links of one agent to the agents of other regions: who is a peer, beats out and in, requests out and in."""
+"""The links of one agent to the agents of other regions: who is a peer, beats out and in, requests out and in.
+
+With the other agents of its own region, its siblings, it shares what caches hold and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from lb.config.regions import PeerAgent, Regions
-from lb.core.beats import Beat, UsedReport, encode, encode_report, encode_used, without_room
+from lb.core.beats import Beat, UsedReport, encode, encode_digest, encode_report, encode_used, without_room
 from lb.core.forwarding import Forwarding
 from lb.core.hop import ReportId
 from lb.core.link_state import LinkState
@@ -28,6 +31,7 @@ from lb.proxy.peer_entrance import EXPLAIN, PeerEntrance
 from lb.regions.beat_sender import BeatSender
 from lb.regions.identity import BEATS, EXPIRED, REQUESTS, Identity
 from lb.regions.peer_port import PeerPort
+from policies.routing.cache_digest import Digest
 
 CHANGED_S = 0.25  # between two that report something else than the one before it, but nothing of importance
 LOGGED_AWAY_S = 1.0
@@ -93,6 +97,7 @@ class RegionLinks:
             identity.unix_time_s,
             self._used_elsewhere,
             intake.max_handshakes,
+            self._on_digest,
         )
 
     def apply(self, regions: Regions | None) -> None:
@@ -105,8 +110,8 @@ class RegionLinks:
         forwarding.apply(regions, now)
         urls = frozenset(target.url for target in forwarding.peer_table.table.targets)
         self._pools.use_peers(urls, self._requests_tls)
-        self._by_name = {peer.tls_name: peer for peer in regions.peers}
-        wanted = {peer.id: peer for peer in regions.peers}
+        wanted = {peer.id: peer for peer in (*regions.peers, *regions.siblings)}
+        self._by_name = {peer.tls_name: peer for peer in wanted.values()}
         for peer_id, sender in list(self._senders.items()):
             if wanted.get(peer_id) != sender.peer:
                 sender.close()
@@ -117,9 +122,7 @@ class RegionLinks:
                 sender = BeatSender(peer, self._beats_tls, state, self._clock, self._connected)
                 self._senders[peer_id] = sender
                 sender.start()
-        self._links = {
-            peer_id: Link(sender.peer.region, sender.state) for peer_id, sender in self._senders.items()
-        }
+        self._links = {peer.id: Link(peer.region, self._senders[peer.id].state) for peer in regions.peers}
         self._watch.renew(self._links, now)
         self._share_quota(now)
 
@@ -182,9 +185,10 @@ class RegionLinks:
             "refused_requests": self._account.metrics.peers.refusals,
             "came_back": forwarding.returned_count,
             "peers": [
-                self._row(sender, forwarding.forwarded_out, forwarding.forwarded_in, now)
-                for sender in self._senders.values()
+                self._row(self._senders[peer_id], forwarding.forwarded_out, forwarding.forwarded_in, now)
+                for peer_id in self._links
             ],
+            "digests": forwarding.caches.to_json(now),
         }
 
     def _row(
@@ -258,6 +262,7 @@ class RegionLinks:
 
     def _connected(self, sender: BeatSender) -> None:
         now = self._clock()
+        self._forwarding.caches.connected(sender.peer.id)
         self._reported(now, fresh=True)
         self._beat(sender, now)
 
@@ -271,8 +276,13 @@ class RegionLinks:
         if self._has_lapsed(sender):
             sender.send(encode(beat, encode_report(without_room(report))), now)
             return
-        used = self._quota.unsent(peer_id, sender.connections, beat.seq)
+        used = self._quota.unsent(peer_id, sender.connections, beat.seq) if peer_id in self._links else None
         news = encode_used(self._boot, used) if used else b""
+        digest = forwarding.caches.unsent(peer_id, sender.peer.zones, now)
+        if digest is not None:
+            frames = encode_digest(digest)
+            forwarding.caches.sent_bytes[peer_id] += len(frames)
+            news += frames
         sender.send(news + encode(beat, self._frame), now)
 
     def _has_lapsed(self, sender: BeatSender) -> bool:
@@ -289,7 +299,7 @@ class RegionLinks:
         if sender is None:
             return
         state = sender.state
-        if state.is_restart(beat):
+        if state.is_restart(beat) and peer.id in self._links:
             forwarding.restarted(peer.id)
         if state.receive(beat, now) and state.rtt_s is not None:
             report_id = ReportId(beat.boot, beat.seq)
@@ -299,17 +309,20 @@ class RegionLinks:
         if state.boot == beat.echo_boot:
             self._quota.acknowledged(peer.id, beat.echo)
 
+    def _on_digest(self, peer: PeerAgent, digest: Digest) -> None:
+        self._forwarding.caches.reported(peer.id, digest, self._clock())
+
     # --- limits of API keys
 
     def _share_quota(self, now: float) -> None:
         """Set the agents with which the limits of API keys are shared."""
         silent = set(self._watch.silent)
-        reachable = self._senders.keys() - silent - self._lapsed
+        reachable = self._links.keys() - silent - self._lapsed
         # With one peer, a dead agent and a broken link look the same; without any, this agent may be the one that is cut off.
-        confirmed = len(self._senders) > 1 and bool(reachable)
+        confirmed = len(self._links) > 1 and bool(reachable)
         dead = {peer for peer in silent if confirmed and self.takeovers.is_dead(peer)}
         self._account.api_keys.fill(now)
-        self._quota.peers(reachable, dead, self._senders.keys())
+        self._quota.peers(reachable, dead, self._links.keys())
 
     def _used_elsewhere(self, peer: PeerAgent, report: UsedReport) -> None:
         self._account.api_keys.charge(self._quota.receive(peer.id, report.boot, report.used), self._clock())

@@ -79,6 +79,7 @@ class RegionPolicy(Protocol):
     needs_room: ClassVar[
         bool
     ]  # a peer that has no room for a forwarded request returns it instead of queueing it
+    knows_caches: ClassVar[bool]  # agents report to each other what their replicas have in their caches
 
     def choose(
         self, prompt_bytes: int, local: LocalCost, peers: Sequence[PeerView], left_s: float

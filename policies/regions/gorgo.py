@@ -21,6 +21,7 @@ class Gorgo:
 
     name: ClassVar[str] = "gorgo"
     needs_room: ClassVar[bool] = False
+    knows_caches: ClassVar[bool] = False
 
     def choose(
         self, prompt_bytes: int, local: LocalCost, peers: Sequence[PeerView], left_s: float

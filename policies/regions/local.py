@@ -13,6 +13,7 @@ class Local:
 
     name: ClassVar[str] = "local"
     needs_room: ClassVar[bool] = False
+    knows_caches: ClassVar[bool] = False
 
     def choose(
         self, prompt_bytes: int, local: LocalCost, peers: Sequence[PeerView], left_s: float

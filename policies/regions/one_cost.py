@@ -49,6 +49,7 @@ class OneCost:
 
     name: ClassVar[str] = "one_cost"
     needs_room: ClassVar[bool] = True
+    knows_caches: ClassVar[bool] = True
 
     def __init__(
         self,

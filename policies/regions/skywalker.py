@@ -23,6 +23,7 @@ class SkyWalker:
 
     name: ClassVar[str] = "skywalker"
     needs_room: ClassVar[bool] = False
+    knows_caches: ClassVar[bool] = False
 
     def __init__(self, max_queued: int = MAX_QUEUED) -> None:
         self._max_queued = max_queued

@@ -147,8 +147,8 @@ class RoutingPolicy(Protocol):
         """
         ...
 
-    def cached(self, request: RequestView, target_id: str) -> None:
-        """The prompt is in the target's cache, by a request that is no client's and counts as no load."""
+    def cached(self, request: RequestView, target_id: str, now: float) -> None:
+        """The prompt, and the state of its session, is in the target's cache, by a request that counts as no load here."""
         ...
 
     def forget(self, target_id: str) -> None:
@@ -182,7 +182,7 @@ class Policy:
 
     def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None: ...
 
-    def cached(self, request: RequestView, target_id: str) -> None: ...
+    def cached(self, request: RequestView, target_id: str, now: float) -> None: ...
 
     def forget(self, target_id: str) -> None: ...
 

@@ -282,14 +282,17 @@ class Gorgo(PrefixPolicy):
         if request.due_at:
             self._headroom.seen(request.ttft_s, now)
         super().record(request, target_id, now)
-        if request.session:
-            self._stays.served(request, target_id, now)
         fleet = self._fleet
         fleet.usual_bytes += USUAL_SHARE * (residual - fleet.usual_bytes)
         work_bytes = residual + (backlog.sent_s(now) / backlog.speed(now) if backlog.sent else 0.0)
         known_work = None if backlog.needs_seat() else work_bytes
         self._attempts[request.id] = _SentRequest(backlog, known_work, now)
         backlog.join(request.id, residual, now)
+
+    def cached(self, request: RequestView, target_id: str, now: float) -> None:
+        super().cached(request, target_id, now)
+        if request.session:
+            self._stays.served(request, target_id, now)
 
     def responded(self, request: RequestView, target_id: str, now: float) -> None:
         attempt = self._attempts.get(request.id)

@@ -44,10 +44,10 @@ class PrefixPolicy(SamplingPolicy):
         self._cached: CachedTree | None = None  # where engines report what they have cached
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
-        self.cached(request, target_id)
+        self.cached(request, target_id, now)
         super().record(request, target_id, now)
 
-    def cached(self, request: RequestView, target_id: str) -> None:
+    def cached(self, request: RequestView, target_id: str, now: float) -> None:
         if request.prompt:
             self._tree.insert(request.scope, request.prompt[:MAX_PROMPT_BYTES], target_id)
 

@@ -10,6 +10,7 @@ the way to the service's prompts. All controllers of a home make the same one fo
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -26,6 +27,7 @@ _FROM, _UNTIL = datetime(2020, 1, 1, tzinfo=UTC), datetime(2120, 1, 1, tzinfo=UT
 RENEWED_EVERY = timedelta(days=10)
 VALID_FOR = timedelta(days=30)  # so an agent serves for 20 days at least without a controller
 _CLOCKS_OFF = timedelta(days=1)
+CACHE_KEY = "SKYSERVE CACHE KEY"  # as in `lb.regions.identity`
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Authority:
         return self._issued(token, f"tls\0{self.owner}\0{token}", _FROM, _UNTIL)
 
     def of_agent(self, name: str, now: datetime) -> bytes:
-        """Return the private key and the certificate of the agent of that name, in PEM.
+        """Return the private key and the certificate of the agent of that name, in PEM, and the key of digests (`lb.regions.identity`).
 
         The certificate is valid for VALID_FOR from the last multiple of RENEWED_EVERY before `now`, and so is its key. Raises
         ValueError for an authority of machines.
@@ -68,7 +70,9 @@ class Authority:
         period = (now - _FROM) // RENEWED_EVERY
         start = _FROM + period * RENEWED_EVERY
         seed = f"tls agent\0{self.owner}\0{self.service}\0{name}\0{period}"
-        return self._issued(name, seed, start - _CLOCKS_OFF, start + VALID_FOR)
+        digests = derived_seed(self.secret, f"cache digests\0{self.owner}\0{self.service}")
+        block = f"-----BEGIN {CACHE_KEY}-----\n{b64encode(digests).decode()}\n-----END {CACHE_KEY}-----\n"
+        return self._issued(name, seed, start - _CLOCKS_OFF, start + VALID_FOR) + block.encode()
 
     def _issued(self, name: str, seed: str, start: datetime, end: datetime) -> bytes:
         key = Ed25519PrivateKey.from_private_bytes(derived_seed(self.secret, seed))

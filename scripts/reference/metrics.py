@@ -59,6 +59,7 @@ def agent() -> list[Metric]:
     metrics.peers.of("peer").forwards["arrival"] += 1
     regions = {
         "peers": [{"id": "peer", "rtt_ms": 1.0, "silent_s": 0.0, "egress_usd": 0.0}],
+        "digests": [{"id": "peer", "sent_bytes": 0, "age_s": 0.0}],
         "refused_connections": {"expired": 1},
     }
     gauges = dict.fromkeys(AGENT_HELP, 0.0)

@@ -269,7 +269,7 @@ class LoadBalancerSection(Section):
     )
     """A body that arrives more slowly than this for half a minute gets 408. 0: never."""
     pushing: PushingWord = _pushing.mode.value
-    """When a replica is given one more request: work, selective, fixed_cap or blind."""
+    """When a replica is given one more request: work, selective (under overload the cache hit rate collapses), fixed_cap or blind."""
     max_concurrency_per_replica: Annotated[int, _NUMBER, _within(Pushing, "cap")] | None = None
     """How many requests a replica has at most; for fixed_cap. Default: 32."""
     queue: QueueSection = QueueSection()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from policies.routing.cache_digest import MARK_BYTES, PLACES
 from tests.integration.lb_harness import RunningAgent, Seen, ToyTarget, World, until, world
 from tests.integration.region_links import identity
 
@@ -152,6 +154,42 @@ async def test_metrics_tell_what_went_to_and_came_from_each_peer(stage: World, p
     assert eu["peer_requests_total", ""] == 1
     assert eu["peer_refusals_total", ""] == 0
     assert eu["peer_sent_bytes_total", ""] == len("there")
+
+
+async def test_two_agents_of_one_region_know_what_each_has_sent_where(stage: World, pair: Pair) -> None:
+    targets = await stage.targets("a", "b")
+    rows = [{"id": one.name, "url": one.url, "region": "cloud/us"} for one in targets]
+    for name, other in (("us", "eu"), ("eu", "us")):
+        url = f"https://127.0.0.1:{pair.agents[other].peers_port}"
+        sibling = {"id": f"{other}#1", "region": "cloud/us", "url": url, "tls_name": other}
+        regions = {"agent": f"{name}#1", "here": "cloud/us", "siblings": [sibling]}
+        await pair.agents[name].push(*rows, revision="r1", regions=regions, policy="gorgo")
+
+    async def digests(name: str) -> Any:
+        return (await pair.agents[name].request("GET", "/-/regions"))["digests"][0]
+
+    async def ask(agent: RunningAgent, subject: str) -> str:
+        body = {"messages": [{"role": "user", "content": f"{subject} " * 400}]}
+        status, text = await agent.text(CHAT, json=body)
+        assert status == 200
+        return text
+
+    places = {subject: await ask(pair.us, subject) for subject in ("whales", "rain", "tea", "chess", "law")}
+    assert set(places.values()) == {"a", "b"}
+    marks = sum(place <= 400 * len(f"{subject} ") for subject in places for place in PLACES)
+
+    async def sent() -> bool:
+        return bool((await digests("us"))["sent_bytes"] >= MARK_BYTES * marks)
+
+    await until(sent)  # which is in the other's socket then
+    assert {subject: await ask(pair.eu, subject) for subject in reversed(places)} == places
+    assert (await digests("eu"))["age_s"] is not None
+    shown = await pair.us.request("GET", "/-/metrics")
+    (value,) = re.findall(
+        r'^skyserve_lb_cache_digest_sent_bytes_total{.*peer="eu#1".*} (\S+)', shown, re.MULTILINE
+    )
+    assert float(value) >= MARK_BYTES * marks
+    assert (await pair.us.request("GET", "/-/regions"))["peers"] == []
 
 
 async def test_an_idle_region_keeps_its_requests(stage: World, pair: Pair) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.regions.__main__ import main
 from benchmarks.regions.measure import Figures, measure, parts_of
-from benchmarks.regions.reference import death, idle, one_way, trees
+from benchmarks.regions.reference import alone, death, idle, one_way, roaming, trees
 from benchmarks.regions.rules import RULES
 from benchmarks.regions.scenario import RTT_MS, Clients, Pause, Scenario, ScenarioError, load, three
 from benchmarks.regions.world import Result, World
@@ -52,6 +52,14 @@ def test_without_distances_requests_leave_their_region_for_nothing() -> None:
 @pytest.mark.long
 def test_an_idle_region_keeps_its_requests() -> None:
     assert figures(idle(SHORT_S), "one_cost").left < 0.08
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scenario", [roaming(90.0), alone(3)(90.0)], ids=["roaming", "siblings"])
+def test_digests_bring_a_conversation_back_to_its_cache(scenario: Scenario) -> None:
+    own, shared = figures(scenario, "one_cost_own"), figures(scenario, "one_cost")
+    assert shared.hit_rate > own.hit_rate + 0.15
+    assert own.digest_kb_per_s == 0.0 < shared.digest_kb_per_s < 20.0
 
 
 def flooded(region: str) -> Scenario:

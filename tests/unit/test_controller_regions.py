@@ -360,11 +360,11 @@ def test_an_agent_has_the_replicas_of_regions_that_it_cannot_reach() -> None:
     [
         ("", False),
         ("{regions: aws/east}", False),
-        ("{regions: aws/east, count: 2}", False),
+        ("{regions: aws/east, count: 2}", True),
         (EAST_WEST, True),
     ],
 )
-def test_only_agents_of_two_regions_are_linked(balancers: str, linked: bool) -> None:
+def test_agents_are_linked_where_there_are_several(balancers: str, linked: bool) -> None:
     wanted = spec(balancers)
     assert is_linked(wanted) is linked
     if balancers:

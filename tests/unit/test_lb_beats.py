@@ -7,9 +7,10 @@ from struct import pack
 
 import pytest
 
-from lb.core.beats import BEAT, USED, Beat, BeatError, decode, encode, frames
+from lb.core.beats import BEAT, DIGEST, USED, Beat, BeatError, decode, encode, encode_digest, frames
 from lb.core.link_state import ECHO_TIMEOUT_S, LinkState
 from lb.core.peers import MOST_CLASSES, ClassReport, RegionReport
+from policies.routing.cache_digest import Digest, Row
 
 REPORT = RegionReport(3, 7, 2, 0.25, 0.0000123, 0.031)
 CLASS = ClassReport(2, 1, 0.5, 0.0000123, 0.25)
@@ -42,6 +43,34 @@ def test_frames_may_come_in_any_pieces(cut: int) -> None:
 
 
 GOOD = frames(encode(Beat(1, 1, 0.25, REPORT)))[0][0][1]
+
+
+def test_a_digest_survives_the_wire_in_frames_of_bounded_size() -> None:
+    rows = (Row("7", tuple(range(2**32 - 1000, 2**32))), Row("8", ()), Row("9", (1, 2)))
+    whole, rest = frames(encode_digest(Digest(0.5, rows)))
+    assert (rest, len(whole)) == (b"", 3)
+    found = [decode(kind, data) for kind, data in whole]
+    assert all(isinstance(one, Digest) and one.age_s == 0.5 for one in found)
+    read = [row for one in found if isinstance(one, Digest) for row in one.rows]
+    assert [mark for row in read if row.target_id == "7" for mark in row.marks] == list(rows[0].marks)
+    assert read[-2:] == [rows[1], rows[2]]
+    assert encode_digest(Digest(0.0, ())) == b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"\0\0", id="cut"),
+        pytest.param(pack("!f", 0.0) + b"\x01", id="text that is not there"),
+        pytest.param(pack("!f", 0.0) + b"\x01\xff\0\0", id="text that is not UTF-8"),
+        pytest.param(pack("!f", 0.0) + b"\x017\0", id="a count that is cut"),
+        pytest.param(pack("!f", 0.0) + b"\x017\xff\xff\0\0\0\x01", id="marks that are not there"),
+        pytest.param(pack("!f", nan), id="not a number"),
+    ],
+)
+def test_what_is_no_digest_is_refused(data: bytes) -> None:
+    with pytest.raises(BeatError):
+        decode(DIGEST, data)
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ def test_the_policy_sends_there_what_has_been_computed(policy: str) -> None:
     it = warmed(policy, cap=100)
     key = it.key("new")
     assert key is not None
-    it.cached(key, RequestView("", "POST", "/", prompt=PROMPT[:3200], scope="\x00m"))
+    it.cached(key, RequestView("", "POST", "/", prompt=PROMPT[:3200], scope="\x00m"), 0.0)
     it.warm(key, False)
     choice = choose(it, REQUEST, 0.0)
     assert choice is not None

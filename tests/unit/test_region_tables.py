@@ -68,6 +68,16 @@ def test_an_agent_has_what_it_would_inherit_as_standby() -> None:
     assert Table.from_json(own.to_json()) == own
 
 
+def test_agents_of_one_region_know_each_other_as_siblings() -> None:
+    agents = (agent(1, "east"), agent(2, "east"), agent(3, "west"))
+    whole = Table("chat", "r1", tuple(Target(str(one.id), one.endpoint or "") for one in REPLICAS))
+    own, _ = own_table(whole, REPLICAS, agents, agents[0], lambda agent: f"t{agent.id}")
+    assert own.regions is not None
+    assert [one.id for one in own.regions.siblings] == ["aws/east#2"]
+    assert [one.id for one in own.regions.peers] == ["aws/west#3"]
+    assert Table.from_json(own.to_json()) == own
+
+
 def test_the_nearest_agent_owns_a_region_without_agents_and_all_measure_it() -> None:
     agents = (agent(1, "east"), agent(2, "west"))
     whole = Table("chat", "r1", tuple(Target(str(one.id), one.endpoint or "") for one in REPLICAS))

@@ -1,6 +1,6 @@
 """The table of each load balancer agent of a service that stands in several regions: what it owns, and its peers. Pure.
 
-An agent of the only region has every replica, as ever. With two regions or more each replica is in the tables of the agents
+Agents of the only region have every replica. With two regions or more each replica is in the tables of the agents
 that own it (`policies.regions.ownership`), and the agents of other regions are peers.
 """
 
@@ -31,8 +31,9 @@ _SERVING = (ReplicaState.READY, ReplicaState.NOT_READY)
 
 
 def is_linked(spec: ServiceSpec) -> bool:
-    """Return whether the agents of the service are linked: they stand in two regions at least."""
-    return len({(place.cloud, place.region) for place in spec.regional.places}) > 1
+    """Return whether the agents of the service are linked: those of two regions at least, or several of one."""
+    places = {(place.cloud, place.region) for place in spec.regional.places}
+    return len(places) > 1 or (len(places) == 1 and spec.regional.count > 1)
 
 
 def region_of(zone: Zone) -> str:
@@ -76,7 +77,8 @@ def own_table(
     same_zone = partial(_serves_as_much, zones)
     found = ownership(regions.values(), living | {here}, rtt_s, same_zone, before)
     owned = found.owned(here)
-    peers = _peers(agents, agent, tls_name, zones, egress)
+    others = _others(agents, agent, tls_name, zones, egress)
+    peers = tuple(one for one in others if one.region != here)
     shared = () if is_decided else found.owners.keys() - {region_of(one.zone) for one in agents}
     kept = tuple(target for target in table.targets if regions.get(target.id, here) in {*owned, *shared})
     elsewhere: dict[str, list[Target]] = {}
@@ -98,6 +100,7 @@ def own_table(
         places=_places(table, regions, agents),
         usd_per_second=usd_per_second,
         endpoints=_endpoints(agents, zones, has_tls),
+        siblings=tuple(one for one in others if one.region == here),
     )
     content = json.dumps(
         [of_agent.to_json(), [target.id for target in kept], [one.to_json() for one in standby]],
@@ -114,15 +117,14 @@ def own_table(
     return own, {owner: tuple(targets) for owner, targets in elsewhere.items()}
 
 
-def _peers(
+def _others(
     agents: Sequence[Replica],
     agent: Replica,
     tls_name: Callable[[Replica], str],
     zones: Sequence[ResidencyZone],
     egress: Egress,
 ) -> tuple[PeerAgent, ...]:
-    """Return the agents of other regions that serve."""
-    here = region_of(agent.zone)
+    """Return the other agents that serve."""
     return tuple(
         PeerAgent(
             agent_name(one),
@@ -134,7 +136,7 @@ def _peers(
             egress(one.zone, agent.zone),
         )
         for one in sorted(agents, key=lambda one: one.id)
-        if one.state in _SERVING and one.endpoint is not None and region_of(one.zone) != here
+        if one.state in _SERVING and one.endpoint is not None and one.id != agent.id
     )
 
 
