@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up what is missing and run the tests. Arguments go to pytest.
 #   ./test.sh           all tests but those marked `long`, with fewer examples of each property: about seven minutes
-#   ./test.sh --all     all tests: about half an hour
+#   ./test.sh --all     all tests: about twenty minutes
 #   ./test.sh --kernel  those of the controller's kernel: what needs no part of it, and the simulated lives of services
 #   ./test.sh FILE…     all tests of these files, folders or test ids
 set -euo pipefail
