@@ -142,10 +142,8 @@ def started(
         (folder / CERTIFICATE).write_bytes(authority.of_machine(TOKEN))
         command, given = FRONTS[front](folder, port)
         process = subprocess.Popen(command)
-        while not (port := given or port_of(folder) or 0):
-            time.sleep(0.02)
-        while given and not is_open(given):
-            time.sleep(0.02)
+        await_(lambda: is_open(given) if given else port_of(folder) is not None, process)
+        port = given or port_of(folder) or 0
     ca = base64.b64encode(authority.certificate).decode() if tls else ""
     url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
     target = Target("1", url, health_path="/", tls_name=TOKEN if tls else "")
@@ -153,9 +151,17 @@ def started(
     command = [sys.executable, "-m", "lb", "--port", "0", "--service", "bench"]
     command += ["--table-file", str(folder / "table.json"), "--ready-file", str(folder / "ready.json")]
     agent = subprocess.Popen([*command, "--log-level", "error"], stdout=subprocess.DEVNULL)
-    while not (folder / "ready.json").exists():
-        time.sleep(0.02)
+    await_((folder / "ready.json").exists, agent)
     return agent, process
+
+
+def await_(holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Wait until a program is ready. Raises SystemExit if it has ended, or after half a minute."""
+    until = time.monotonic() + 30.0
+    while not holds():
+        if process.poll() is not None or time.monotonic() > until:
+            raise SystemExit(f"it does not start: {process.args!r}")
+        time.sleep(0.02)
 
 
 def is_open(port: int) -> bool:

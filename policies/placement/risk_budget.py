@@ -16,7 +16,7 @@ What a fleet saves against the wanted number on demand is put by, up to `SAVED_H
 week, in advance, every week. Trials and insurance against growth are paid from it: while less than `LOAN_H` is left, growth is
 hedged for a part of what it is worth, and below nothing neither is bought. Without growth the cheapest fleet is no dearer than
 plain on demand, which is one of those it is chosen from, but replicas that are lost while they start were paid beside it: where that
-has come to more than the advance, no spot replica is requested.
+has come to more than the advance, no spot replica is requested if on-demand ones can be had.
 
 Memory: {"spent": b, "at": instant of b, "rate": its growth per second, "short": seconds short, "due": seconds predicted
 short, "seen": [short now, chance predicted, what the fleet was like], "even": [seconds short by losses, seconds], both fading within

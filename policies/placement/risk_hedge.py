@@ -25,7 +25,8 @@ in a zone) and o on demand the fleet costs, per hour,
     worth more than the replica costs until then.
 7.  Trials, and insurance against growth, are paid from what was saved against the wanted number on demand, and .25 % of
     a week in advance, every week: no week is dearer by more than twice that and what was saved before. While fleets have come to
-    more than that all the same, as where spot replicas are lost as fast as they start, no spot replica is requested.
+    more than that all the same, as where spot replicas are lost as fast as they start, no spot replica is requested
+    as long as on-demand ones can be had instead.
 8.  `spot_price_cap` does not leave zones out here: what a further zone is worth is for (3) to say.
 
 SpotHedge is the better choice where most of the replicas are nearly as good as all (the target counts the time in
@@ -297,7 +298,7 @@ class _MarketView:
 
     def additions(self) -> list[PlannedLaunch]:
         """Return what to request. Nothing while responses are out: they may change what is best."""
-        if self._answers_at() is not None or risk_budget.is_spent(self.means, self.plain_usd_hour):
+        if self._answers_at() is not None or self._is_to_be_plain():
             return []
         plan = self._better(self.have)
         if plan is None:
@@ -310,6 +311,14 @@ class _MarketView:
                 on_trial = self.known.retry_at[zone] is not None
                 places += [PlannedLaunch(offer, why)] * (1 if on_trial else missing)
         return places
+
+    def _is_to_be_plain(self) -> bool:
+        """Return whether fleets have come to too much, and on-demand replicas can be had instead: refused ones serve nobody."""
+        if not risk_budget.is_spent(self.means, self.plain_usd_hour):
+            return False
+        enough = -(-self.units.wanted // self.terms.on_demand_units)
+        plain = fleet.Share.of(self.view, CapacityType.ON_DEMAND, enough, self.memory.get("blocks", {}))
+        return self.view.goal.dynamic_ondemand_fallback and (plain.missing <= 0 or bool(plain.usable))
 
     def trials(self) -> tuple[int, ...]:
         """Return the markets in which one replica beside the on-demand ones is an investment, those that are held first.

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.dearer import setting_of
 from policies.goals import ScalingGoal
 from policies.model import Zone
-from policies.placement import risk_budget, risk_growth
+from policies.placement import risk_budget, risk_growth, zone_backoff
 from policies.placement.risk_budget import LOAN_EVERY_H, LOAN_H, SAVED_H, Means, aim, means
 from policies.placement.risk_growth import NO_GROWTH, expected, partly, watched
 from policies.placement.risk_hedge import TRIAL
@@ -23,6 +23,7 @@ from tests.unit.test_placement_risk_hedge import (
     A1_OD,
     HOUR,
     NOW,
+    OFFERS,
     READY,
     decide,
     empty,
@@ -125,6 +126,19 @@ def test_no_spot_is_requested_while_fleets_have_come_to_more_than_the_advance(
     calm = knowing(*[held(90.0)] * 3)
     memory = with_saved(loans * LOAN_H * 4 * A1_OD.price_usd_hour, 0.0, calm)
     assert (kinds(decide(replicas(*[READY] * 2), memory))[0] > 0) == asked
+
+
+def test_where_no_on_demand_replica_can_be_had_spot_is_requested_whatever_it_has_come_to() -> None:
+    spent = with_saved(-2.0 * LOAN_H * 4 * A1_OD.price_usd_hour, 0.0, knowing(*[held(90.0)] * 3))
+    live = replicas(*[READY] * 2)
+    assert kinds(decide(live, spent))[0] == 0
+    assert kinds(decide(live, spent, fallback=False))[0] > 0
+    assert kinds(decide(live, spent, offers=tuple(one for one in OFFERS if one.capacity_type is SPOT)))[0] > 0
+    refused = [one for one in OFFERS if one.capacity_type is not SPOT]
+    blocks = {
+        key: {"until": NOW + HOUR, "failures": 1.0} for one in refused for key in zone_backoff._keys(one)[:1]
+    }
+    assert kinds(decide(live, {**spent, "blocks": blocks}))[0] > 0
 
 
 def test_growth_is_no_debt_of_losses() -> None:
