@@ -313,7 +313,7 @@ class _MarketView:
         return places
 
     def _is_to_be_plain(self) -> bool:
-        """Return whether fleets have come to too much, and on-demand replicas can be had instead: refused ones serve nobody."""
+        """Return whether fleets have come to too much, and on-demand replicas can be had instead: refused ones serve no one."""
         if not risk_budget.is_spent(self.means, self.plain_usd_hour):
             return False
         enough = -(-self.units.wanted // self.terms.on_demand_units)
