@@ -67,7 +67,8 @@ def _regional(given: argparse.Namespace) -> Makers:
     from benchmarks.router.regional import regional
 
     make = partial(regional, native=not given.interpreted, plain=given.policy, keys=given.keys)
-    return _configurations("regional", make, partial(make, continuation="off"), given)
+    linked = {"regional-linked": partial(make, "regional-linked", has_sibling=True)}
+    return _configurations("regional", make, partial(make, continuation="off"), given) | linked
 
 
 def _configurations(

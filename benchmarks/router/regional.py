@@ -11,18 +11,21 @@ from __future__ import annotations
 import base64
 import json
 import os
+import secrets
 import shutil
 import ssl
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.router.keys import NO_KEYS, Keys
-from benchmarks.router.machine import Missing, Process, cache_folder, native_agent
+from benchmarks.router.machine import Missing, Process, cache_folder, free_port, native_agent
 from benchmarks.router.ours import ADMIN_TOKEN, facts_of, revision, shared_arguments
 from benchmarks.router.systems import CHECKOUT, ORIGIN, Family, Group, Launch, System
 from provisioners.port.commands import (
@@ -35,11 +38,31 @@ from provisioners.port.commands import (
     script_of,
     timed_out,
 )
+from provisioners.remote.certificates import Authority
 from skyserve_cli.controller.agent_files import TOKEN_VARIABLE, supervisor_file
 from skyserve_cli.controller.balancers.bundle import Bundle, bundle_for
 from skyserve_cli.controller.balancers.deploy import Release, arguments_of, deploy
 
-_SERVICE, _REGION = "benchmark", "loopback"
+_SERVICE, _REGION, _AGENT = "benchmark", "loopback", "loopback-1"
+_WRITTEN_S = 5.0
+
+# Another agent of the region, which is away: nothing listens on that port. What it is to know of caches is kept for it as for one that is there.
+_SIBLING = {
+    "regions": {
+        "agent": _AGENT,
+        "here": _REGION,
+        "peers": [],
+        "owned": [],
+        "siblings": [
+            {
+                "id": f"{_REGION}-2",
+                "region": _REGION,
+                "url": "https://127.0.0.1:9",
+                "tls_name": f"{_REGION}-2",
+            }
+        ],
+    },
+}
 
 
 def regional(
@@ -51,6 +74,7 @@ def regional(
     native: bool = False,
     keys: Keys = NO_KEYS,
     continuation: str = "auto",
+    has_sibling: bool = False,
 ) -> System:
     """The agent of this checkout, as in a region. `native`: from a controller that has the native modules. Raises Missing."""
     bundle = _bundle(native)
@@ -58,11 +82,17 @@ def regional(
     def command(launch: Launch) -> list[str]:
         policy = prefix if launch.group is Group.PREFIX else plain
         tls = launch.tls_clients
-        arguments = arguments_of(_SERVICE, _REGION, launch.port, tls is not None)
+        arguments = arguments_of(
+            _SERVICE, _REGION, launch.port, tls is not None, free_port() if has_sibling else None
+        )
         shown = None if tls is None else (tls.certificate.read_bytes(), tls.key.read_bytes())
-        release = Release(bundle, (*arguments, *shared_arguments(launch)), shown)
+        peers = _peer_files() if has_sibling else None
+        release = Release(bundle, (*arguments, *shared_arguments(launch)), shown, peers)
         try:
-            deploy(LoopbackHost(), str(launch.folder), release, table_of(launch, policy, keys, continuation))
+            table = table_of(launch, policy, keys, continuation)
+            if has_sibling:
+                table |= _SIBLING
+            deploy(LoopbackHost(), str(launch.folder), release, table)
         except ShellError as error:
             raise Missing(error.message) from error
         shutil.copyfile(supervisor_file(), launch.folder / "keeper.py")
@@ -70,7 +100,10 @@ def regional(
         return ["/bin/sh", "-c", 'cd "$1" && exec python3 keeper.py', "sh", str(launch.folder)]
 
     def settle(launch: Launch, process: Process) -> dict[str, object]:
-        serving = json.loads((launch.folder / "serving.json").read_text())
+        file, deadline = launch.folder / "serving.json", time.monotonic() + _WRITTEN_S
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)  # the agent serves before its supervisor says so
+        serving = json.loads(file.read_text())
         if serving["bundle"] != bundle.version:
             raise ValueError(f"the agent is of bundle {serving['bundle']}, not {bundle.version}")
         return facts_of("regional", serving["admin_port"], launch, keys)
@@ -109,6 +142,11 @@ def table_of(launch: Launch, policy: str, keys: Keys, continuation: str = "auto"
     if launch.has_extras:
         table["cors"] = {"origins": [ORIGIN]}
     return table
+
+
+def _peer_files() -> tuple[bytes, bytes]:
+    authority = Authority(secrets.token_bytes(32), "benchmark", _SERVICE)
+    return authority.pem, authority.of_agent(_AGENT, datetime.now(UTC))
 
 
 @cache

@@ -28,7 +28,7 @@ MOST_LOGGED: Final = 2**14  # marks that a link can still read
 MOST_KEPT: Final = 2**17  # marks, before they are taken for old
 MOST_REPLICAS: Final = 1024  # of each agent
 _FIRST: Final = 256
-_LARGER: Final = 8  # two places are up to an eighth of the prompt apart, 256 bytes at least
+_LARGER: Final = 4  # two places are up to a quarter of the prompt apart, 256 bytes at least
 _LEFT: Final = -1
 _ROW_BYTES: Final = 3  # beside the id and the marks
 

@@ -19,7 +19,7 @@ from benchmarks.router.systems import Group
 from lb.config.options import Access
 
 LOCAL = {"skyserve", "skyserve-off", "skyserve-nameless", "skyserve-gorgo"}
-REGIONAL = {"regional", "regional-off", "regional-nameless", "regional-gorgo"}
+REGIONAL = {"regional", "regional-off", "regional-nameless", "regional-gorgo", "regional-linked"}
 OTHERS = {"sglang-router", "smg", "vllm-router", "envoy", "nginx", "direct"}
 
 

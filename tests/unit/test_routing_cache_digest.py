@@ -55,8 +55,8 @@ def test_prompts_share_the_marks_of_what_they_begin_with(
 
 
 def test_places_are_few_and_dense() -> None:
-    assert len(PLACES) < 60
-    assert all(late - early <= max(256, early / 8) for early, late in pairwise(PLACES))
+    assert len(PLACES) < 40
+    assert all(late - early <= max(256, early / 4) for early, late in pairwise(PLACES))
 
 
 def read(log: CacheLog, start: int = 0, served: frozenset[str] = ANYWHERE, room: int = 10**6) -> list[Row]:
