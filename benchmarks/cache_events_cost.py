@@ -71,9 +71,12 @@ def choice_us(
         for view in views:
             caches.index.clear(view.id, complete=True)
     for number, (text, tokens) in enumerate(known):
-        view, target = RequestView(str(number), "POST", "/", prompt=text, scope="m"), views[number % targets]
-        policy.record(view, target.id, 0.0)
-        policy.ended(view, target.id, 0.0, 100)
+        request, target = (
+            RequestView(str(number), "POST", "/", prompt=text, scope="m"),
+            views[number % targets],
+        )
+        policy.record(request, target.id, 0.0)
+        policy.ended(request, target.id, 0.0, 100)
         if events:
             cache = caches.index.cache(target.id)
             assert cache is not None

@@ -371,9 +371,9 @@ def main() -> None:
             goal(f"idle at {size} targets, % of a core", share, 3.0)
     if "explain" in parts:
         for policy in policies:
-            size = explained_mib(policy)
-            print(f"explain  {policy:26} {size:.1f} MiB", flush=True)
-            goal(f"explain {policy}, MiB", size, 10.0)
+            mib = explained_mib(policy)
+            print(f"explain  {policy:26} {mib:.1f} MiB", flush=True)
+            goal(f"explain {policy}, MiB", mib, 10.0)
     if "waiting" in parts:
         count = min(args.waiting, most_waiting())
         if count < args.waiting:

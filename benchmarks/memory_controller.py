@@ -67,7 +67,7 @@ class ManyMachines(fake.FakeProvisioner):
 
 def _time_callbacks(file: Path) -> None:
     """Every ten seconds, write for each kind of callback its longest one and the sum in those ten seconds, in CPU ms."""
-    run = asyncio.Handle._run  # type: ignore[attr-defined]
+    run = asyncio.Handle._run
     longest: dict[str, float] = defaultdict(float)
     total: dict[str, float] = defaultdict(float)
     written_at = time.monotonic()
@@ -79,11 +79,7 @@ def _time_callbacks(file: Path) -> None:
         took_s = time.thread_time() - started
         callback = self._callback  # type: ignore[attr-defined]
         owner = getattr(callback, "__self__", None)
-        what = (
-            owner.get_coro().__qualname__
-            if isinstance(owner, asyncio.Task)
-            else getattr(callback, "__qualname__", "?")
-        )
+        what = getattr(owner.get_coro() if isinstance(owner, asyncio.Task) else callback, "__qualname__", "?")
         total[what] += took_s
         longest[what] = max(longest[what], took_s)
         if time.monotonic() - written_at >= 10.0:
@@ -97,7 +93,7 @@ def _time_callbacks(file: Path) -> None:
             total.clear()
             written_at = time.monotonic()
 
-    asyncio.Handle._run = timed  # type: ignore[attr-defined]
+    asyncio.Handle._run = timed  # type: ignore[method-assign]
 
 
 def main() -> int:
@@ -135,7 +131,7 @@ def main() -> int:
     clouds.Clouds._make = made  # type: ignore[method-assign]
     infra.CLOUDS = (*infra.CLOUDS, fake.CLOUD)  # type: ignore[assignment]
     reconciler.Reconciler.tick = timed  # type: ignore[method-assign]
-    reconciler.Reconciler._pass = first  # type: ignore[method-assign]
+    reconciler.Reconciler._pass = first  # type: ignore[method-assign, assignment]
     return daemon.main()
 
 

@@ -123,7 +123,7 @@ def tick(minutes: int) -> tuple[list[float], list[float], list[float]]:
     life.agents.requests_per_s["chat"] = QPS
     now_min = int(life.clock.now() // 60.0)
     life.store.put_demand("chat", list(rows(now_min - HISTORY_MIN, demand(HISTORY_MIN))))
-    decided, fitted, quiet = [], [], []
+    decided, fitted, quiet = list[float](), list[float](), list[float]()
     for number in range(12 * minutes):
         life.clock.advance(life.clock.now() + 5.0)
         before = life.row("chat").memory.scaling.get("minute")

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -155,7 +156,8 @@ def rows(market: str, placer: str, found: Found) -> list[list[str]]:
         cells = [market, placer, name, f"{100 * ours.attainment:.2f}", f"{ours.usd:.0f}"]
         cells.append(_beside(at(curve, ours.attainment, lambda one: one.usd), ours.usd))
         cells.append(_interval(found, windows))
-        for value in (lambda one: one.stand_ins, lambda one: one.stand_in_hours):
+        for field in ("stand_ins", "stand_in_hours"):
+            value = attrgetter(field)
             then = at(curve, ours.attainment, value)
             cells += [f"{value(ours):.0f}", "-" if then is None else f"{then - value(ours):+.0f}"]
             cells.append("" if name == "blind" else f"{value(blind) - value(ours):+.0f}")

@@ -33,7 +33,8 @@ from lb.config.file import save
 from lb.config.schema import Table, Target
 from provisioners.remote.certificates import Authority
 from provisioners.remote.host_agent.bundle import agent_bundle
-from provisioners.remote.host_agent.tls_proxy import CERTIFICATE, port_of
+from provisioners.remote.host_agent.front_port import port_of
+from provisioners.remote.host_agent.tls_proxy import CERTIFICATE
 
 TOKEN = "own-chat-1-0123456789"
 STREAMS = 100
@@ -239,7 +240,7 @@ def main() -> None:
             rows = [rows[number] for rows in rounds]
 
             def median(field: str, rows: list[Row] = rows) -> float:
-                return statistics.median(getattr(row, field) for row in rows)
+                return float(statistics.median(getattr(row, field) for row in rows))
 
             print(
                 f"{name:11} per {unit:7} agent {median('agent_us'):7.1f} us CPU   "

@@ -38,7 +38,7 @@ class _Prefill(Flight):
     """A request that fills the cache."""
 
     def __init__(self, call: Call, step: WarmingStep, now: float) -> None:
-        super().__init__(call, step.view(), now, 0.0)
+        super().__init__(call, step.view(), now, 0.0, 1.0)
         self.step = step
 
 

@@ -147,7 +147,7 @@ def _body(rng: random.Random) -> bytes:
 
 
 def _chunked(rng: random.Random, body: bytes) -> bytes:
-    parts, at = [], 0
+    parts, at = list[bytes](), 0
     while at < len(body):
         part = body[at : at + rng.choice((1, 7, 100, 5000, 100_000))]
         if len(parts) > 50:

@@ -143,7 +143,7 @@ _STREAM_FAULTS = {
     Fault.STALL: 2,
     Fault.WRONG_TYPE: 1,
 }
-_FAULTS = {
+_FAULTS: Mapping[Kind, Mapping[Fault, float]] = {
     Kind.UNARY: _UNARY_FAULTS,
     Kind.LARGE: _LARGE_FAULTS,
     Kind.STREAM: _STREAM_FAULTS,

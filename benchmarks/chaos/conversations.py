@@ -63,8 +63,8 @@ class StoringEngine:
         previous = json_body.get("previous_response_id")
         if previous is not None and previous not in self._stored:
             return self._unknown(previous)
-        made = {"id": f"resp_{self._name}_{next(self._numbers)}", "object": "response", "output": []}
-        self._stored[made["id"]] = made
+        name = f"resp_{self._name}_{next(self._numbers)}"
+        made = self._stored[name] = {"id": name, "object": "response", "output": []}
         if not json_body.get("stream"):
             return web.json_response(made)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -82,7 +82,7 @@ def measure(started: Started, cell_name: str, folder: Path) -> float:
     said: dict[str, Any] = json.loads(done.stdout)
     if said["answered"] != said["sent"] or said["wrong"]:
         raise RuntimeError(f"{cell_name}: {said}")
-    return float(said["proxy_cpu_s"]) * 1e6 / (said["requests"] if cell.mode == "unary" else said["events"])
+    return float(said["proxy_cpu_s"] * 1e6 / (said["requests"] if cell.mode == "unary" else said["events"]))
 
 
 def row(way: Way, program: Path, folder: Path, rounds: int) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import requires
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -30,6 +30,7 @@ from tests.clouds.vms.wheels import wheelhouse
 _READY_S = 300.0
 _LOOK_S = 0.5
 _TOKEN = "installs"
+_Found = TypeVar("_Found")
 _LOGIN = Keys(bytes(range(32)), "the user").login("installs")
 _SERVICE = """
 service:
@@ -112,7 +113,7 @@ class Serve:
         return until(look)
 
 
-def until(look: Callable[[], Any]) -> Any:
+def until(look: Callable[[], _Found | None]) -> _Found:
     """Return what it finds. Raises TimeoutError."""
     end = time.monotonic() + _READY_S
     while time.monotonic() < end:
@@ -146,7 +147,14 @@ def installed(folder: Path, *words: str, native: bool = True) -> Path:
     python = os.environ.get("PYTHON", "python3")
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
     environment = {**os.environ, **({} if native else {"SKYSERVE_NATIVE": "0"})}
-    pip = [folder / "venv/bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip: list[str | Path] = [
+        folder / "venv/bin/python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, *words], cwd=copy, env=environment, check=True, stderr=subprocess.DEVNULL)
     return folder / "venv/bin/serve"
 
@@ -242,7 +250,7 @@ def deployed(program: Path, folder: Path, systemctl: str) -> Iterator[Started]:
         vm.run("mkdir -p /run/systemd/system; ln -s /bin/true /usr/local/bin/loginctl")
         vm.run(f"cat >/usr/local/bin/systemctl <<'END'\n{systemctl}\nEND\nchmod +x /usr/local/bin/systemctl")
         serve = Serve(program, folder, host="0.0.0.0")
-        login = ["--identity", keys / "id", "--known-hosts", keys / "known_hosts"]
+        login: list[str | Path] = ["--identity", keys / "id", "--known-hosts", keys / "known_hosts"]
         serve(
             "controller",
             "deploy",

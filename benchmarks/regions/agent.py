@@ -60,6 +60,7 @@ class Flight:
         self.weight = 1.0
         self.policy: str | None = None
         self.pin = ""
+        self.started = False
 
     @property
     def tried(self) -> Collection[int]:

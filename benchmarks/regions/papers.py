@@ -58,7 +58,7 @@ def scenarios(
     length_s: float, arena: Path | None = None, wildchat: Path | None = None
 ) -> dict[str, tuple[Scenario, Sequence[str]]]:
     """Returns the scenarios with their rules; closed loops last `length_s`. Files of conversations are used where they are given."""
-    found = {
+    found: dict[str, tuple[Scenario, Sequence[str]]] = {
         "arena": (_talks("arena", (80, 80, 80), length_s, arena, {}), SKYWALKER_RULES),
         "wildchat": (_talks("wildchat", (40, 30, 30), length_s, wildchat, COUNTRIES), SKYWALKER_RULES),
         "trees": (trees(length_s), SKYWALKER_RULES),

@@ -233,7 +233,9 @@ def check(scenario: Scenario) -> None:
             raise ScenarioError(f"stay.{name}: none of these regions has replicas")
     if not 0.0 <= scenario.jitter < 1.0:
         raise ScenarioError("jitter: a share from 0 to 1 is expected")
-    for what, those in (("deaths", scenario.deaths), ("pauses", scenario.pauses)):
-        for one in those:
-            if one.region not in names:
-                raise ScenarioError(f"{what}: no such region: {one.region}")
+    named = [("deaths", one.region) for one in scenario.deaths] + [
+        ("pauses", one.region) for one in scenario.pauses
+    ]
+    for what, name in named:
+        if name not in names:
+            raise ScenarioError(f"{what}: no such region: {name}")

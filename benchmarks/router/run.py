@@ -228,12 +228,12 @@ def _started(
     ready = []
     for one, launch in launched:
         try:
-            if one.process is not None:
-                _await(one.port, one.process, one.tls)
-                one = replace(one, facts=_facts(one, one.process, launch))
+            if (running := one.process) is not None:
+                _await(one.port, running, one.tls)
+                one = replace(one, facts=_facts(one, running, launch))
                 _warm(one, folder, plan)
                 if plan.mover_share and one.system.family is Family.OURS:
-                    stack.enter_context(limited(one.process.movers(), plan.mover_share))
+                    stack.enter_context(limited(running.movers(), plan.mover_share))
             ready.append(one)
         except Broken as error:
             broken.add((one.system.name, group))
