@@ -47,6 +47,8 @@ def conversation(path: bytes, body: bytes, prompt: bytes, reply: str) -> Convers
     text = request.get("prompt")
     if not path.endswith(b"/completions") or not isinstance(text, str):
         return None
+    if request.get("echo"):
+        reply = ""  # the response begins with the prompt, so its text does not follow the prompt
     asked = {"model": request.get("model"), "prompt": text + reply}
     if request.get("add_special_tokens") is False:
         asked["add_special_tokens"] = False
