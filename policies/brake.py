@@ -1,10 +1,10 @@
 """Which failed probes are acted upon: a controller that cannot trust its own probes terminates nothing for them. Pure.
 
 A failed probe means that this controller did not reach a replica. That is the replica's fault, or the fault of something
-lies between them: a network that is down, a process that was stopped, a host without CPU. Only the first is a reason to
+between them: a network that is down, a process that was stopped, a host without CPU. Only the first is a reason to
 terminate a machine. The rules, in order:
 
-1. Patience counts from when the controller began to watch without a gap; a probe that ran across a gap is void, and a
+1. Time limits count from when the controller began to watch without a gap. A probe that ran across a gap is void, and a
    replica without a recent valid probe is not judged.
 2. A replica that was reached (it sent a status that is not 200, or took the connection and sent nothing) is not ready. Of
    others a load balancer is a second observer: a replica that has sent it bytes is not terminated.
@@ -30,7 +30,7 @@ from policies.health import ALONE_EVERY_S, IDLE, FailedProbe, Work, does_better
 from policies.model import EndReason, Event, GaveUp, Replica, ReplicaState
 
 FRESH_S = 60.0  # a valid probe is recent for so long; one that fails is repeated every second
-SHORTEST_WATCH_S = 60.0  # before anything is given up on that never was ready
+SHORTEST_WATCH_S = 60.0  # of the controller, before a replica that never was ready is given up
 MANY = 2  # replicas, or MANY_SHARE of those with an address, whichever is more
 MANY_SHARE = 0.2
 PERIOD_S = 60.0
@@ -39,12 +39,12 @@ PERIOD_SHARE = (
     0.1  # of the replicas with an address may be terminated for their probes per PERIOD_S, and one always
 )
 
-HELD_FOR_BALANCERS = "load balancers still hear from replicas that this controller cannot reach"
+HELD_FOR_BALANCERS = "load balancers still get responses from replicas that this controller cannot reach"
 HELD_OFFLINE = "nothing beyond its own machine responds to it"
 HELD_MANY = "most replicas stopped responding to it at once"
 KEPT_SERVING = "kept, because clients get responses from them although their readiness probes fail"
 
-#: Why a replica is terminated that runs.
+#: The reasons for which a running replica is terminated.
 JUDGED = (EndReason.PROBE_FAILED, EndReason.ONLY_ERRORS)
 
 
@@ -54,8 +54,8 @@ class Evidence:
 
     It has watched since `watching_since` without a gap. `failed` has the replicas whose last valid probe failed (None:
     probes are not recorded, and events count as they come). `responsive` are the replicas from which a load balancer has
-    lately received anything, and `work` is what they know of the replicas' work for clients. `online`: whether anything beyond this machine has lately responded; None if there is
-    nothing that could.
+    lately received anything, and `work` is what load balancers know of the replicas' work for clients. `online`: whether
+    anything beyond this machine has lately responded; None if there is nothing that could.
     """
 
     watching_since: float = -math.inf
@@ -94,7 +94,7 @@ def confirmed(
     terminated: TerminationLog,
     now: float,
 ) -> ProbeVerdict:
-    """Decide which of the events that are due by the clock stand. `terminated` is only read."""
+    """Decide which of the events that are due by the clock stand, by the rules above. `terminated` is only read."""
     by_id = {replica.id: replica for replica in replicas}
     stand: list[Event] = []
     accused: list[GaveUp] = []
@@ -106,12 +106,12 @@ def confirmed(
             stand.append(event)
         elif event.reason is EndReason.ONLY_ERRORS:
             failing.append(event)
-        elif event.reason is not EndReason.PROBE_FAILED:
+        elif event.reason is not EndReason.PROBE_FAILED:  # it never was ready: rules 1 and 3
             if evidence.online is False:
                 reasons.add(HELD_OFFLINE)
             elif now - evidence.watching_since >= SHORTEST_WATCH_S:
                 stand.append(event)
-        elif now - evidence.watching_since >= goal.probe_failure_threshold_s:
+        elif now - evidence.watching_since >= goal.probe_failure_threshold_s:  # rules 1 to 4
             failed = _last_failure(by_id[event.replica_id], evidence, now)
             held = "" if failed is None else _why_held(event.replica_id, failed, evidence)
             if held:
@@ -120,7 +120,7 @@ def confirmed(
                 serving.append(event.replica_id)
             elif failed is not None:
                 accused.append(event)
-    if failing and not does_better(replicas, evidence.work):
+    if failing and not does_better(replicas, evidence.work):  # rule 6
         failing = [] if terminated.between(now - ALONE_EVERY_S, now) else failing[:1]
     accused += failing
     accused, held = _few_of(accused, replicas, goal, evidence, terminated, now)
@@ -157,7 +157,7 @@ def _few_of(
     terminated: TerminationLog,
     now: float,
 ) -> tuple[list[GaveUp], str]:
-    """Return as many as may be terminated now, and why no more if that is a doubt."""
+    """Return those that may be terminated now by rules 5 and 7, and the reason if it is rule 5 that holds others back."""
     if not accused or evidence.failed is None:
         return accused, ""
     passing = sum(replica.state is ReplicaState.READY for replica in replicas)

@@ -1,9 +1,9 @@
 """What may be launched within a limit of USD per hour. Pure.
 
 The limits are the service's (`replica_policy.max_usd_hour`) and the home's (`controller.max_usd_hour`); those of a team are in
-`quotas`. Launches are let through in
-their order as long as each still fits; nothing that runs is terminated for a budget, since requests are worth more than the rest of
-an hour. Prices are those of the offers, at which replicas were launched: of machines, without traffic.
+`quotas`. Launches are let through in their order, and those that do not fit are left out. Nothing that runs is terminated for a
+budget, since requests are worth more than the rest of an hour. A replica's price is that of the offer by which it was launched: of
+its machines, without traffic.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Budget:
 
 
 def usd_hour(replicas: Iterable[Replica]) -> float:
-    """Of all that has, or may have, an instance."""
+    """Return the USD per hour of replicas that have, or may have, instances."""
     return sum(replica.offer.price_usd_hour for replica in replicas)
 
 
@@ -67,6 +67,7 @@ def is_refusal(notes: str) -> bool:
 
 
 def usd_hour_of(places: Iterable[PlannedLaunch]) -> float:
+    """Return the USD per hour of replicas that are only planned."""
     return sum(place.offer.price_usd_hour for place in places)
 
 

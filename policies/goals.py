@@ -34,8 +34,9 @@ class SloGoal:
     """The share of requests that are to be served within the SLO, and what one replica carries within it.
 
     `cold_start_s` is how long a replica takes from its launch until it is ready; with `learns_cold_start` only until the
-    service's own replicas have shown it. `capacity_qps` None: it is learned (`forecast.capacity`). `response_weight` is that of a token of a response
-    before it is learned (`forecast.work`). With `forecast` False only present demand counts; with `computes_forecast` False nothing is forecast, else what a forecast would want is noted.
+    service's own replicas have shown it. `capacity_qps` None: it is learned (`forecast.capacity`). `response_weight` is
+    what a token of a response weighs until that is learned (`forecast.work`). With `forecast` False only present demand
+    counts, and what a forecast would want is only noted; with `computes_forecast` False it is not computed either.
     """
 
     attainment: float
@@ -76,13 +77,13 @@ class ScalingGoal:
 
 @dataclass(frozen=True, slots=True)
 class PlacementGoal:
-    """On which capacity, and where. `placer` is a name of `registry`.
+    """On which capacity replicas run, and where. `placer` is a name of `registry`.
 
     `num_overprovision` is SpotHedge's N_extra: spot replicas beyond the wanted number. With
     `dynamic_ondemand_fallback` on-demand replicas stand in for spot replicas that are missing;
     `base_ondemand_fallback_replicas` of the wanted replicas are on demand at all times. `availability_target` is
-    the part of the time in which the wanted number should be ready (0.995), for policies that can aim. Where machines
-    differ in what they can do, `work` has the rates, and prices are compared for the work. On-demand replicas are spread over
+    the part of the time in which the wanted number should be ready (0.995), for policies that take a target. Where machines
+    differ in speed, `work` has their rates, and prices are compared per request. On-demand replicas are spread over
     offers that cost at most the fraction `price_band` more than the cheapest, spot replicas over those that cost at most
     `spot_price_cap` times as much as the cheapest (not by RiskHedge, which weighs prices itself). With `one_continent` replicas stay on the
     continent of the cheapest offer while it takes them. Spot replicas that have gathered in one zone for
@@ -156,9 +157,9 @@ class Quota:
 class TeamRoom:
     """What one service of a team may launch in a tick; see `policies.quotas`.
 
-    `used` is by all services of the team, `left` the quota less that and less what is due to the others, `due` how many replicas
-    are due to this one. `month_usd` is what the team's services have cost since the month began. `num_nodes` are the nodes of a
-    replica of the version that is launched.
+    `used` is what all services of the team use, and `left` the quota less that and less what is due to the others. `due` is
+    how many replicas are due to this one. `month_usd` is what the team's services have cost since the month began.
+    `num_nodes` are the nodes of a replica of the version that is launched.
     """
 
     team: str

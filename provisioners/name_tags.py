@@ -1,10 +1,10 @@
-"""What tags say about a machine, in its name alone: for clouds that have names and no tags.
+"""Names of machines that have in them what tags would: for clouds that have names and no tags.
 
     TOKEN.s2     the token, the market (s: spot, o: on demand) and the number of nodes
 
-The token begins with the owner and has service, replica and rank in it (`controller.orders.token_of`), the service in lower case
-and, if it is long, cut short: a machine shows that form. A name has at most 64 characters, which the strictest known cloud
-(Lambda) allows, as long as a replica has fewer than ten nodes.
+The token begins with the owner and has service, replica and rank in it (`reconcile.mappers.token_of`), the service in lower case
+and, if it is long, cut short: so is the service that is read back from a name. A name has at most 64 characters, which the
+strictest known cloud (Lambda) allows, as long as a replica has fewer than ten nodes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PARTS = (
 )
 _WITH_DIGEST = re.compile(
     _PARTS.replace("{digest}", "-[0-9a-f]{10}")
-)  # of digits alone it could be a replica's id
+)  # first: a digest of digits alone could be read as a replica's id
 _WITHOUT = re.compile(_PARTS.replace("{digest}", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a name says."""
+    """What is read from a machine's name."""
 
     token: str
     service: str
@@ -44,7 +44,7 @@ class Named:
 
 
 def name_of(order: MachineOrder) -> str:
-    """Return the same for the same order. ValueError if it is too long, or could not be read back."""
+    """Return the name of an order's machine, always the same. Raises ValueError if it is too long, or could not be read back."""
     name = f"{order.token}.{_MARKETS[order.capacity_type]}{order.num_nodes}"
     if len(name) > MAX_NAME or parse(name, order.owner) is None:
         raise ValueError(f"{name!r} cannot be a machine's name")
@@ -52,7 +52,7 @@ def name_of(order: MachineOrder) -> str:
 
 
 def parse(name: str, owner: str) -> Named | None:
-    """None unless it is the name of a machine of that owner."""
+    """Return what a name says; None unless it is that of a machine of this owner."""
     found = _WITH_DIGEST.fullmatch(name) or _WITHOUT.fullmatch(name)
     if found is None or not found["head"].startswith(f"{owner}-"):
         return None
@@ -69,9 +69,9 @@ def parse(name: str, owner: str) -> Named | None:
 def openings_of(
     access: FirewallAccess, named: Named, ports: Collection[int], public_ports: Collection[int]
 ) -> frozenset[Opening]:
-    """`firewall.openings` for a machine whose name may have only the first part of its service.
+    """Return the `firewall.openings` of a machine whose name may have only the first part of its service.
 
-    Of services that begin alike the load balancers of all are let in.
+    The load balancers of all services that begin with that part are let in.
     """
     alike = [service for service in access.balancers if service.lower().startswith(named.service)]
     balancers = frozenset[str]().union(*(access.balancers[service] for service in alike))

@@ -10,10 +10,12 @@ strictly as tables: a problem is named with its path, and changes nothing.
 | `GET /-/options`, `PATCH /-/options` | policy, limits, retries, breaker, pushing, continuation, access, cors, trusted_proxies, session, listen, metrics: those given change |
 | `POST /-/drain?target=ID&deadline_s=`, `POST /-/undrain?target=ID` | one target; without `target` the agent itself, which goes on serving and is not ready |
 | `GET /-/stats?window_s=60` | demand and load (`lb.config.schema.Stats`); with `build=1` also how the agent runs, with `health=1` how its targets work |
+| `GET /-/demand?since=` | demand of each minute from that one on (`lb.config.demand.Demand`) |
 | `GET /-/totals` | counters since the start, in total and by target (`lb.config.totals.Totals`) |
 | `GET /-/usage?source=&since=` | what requests of each key and model have used, by day (`lb.config.usage.UsageReport`); of that source only what has changed since that mark |
 | `POST /-/usage/totals` | what all agents have counted today and in this month, of some keys (`lb.config.usage.UsageTotals`); for an agent whose report of usage has `totals` |
 | `GET /-/metrics` | Prometheus |
+| `GET /-/regions` | the state of the agents of other regions |
 | `GET /-/keys` | what the owner of each API key has used, has reserved and in flight, and has left |
 | `GET /-/explain/ID`, `GET /-/explain?limit=20` | why one of the last requests went where it went; the latest ones |
 | `GET /workers`, `POST /workers`, `GET`/`PUT`/`PATCH`/`DELETE /workers/ID` | as SGLang's gateway has them |
@@ -124,7 +126,8 @@ class Administered(Protocol):
 def admin_app(agent: Administered, token: str, *, open_probes: bool = False) -> web.Application:
     """Return the admin port's application.
 
-    `token` must not be empty. `open_probes`: to ask whether the agent is live and ready takes none. Needs a running event loop, whose clock is the agent's.
+    `token` must not be empty. With `open_probes` GET /-/live and /-/ready
+    need no token. Needs a running event loop, whose clock is the agent's.
     """
     if not token:
         raise ValueError("the admin port needs a token")
@@ -184,11 +187,11 @@ class _AgentControl:
 
     @property
     def table(self) -> Table:
-        """As it would have to be pushed now to change nothing."""
+        """The table as it would have to be pushed now to change nothing: its deadlines are nearer than when it was pushed."""
         return config_edits.aged(self.agent.table, self._clock() - self._pushed_at)
 
     def apply(self, table: Table) -> None:
-        """The table is in force afterwards, or what was wrong with it is raised."""
+        """Put a table in force. Raises Rejected if something is wrong with it; then nothing has changed."""
         serves = self.agent.table.service
         if table.service != serves:
             raise Rejected(409, "wrong_service", f"this agent serves {serves!r}, not {table.service!r}")
@@ -225,7 +228,7 @@ class _AgentControl:
         self.apply(config_edits.with_options(self.table, change))
         return await self.get_options(request)
 
-    # --- coming and going
+    # --- live, ready and draining
 
     async def live(self, request: web.Request) -> web.Response:
         return web.json_response({"live": True})
@@ -253,7 +256,7 @@ class _AgentControl:
             self.apply(config_edits.undrained(self.table, target_id))
         return web.json_response({"draining": None})
 
-    # --- looking
+    # --- reports
 
     async def stats(self, request: web.Request) -> web.Response:
         window_s = read_number(request, "window_s", 60.0, 1.0, MAX_WINDOW_S)

@@ -39,7 +39,7 @@ class Taken:
         try:
             await loop.sock_sendall(self._line, SERVING)
             await asyncio.wait_for(loop.sock_recv(self._line, 1), TIMEOUT_S)
-        except (TimeoutError, OSError) as error:
+        except (asyncio.TimeoutError, OSError) as error:  # noqa: UP041 (not the same in 3.10)
             _log.warning("cannot reach the predecessor why=%r", str(error))
         finally:
             self._line.close()

@@ -11,8 +11,9 @@ and reads `serving.json`: {"release", "bundle", "pid", "admin_port", "starts", "
 
 An agent that fails is started again. When another release is wanted, its agent takes the listening sockets over from the
 one that runs (`lb.agent.socket_handover`), so that no connection is refused, and that one ends when its requests have. A release whose
-agent does not come up is refused: the one that runs goes on. The admin token comes by $SKYSERVE_LB_TOKEN, and is handed on
-by the environment, which other users cannot see. SIGTERM terminates all agents; SIGHUP is for them: they read their table and certificate again.
+agent does not come up is refused: the one that runs goes on, and is started again if it fails. The admin token comes by
+$SKYSERVE_LB_TOKEN, and is handed on by the environment, which other users cannot see. SIGTERM terminates all agents; SIGHUP is for
+them: they read their table and certificate again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ HANDOVER = "handover.sock"
 
 
 class AgentProcess:
-    """One process. `listening` is what it wrote when it listened."""
+    """One process of an agent. `listening` is the content of its ready file; empty until it listens."""
 
     def __init__(self, folder: Path, wanted: dict[str, Any], number: int) -> None:
         bundle = folder / "bundles" / wanted["bundle"]
@@ -79,7 +80,10 @@ class AgentProcess:
 
 
 class Supervisor:
-    """One turn of `check` after the other. `agent` serves, `successor` is about to, `leaving` finish what they have."""
+    """The processes of the agent, one of which should serve: `check` is called again and again to see to that.
+
+    `_agent` serves, `_successor` is starting and will replace it, those in `_leaving` finish the requests that they have.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -87,11 +91,14 @@ class Supervisor:
         self._successor: AgentProcess | None = None
         self._leaving: list[AgentProcess] = []
         self._refused: dict[str, Any] | None = None
+        self._served: dict[str, Any] | None = None  # the last release whose agent came up
         self._starts = 0
         self._failures = 0  # in a row
         self._not_before = 0.0
+        self._is_stale = False  # the status file
 
     def check(self) -> None:
+        """Start, await or replace an agent, as far as that is due. Raises OSError."""
         wanted = read_json(self._folder / "wanted.json")
         for agent in [one for one in self._leaving if not one.is_alive]:
             agent.discard()
@@ -102,6 +109,9 @@ class Supervisor:
             self._await(self._successor)
         elif wanted is not None and uptime_s() >= self._not_before:
             self._start_release(wanted)
+        if self._is_stale:
+            self._write_status()
+            self._is_stale = False
 
     def reload(self) -> None:
         """Have all agents read their files again."""
@@ -109,7 +119,7 @@ class Supervisor:
             agent.reload()
 
     def stop(self) -> None:
-        """End all agents; the requests that run are given a moment."""
+        """Terminate all agents. Requests under way have STOP_TIMEOUT_S."""
         agents = self._agents()
         for agent in agents:
             agent.stop()
@@ -124,9 +134,11 @@ class Supervisor:
         return [one for one in (self._agent, self._successor, *self._leaving) if one is not None]
 
     def _start_release(self, wanted: dict[str, Any]) -> None:
-        """A refused release is not tried again, unless there is nothing else to run."""
+        """Start the wanted release, unless it runs or was refused. If it was refused and none runs, start the last one that served."""
         if self._agent is not None and wanted in (self._agent.wanted, self._refused):
             return
+        if wanted == self._refused and self._served is not None:
+            wanted = self._served
         self._starts += 1
         try:
             self._successor = AgentProcess(self._folder, wanted, self._starts)
@@ -139,7 +151,8 @@ class Supervisor:
             if self._agent is not None:
                 self._leaving.append(self._agent)
             self._agent, self._successor, self._refused = successor, None, None
-            self._write_status()
+            self._served = successor.wanted
+            self._is_stale = True
         elif not successor.is_alive or uptime_s() - successor.began_at > START_TIMEOUT_S:
             log_line(f"the agent of release {successor.wanted['release']} did not come up")
             if successor.is_alive:
@@ -151,7 +164,7 @@ class Supervisor:
     def _refuse(self, wanted: dict[str, Any]) -> None:
         self._refused = wanted
         self._pause()
-        self._write_status()
+        self._is_stale = True
 
     def _lost(self, agent: AgentProcess) -> None:
         log_line(f"the agent exited with {agent.process.returncode}")

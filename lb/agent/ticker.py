@@ -14,7 +14,7 @@ from dataclasses import dataclass
 TICK_S = 0.1
 
 Act = Callable[[], "float | None"]
-"""What a part does when it is due. It may return after how many seconds it wants to be called, if that is before its next tick."""
+"""What a part does when it is due. It may return in how many seconds to call it again, if that is before its next tick."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +22,7 @@ class _Part:
     name: str
     act: Act
     ticks: int  # from one call to the next
-    due: int  # the tick of the next one
+    due: int  # the tick of the next call
     sooner: asyncio.TimerHandle | None = None
 
 
@@ -35,7 +35,7 @@ class Ticker:
         report: Callable[[str, Exception], None],
         late: Callable[[float], None] = lambda lag_s: None,
     ) -> None:
-        """Tell `late` of every tick how many seconds after its time it came."""
+        """`late` is called at every tick with the seconds by which it was late, `report` with the part that raised, and the error."""
         self._clock = clock
         self._report = report
         self._late = late
@@ -47,7 +47,7 @@ class Ticker:
         self._parts.append(_Part(name, act, max(1, round(every_s / TICK_S)), 0))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Call the parts until cancelled."""
         loop = asyncio.get_running_loop()
         ended, timer = loop.create_future(), None
 

@@ -20,7 +20,10 @@ _PLAIN: Final = frozenset({"role", "content", "name"})
 
 
 class Conversation(NamedTuple):
-    """A body for `/tokenize`, and the texts, in the form that routing compares, of the prompt and of prompt and response (if it has that)."""
+    """A conversation: the `body` of its request to `/tokenize`, and its texts in the form that routing compares.
+
+    `prompt` is the text of the prompt, `whole` that of prompt and response; empty if the response is not known.
+    """
 
     body: bytes
     prompt: bytes
@@ -28,9 +31,10 @@ class Conversation(NamedTuple):
 
 
 def conversation(path: bytes, body: bytes, prompt: bytes, reply: str) -> Conversation | None:
-    """Return what to request for a request and the text of its response, empty if that is not known.
+    """Return the conversation of a request and of `reply`, the text of its response; that is empty if it is not known.
 
-    None for what `/tokenize` does not read as the engine does: media, other APIs, several prompts in one.
+    None for what `/tokenize` does not read as the engine does: media, other APIs, several prompts in one. The conversation's
+    body is empty if it cannot be written.
     """
     try:
         request = orjson.loads(body)
@@ -43,6 +47,8 @@ def conversation(path: bytes, body: bytes, prompt: bytes, reply: str) -> Convers
     text = request.get("prompt")
     if not path.endswith(b"/completions") or not isinstance(text, str):
         return None
+    if request.get("echo"):
+        reply = ""  # the response begins with the prompt, so its text does not follow the prompt
     asked = {"model": request.get("model"), "prompt": text + reply}
     if request.get("add_special_tokens") is False:
         asked["add_special_tokens"] = False
@@ -74,7 +80,7 @@ def _written(asked: Mapping[str, Any]) -> bytes:
 
 
 def tokens_of(response: bytes) -> list[int] | None:
-    """Return the tokens of a response; None if it is none."""
+    """Return the tokens in a response of `/tokenize`; None if it has no list of them."""
     try:
         tokens = orjson.loads(response)["tokens"]
     except (orjson.JSONDecodeError, KeyError, TypeError):

@@ -1,14 +1,14 @@
 """Which regions this agent serves in place of their dead agents. Pure; `now` is an argument.
 
-An agent has the targets of the regions that it would take over in its table, as standby. It takes them over, without a
+An agent's table has the targets of the regions that it would take over, as standby. It takes them over, without a
 controller, when all agents of a region are dead: they have been silent for DEAD_AFTER_S, and at least half of the other
 agents that it can reach report the same (`policies.regions.ownership.is_alive`). So one broken link moves nothing where a third
 agent reaches both, and in a partition each side serves by itself.
 
 It hands a region back once it has received beats of an agent there for BACK_AFTER_S without a break, because a process that starts
-again and again must not move replicas. One that goes on (it was stopped, or cut off) waits WENT_ON_AFTER_S only, unless it had been
-dead within FLAPS_S before. That agent has served its targets since it started; here they drain for RETURNING_S, so nothing that runs
-is moved.
+again and again must not move replicas. For a process that goes on (it was stopped, or cut off) it waits WENT_ON_AFTER_S only, unless its
+agent was dead within FLAPS_S before. The agent there serves the targets from its start; here they drain for RETURNING_S, so that no
+request under way is moved.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ FLAPS_S = 300.0
 
 
 class PeerLiveness(NamedTuple):
-    """An agent of another region: for how long it has been silent, and to how many of the other agents that can be reached.
+    """An agent of another region: for how long it has been silent.
 
-    `boot` identifies the process of which the last beat was; 0: it is not known.
+    `others` is how many other agents can be reached, and `others_silent` how many of them report that it is silent. `boot`
+    identifies the process that sent the last beat; 0: it is not known.
     """
 
     id: str
@@ -68,7 +69,7 @@ class Takeovers:
         return agent in self._dead
 
     def observe(self, peers: Iterable[PeerLiveness], now: float) -> bool:
-        """Take the silences of all peers into account. Returns whether `extended` returns another table for it."""
+        """Decide by the silences of all peers which regions are served. Returns whether `extended` returns another table now."""
         regions: dict[str, bool] = {}  # whether an agent of it is alive
         known = set()
         for peer in peers:

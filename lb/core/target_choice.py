@@ -22,7 +22,7 @@ def choose(
     exclude: Collection[int] = (),
     policy: str | None = None,
 ) -> Choice | None:
-    """Return the choice among those who may take it now, without the epochs in `exclude`; None if there are none.
+    """Return the choice among the targets that may take the request now, but those whose epochs are in `exclude`; None if none may.
 
     A policy that waits chooses among all of the best health, and marks if the request is to wait for the target.
     """
@@ -37,6 +37,7 @@ def choose(
     choice = chooser.choose(request, views, now)
     if choice is None or not choice.wait:
         return choice
+    # A target with room takes it at once, unless the policy keeps that room for requests with deadlines.
     entry = table.entry(choice.target_id) if may_wait else None
     holds = entry is not None and (not entry.admits() or chooser.keeps_room(now))
     return choice if holds else choice._replace(wait=False)
@@ -60,7 +61,7 @@ def ready(
 ) -> bool:
     """Return whether a target could take work now: its engine has nothing pending, or little to do before it.
 
-    `urgent`: a request whose deadline may be kept.
+    `urgent`: the work is a request with a deadline that can still be kept.
     """
     entry = table.entry(target_id)
     if entry is None:
@@ -74,7 +75,10 @@ def ready(
 
 
 def takes_another(table: TargetTable, booking: Booking, now: float, over: bool) -> bool:
-    """Return whether the booking's target is healthy and takes one more request, this one being `over` or not."""
+    """Return whether the booking's target is healthy and takes one more request.
+
+    `over`: the booked request is over, so its place counts as free.
+    """
     entry = booking.entry
     if not entry.health(now).is_good:
         return False

@@ -29,7 +29,7 @@ from lb.proxy.home_finder import HomeFinder
 from lb.proxy.registry import RequestRegistry, Waiting
 from lb.stream.model_name import names_model
 
-TROUBLE_EVERY_S: Final = 10.0  # at most, between two warnings of one kind
+TROUBLE_EVERY_S: Final = 10.0  # at least, between two warnings of one kind
 
 _log = logging.getLogger("lb.proxy")
 
@@ -43,7 +43,7 @@ class Engines(NamedTuple):
 
 
 class Dispatch:
-    """Shared by all requests of one agent."""
+    """The way to targets, which all requests of one agent share."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Dispatch:
         return EngineKind.UNKNOWN if key is None else self.kind_of(key)
 
     def kind_of_booking(self, booking: Booking) -> EngineKind:
-        """Return the kind of engine that will have the request: of a peer, that of its replicas."""
+        """Return the kind of engine that will have the request. A booking at a peer has that of the peer's replicas."""
         forwarding = self.forwarding
         if forwarding is not None and forwarding.owns(booking) and forwarding.engine(booking.key.id):
             return kind_named(forwarding.engine(booking.key.id))
@@ -116,7 +116,7 @@ class Dispatch:
             self.registry.changed_soon()
 
     def release(self, booking: Booking, now: float, tokens: int | None = None) -> None:
-        """The attempt is over; a queued request may find room now."""
+        """Free the place of an attempt that is over; a queued request may find room now."""
         registry = self.registry
         self._account.counts_of(booking).duration.observe(now - booking.since)
         if len(registry.queue):
@@ -124,7 +124,7 @@ class Dispatch:
         registry.table_of(booking).release(booking, now, tokens)
 
     def local_trouble(self, why: str, now: float) -> None:
-        """A connect failed for want of something of this host."""
+        """Count a connect that failed because this host ran out of something, and warn of it."""
         self._account.metrics.counts.local_failures += 1
         if now - self._trouble_at >= TROUBLE_EVERY_S:
             self._trouble_at = now
@@ -138,7 +138,7 @@ class Dispatch:
     # --- the table
 
     def applied(self) -> None:
-        """A new table is in force. The caller has its changes acted upon, by `registry.changed`."""
+        """Take up a new table, which is in force. The caller calls `registry.changed` afterwards."""
         table = self.table.table
         self.limits = table.limits
         self.heads = Reader()  # which remembers what was accepted under other limits
@@ -151,7 +151,7 @@ MOST_WRONG_MODELS = 8  # targets that may refuse one request because they do not
 
 
 class Retries:
-    """Shared by all requests."""
+    """The rules and the budget of retries, which all requests share."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Retries:
         rng: random.Random,
         wrong_model: Callable[[Key], None],
     ) -> None:
-        """Call `wrong_model` where a target responds that it does not know a model."""
+        """`wrong_model` is called where a target responds that it does not know a model."""
         self._wrong_model = wrong_model
         self._table = table
         self._rng = rng
@@ -172,7 +172,7 @@ class Retries:
         return self._budget.refused
 
     def applied(self) -> None:
-        """A new table is in force."""
+        """Take up the rules of a new table, which is in force."""
         self._budget.rules = self._table.table.retries
 
     def verdict(
@@ -190,10 +190,10 @@ class Retries:
         return verdict
 
     def serves_other_models(self, booking: Booking | None, model: str, tries: Tries, body: bytes) -> bool:
-        """Return True if the 404 of a request's target means its model, and another target may serve that.
+        """Return True if a target's 404 means that it lacks the request's model, and another target may serve that.
 
-        The engine has done nothing then, so any request may be sent again. Which models the target serves is
-        not known rightly, or not yet: it is polled.
+        The engine has done nothing then, so any request may be sent again. What is known of the target's models is wrong or
+        missing, so they are polled.
         """
         if booking is None or not names_model(body, model):
             return False
@@ -202,10 +202,13 @@ class Retries:
         return may_move and self._table.models.served_elsewhere(model, tries.epochs)
 
     def delay_s(self, verdict: RetryVerdict, tries: Tries, epoch: int) -> float:
-        """Return how long to wait before the attempt that a verdict allows. `epoch` is the target's that failed."""
+        """Return how long to wait before the attempt that a verdict allows, and let `tries` use the same target if it says so.
+
+        `epoch` is that of the target that failed.
+        """
         if verdict is RetryVerdict.SAME_TARGET and tries.attempts_on_rest:
-            tries.epochs = ()  # the one where the stream broke may be as good as the last one by now
+            tries.epochs = ()  # the target where the stream broke may be as good as the last one by now
         elif verdict is RetryVerdict.SAME_TARGET:
             tries.forgive(epoch)
-        retry = max(tries.executions, tries.attempts_on_rest)  # those that did not reach a target, too
+        retry = max(tries.executions, tries.attempts_on_rest)  # attempts that reached no target count, too
         return backoff_s(self._table.table.retries, retry, self._rng)

@@ -41,7 +41,7 @@ class PeerEntrance:
         return None  # the agent where the request entered handles CORS
 
     def arrived(self) -> None:
-        """The head of a request is here."""
+        """Count a request of the peer, whose head has arrived."""
         self._forwarding.forwarded_in[self._peer_id] += 1
         self._account.metrics.peers.of(self._peer_id).requests += 1
 

@@ -28,7 +28,7 @@ _EVENT_ENDS_IN_CHUNKS = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 
 class PlainRelay(ForwardedRelay):
-    """Any response, as it is. Chunked streams of events go through a forwarding of the fast path where there is one."""
+    """A relay that changes nothing in a response. Chunked streams of events go through the fast path where there is one."""
 
     __slots__ = ("_chunks", "_counts", "_decoder", "_frame", "_prompt_tokens", "_tail")
 
@@ -38,7 +38,7 @@ class PlainRelay(ForwardedRelay):
         super().__init__(request, ForwardingMode.CHUNKS, TAIL_BYTES)
         self._decoder = decoder
         self._frame = begin_response(request, response, decoder, length)
-        # The client gets chunks of ours.
+        # Whether the client gets chunks that this relay frames.
         self._chunks = self._frame and not isinstance(decoder, ChunkedDecoder)
         self._counts = _has_events(response)
         self._prompt_tokens = 0
@@ -94,7 +94,7 @@ class PlainRelay(ForwardedRelay):
     def keep_alive(self) -> None:
         decoder = self._decoder
         if self._take_over():
-            return  # it is not silent
+            return  # the fast path has just stopped at something: the stream is not silent
         if isinstance(decoder, ChunkedDecoder):
             between = decoder.between and self._tail.endswith(_EVENT_ENDS_IN_CHUNKS)
         else:
@@ -162,7 +162,8 @@ def begin_response(
 ) -> bool:
     """Send the head, unless one was sent early; True if the body has to be framed again.
 
-    `length` is that of a body that is passed on as it came. Chunked for a body that ends with its connection, not chunked for a client of HTTP/1.0.
+    `length` is that of a body that is passed on as it came. A body that ends with its connection is chunked for the client, unless
+    that speaks HTTP/1.0.
     """
     client = request.client
     frame = False

@@ -77,7 +77,7 @@ class BeatSender:
         while not self._closed:
             try:
                 why = await self._connect()
-            except (TimeoutError, OSError) as error:
+            except (asyncio.TimeoutError, OSError) as error:  # noqa: UP041 (not the same in 3.10)
                 failures += 1
                 self._troubled(str(error) or type(error).__name__)
                 await asyncio.sleep(delay_s(failures, MIN_BACKOFF_S, MAX_BACKOFF_S))
@@ -87,7 +87,7 @@ class BeatSender:
                 await asyncio.sleep(MIN_BACKOFF_S)
 
     async def _connect(self) -> str:
-        """Make a connection, and return why it ended. Raises TimeoutError or OSError if there is none."""
+        """Make a connection, and return why it ended. Raises asyncio.TimeoutError or OSError if there is none."""
         loop = asyncio.get_running_loop()
         parts = urlsplit(self.peer.url)
         making = loop.create_connection(

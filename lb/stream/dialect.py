@@ -22,8 +22,8 @@ from lb.stream.transcript import StreamProgress, Tally
 class Merger(Protocol):
     """One further leg of a stream: turns the response to a ResumeRequest into the rest of the client's stream.
 
-    `error` is the event in which the engine has given up, or in which the leg has shown to be no continuation; it is not part
-    of what `feed` returns. The stream may go on from `progress()` then.
+    `error` is the event in which the engine has given up, or which shows that the leg is no continuation; `feed` does not return
+    it. Another leg may go on from `progress()` then.
     """
 
     error: bytes
@@ -39,12 +39,12 @@ class Merger(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Of the response, over all legs."""
+        """The number of tokens of the response, over all legs."""
         ...
 
     @property
     def usage(self) -> Tokens | None:
-        """The last report of an engine, over all legs."""
+        """The usage that an engine reported last, over all legs."""
         ...
 
     def feed(self, payload: bytes) -> bytes:

@@ -1,9 +1,10 @@
-"""What a careful user would spend: the limits that placers set to the offers before they choose among them.
+"""The price limits that placers set to the offers before they choose among them: what a careful user would spend.
 
 1.  Own hosts first. They are paid for whether they are used or not.
-2.  Within one continent, unless the file names regions: that of the cheapest offer of the same capacity type.
-3.  Spot: at most `spot_price_cap` times the price of the cheapest. A kind of machine for which nothing is left so (the file
-    lists an A100 beside an L4) is measured by its own cheapest, and is tried when no cheaper kind may be tried.
+2.  One continent, unless the file names regions: the one of the cheapest offer of the same capacity type.
+3.  Spot: at most `spot_price_cap` times the price of the cheapest. A kind of machine of which no offer is left
+    then (the file lists an A100 beside an L4) is measured by its own cheapest, and is tried when no cheaper kind may be
+    tried.
 4.  On demand: within `price_band` of the cheapest that may be tried now.
 
 Refusals widen limits 2 and 4, because a dearer replica is better than no replica. Limit 3 stands. Placers that spread
@@ -42,9 +43,8 @@ def within_limits(
 ) -> LimitedView:
     """Return the view within the limits.
 
-    `closed` are the blocks; `avoids` are the spot offers that the placer would not try now for reasons of its own. At least
-    `least_spot_zones` zones of spot offers are kept, if there are that many which cost no more than on demand: the limits
-    give way to that.
+    `closed` are the blocks; `avoids` returns whether the placer would not try a spot offer now for reasons of its own. The
+    limits give way so that `least_spot_zones` zones of spot offers are kept, if that many cost no more than on demand.
 
     Own hosts that are open are wanted as on-demand replicas at all times, so that spot replicas are only rented for
     what does not fit on them.
@@ -102,7 +102,7 @@ def _capped(offers: Sequence[Offer], view: View) -> list[Offer]:
 
 
 def _in_zones(kept: Sequence[Offer], offers: Sequence[Offer], view: View, least: int) -> list[Offer]:
-    """`kept`, and the cheapest of the other offers that the user prefers as much until there are `least` zones of them.
+    """Return `kept`, and the cheapest of the other offers that the user prefers as much, until there are `least` zones.
 
     The continent of those kept comes first.
     """

@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 
 class Return(NamedTuple):
-    """Where to launch: at most `most` replicas among `usable`. `wake_at` is when this may differ."""
+    """Where to launch: at most `most` replicas among `usable`. `wake_at` is when this must be decided again."""
 
     usable: Sequence[Offer]
     most: int

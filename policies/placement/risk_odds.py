@@ -4,11 +4,11 @@ A market is a kind of machine in a zone. Markets fail on their own, those of one
 of different groups sometimes all at once (common causes, as the beta factor of reliability engineering: Fleming, 1975). The
 recordings have these shares: where two zones have had room for 2 to 24 h and one drops its replicas, the other does so
 within a cold start of it in .21 (V100) and .31 (AWS 3) of the cases in one region, and in .02 (V100), .04 (AWS 3) and 0
-(AWS 1) in different regions; by chance it would be .02 each. At a target of 99.9 %, the one that such losses decide, less than
-half of the shortfall was predicted on V100 and AWS 3 with shares of .2 and 0.
+(AWS 1) in different regions; by chance it would be .02 each. Such losses decide at a target of 99.9 %: with
+shares of .2 and 0 less than half of the shortfall was predicted there on V100 and AWS 3.
 
-*   With `TOGETHER` times the chance of the safest market that we hold in a group a shock strikes all that we hold there.
-*   With `ACROSS` times the chance of the safest market a shock strikes all of a fleet in several groups.
+*   A shock strikes all that we hold in a group. Its chance is `TOGETHER` times that of a loss in the safest market held there.
+*   A shock strikes all of a fleet in several groups. Its chance is `ACROSS` times that of a loss in the safest market.
 
 A fleet is a tuple, the number of spot replicas in each market. Capacity is counted in units: one for each replica where
 all can do the same, else as `risk_sites` weighs them. A distribution is a list: at index i the chance that i units
@@ -39,9 +39,9 @@ NO_GROWTH: Growth = ((0, 1.0),)
 class Terms(NamedTuple):
     """The trade between a shortfall and its prevention.
 
-    Fewer than `wanted` units ready cost `penalty_usd_hour`; so do fewer than what is wanted then, where `growth` has the numbers
-    many more that may be. An on-demand replica of `on_demand_units` costs `on_demand_usd_hour`, and between `least` and
-    `most` of these may be kept.
+    Fewer than `wanted` units ready cost `penalty_usd_hour`. Where `growth` has several numbers, that many more units are
+    wanted, each number with its chance. An on-demand replica of `on_demand_units` costs `on_demand_usd_hour`, and between
+    `least` and `most` of these may be kept.
     """
 
     wanted: int
@@ -56,7 +56,7 @@ class Terms(NamedTuple):
 class Hedge(NamedTuple):
     """The on-demand replicas to keep beside a fleet.
 
-    `usd_hour` is what they and the expected shortfall cost together.
+    `shortfall` is the chance that fewer units are ready than are wanted, and `usd_hour` what that and the replicas cost together.
     """
 
     on_demand: int
@@ -96,7 +96,7 @@ class Odds:
         self._hedges: dict[Fleet, Hedge] = {}
 
     def hedge(self, fleet: Fleet) -> Hedge:
-        """Return the best one for a fleet."""
+        """Return the best hedge for a fleet."""
         found = self._hedges.get(fleet)
         if found is None:
             found = self._hedges[fleet] = best_hedge(self.survivors(fleet), self.terms)
@@ -114,6 +114,7 @@ class Odds:
         return sum(fleet) if self._units is None else sum(map(mul, fleet, self._units))
 
     def survivors(self, fleet: Fleet) -> list[float]:
+        """Return the distribution of the units of a fleet that survive."""
         groups = sorted({self._group_of[market] for market, count in enumerate(fleet) if count})
         held = [(number, tuple([fleet[market] for market in self._markets_of[number]])) for number in groups]
         if len(held) < 2:
@@ -158,7 +159,7 @@ class Odds:
 
 
 def _losing(count: int, each: int, loss: float, whole: float) -> list[tuple[int, float]]:
-    """(surviving units, chance) of a market that has a loss with the chance `loss`."""
+    """Return (surviving units, chance) for each outcome of a loss in a market, which has the chance `loss`."""
     if count == 1:
         return [(0, loss)]
     parts = min(count - 1, _MOST_PARTS)
@@ -215,7 +216,7 @@ def _shortfall(below: Sequence[float], terms: Terms, enough: int) -> float:
 
 
 def chance(per_hour: float, hours: float) -> float:
-    """That something of this rate happens in this time."""
+    """Return the chance that something of this rate happens in this time."""
     return -math.expm1(-per_hour * hours)
 
 

@@ -1,4 +1,4 @@
-"""The spot markets that RiskHedge chooses among, and what a replica of each counts.
+"""The spot markets that RiskHedge chooses among, and how many units of capacity a replica of each has.
 
 A market is a kind of machine (accelerator and count) in a zone, because room, prices and losses are the market's own: a zone
 without an L4 may have an A100. Where the file says what each kind can do, capacity is counted in units of a quarter of the
@@ -27,9 +27,9 @@ _QUARTERS = (4, 2, 1)
 
 
 class Units(NamedTuple):
-    """`wanted` is the capacity that is to be ready, `head` that of one of the wanted replicas.
+    """Capacity in units: `wanted` is to be ready, and a replica on the best offer has `head`.
 
-    `by_kind` is what kinds count; empty where every replica counts one.
+    `by_kind` has the units of a replica of each kind; it is empty where every replica counts one.
     """
 
     wanted: int
@@ -49,7 +49,7 @@ class Units(NamedTuple):
 
 
 def units_of(view: View) -> Units:
-    """Return how capacity is counted. At least `view.least` replicas are needed, whatever they can do."""
+    """Return the units in which capacity is counted. At least `view.least` replicas are needed, however fast each is."""
     work = view.goal.work
     if not work or not view.offers:
         return Units(view.wanted)
@@ -63,6 +63,7 @@ def units_of(view: View) -> Units:
     demand = view.wanted * best if view.wanted_qps is None else view.wanted_qps
     parts = next((n for n in _QUARTERS if demand / weakest * n <= MOST_UNITS), 1)
     wanted = max(view.least, math.ceil(demand / weakest * parts - 1e-6))
+    # No replica counts for more than its share, or fewer than `view.least` would be enough.
     most = max(1, wanted // max(1, view.least))
     by_kind = {
         kind: min(most, max(1, math.floor(rate / weakest * parts + 1e-6))) for kind, rate in qps.items()

@@ -33,7 +33,7 @@ _FURTHER: Final = 16  # nodes below the end of a prompt that are searched for a 
 
 
 Linked = tuple[int, Block]
-"""What is known of a prompt in tokens: so many of its first bytes are the chain of whole blocks that ends with this one."""
+"""The part of a prompt that is known in tokens: its length in bytes, and the last block of its chain of whole blocks."""
 
 
 class Expected(NamedTuple):
@@ -62,7 +62,7 @@ _FOREVER: Final = float("inf")
 class EngineCaches:
     """What engines report of their caches, for all routing policies in use, and how well that predicts.
 
-    Its hooks are called as those of a policy.
+    Its hooks are called with those of the policies.
     """
 
     def __init__(self, index: BlockIndex | None = None) -> None:
@@ -78,7 +78,7 @@ class EngineCaches:
     # --- hooks
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
-        """The request is on its way. Called before the policies' own."""
+        """Note that the request is on its way. Called before the same hook of the policies."""
         self.now = now
         prompt = request.prompt
         if not prompt:
@@ -90,14 +90,14 @@ class EngineCaches:
         self._put(request.id, _Sent(target_id, prompt, _FOREVER))
 
     def responded(self, request: RequestView, target_id: str, now: float) -> None:
-        """Its first byte has come, so its prompt has been computed."""
+        """Note that the first byte of its response has come, so its prompt has been computed."""
         self.now = now
         sent = self._sent.get(request.id)
         if sent is not None and sent.until == _FOREVER:
             self._put(request.id, sent._replace(until=now + SETTLE_S))
 
     def ended(self, request: RequestView, target_id: str, now: float, tokens: int | None) -> None:
-        """It is over."""
+        """Forget the request, which is over."""
         self._expected.pop(request.id, None)
         self._forget_sent(request.id)
 
@@ -123,7 +123,10 @@ class EngineCaches:
         )
 
     def decided(self, target_id: str, prompt: bytes, sent: int, held: int, covered: int) -> int:
-        """Return how much a target has that was sent more of a prompt than is in its events, which reach up to `covered` bytes."""
+        """Return how many bytes of a prompt a target has, where `sent` bytes were sent to it and its events show `held`.
+
+        Events say nothing beyond `covered` bytes.
+        """
         if held == covered:
             return sent
         cache = self.index.cache(target_id)
@@ -132,12 +135,12 @@ class EngineCaches:
         return sent if self.is_on_its_way(target_id, prompt[:sent]) else held
 
     def link(self, scope: str, text: bytes, tokens: list[int], lora: str = "") -> None:
-        """A text, which has passed, is these tokens."""
+        """Add a link: a text that has passed is these tokens."""
         for tree in self.trees:
             tree.link(scope, text[:MAX_PROMPT_BYTES], tokens, lora)
 
     def served(self, scope: str, text: bytes, target_id: str) -> None:
-        """The target has computed the text, which is a prompt and the response to it."""
+        """Note that the target has computed the text, which is a prompt and the response to it."""
         for tree in self.trees:
             tree.insert(scope, text[:MAX_PROMPT_BYTES], target_id)
 
@@ -184,7 +187,7 @@ class Accuracy:
 
 
 class CachedTree:
-    """A policy's tree, with what engines report."""
+    """A policy's radix tree, whose matches take in what engines report."""
 
     def __init__(self, tree: RadixTree, caches: EngineCaches) -> None:
         self.caches = caches
@@ -242,7 +245,7 @@ class CachedTree:
         return Expected(len(prompt), by_forwards, held, tokens)
 
     def insert(self, scope: str, text: bytes, target_id: str) -> None:
-        """The target has computed the text."""
+        """Note that the target has computed the text."""
         self._tree.insert(scope, text, target_id)
 
     def is_linked(self, scope: str, prompt: bytes) -> bool:
@@ -252,7 +255,7 @@ class CachedTree:
         return link is not None and link.depth == len(prompt) - len(prompt) % self._tree.block_bytes
 
     def link(self, scope: str, text: bytes, tokens: list[int], lora: str) -> None:
-        """The text is these tokens."""
+        """Add a link: the text is these tokens."""
         index, walk = self._index, self._tree.walk(scope, text)
         size = index.block_size
         if not size or len(tokens) < size or not walk.path:
@@ -285,7 +288,7 @@ class CachedTree:
         return (depth, block) if block.depth else None
 
     def _last_link(self, walk: Walk) -> Link | None:
-        """Return the last one on the way of the prompt."""
+        """Return the last link on the way of the prompt."""
         size = self._index.block_size
         if walk.partly is not None and walk.partly.links is not None:
             for link in reversed(walk.partly.links):
@@ -299,7 +302,7 @@ class CachedTree:
         return None
 
     def _next_link(self, walk: Walk) -> Link | None:
-        """Return one of a text that goes on after what it shares with the prompt."""
+        """Return a link further down, of a text that goes on after what it shares with the prompt."""
         size, node, beyond = self._index.block_size, walk.partly, walk.beyond
         if node is None:
             node = next(iter(walk.path[-1].children.values()), None) if walk.path else None
@@ -326,7 +329,7 @@ class CachedTree:
         self._links[link] = node
 
     def _detach(self, link: Link) -> None:
-        """Forget a link. The node that it was added to may have been split since: then a link without use is left there."""
+        """Forget a link. The node that it was added to may have been split since: then the link stays there, marked by size 0."""
         node = self._links.pop(link)
         self._index.unpin(link.block)
         link.size = 0
@@ -369,7 +372,7 @@ class CachedTree:
 
 
 class _FewMatch(Match):
-    """Of few targets: all of them, by events where they decide."""
+    """The match of few targets: all are computed at once, by events where they decide."""
 
     __slots__ = ()
 
@@ -385,10 +388,10 @@ class _FewMatch(Match):
 
 
 class _LazyMatch(Match):
-    """Of many targets: each when it is needed.
+    """The match of many targets: each is computed when it is needed.
 
-    `rows` are pairs: the mask, in the index, of those that have exactly that number of blocks, and the number, most first. `covered`
-    bytes are `whole` blocks.
+    A row of `rows` is the mask, in the index, of the targets that have exactly so many blocks, and that number; the most come
+    first. The `covered` bytes are `whole` blocks.
     """
 
     __slots__ = ("_caches", "_covered", "_known", "_prompt", "_rows", "_sent", "_whole")
@@ -451,7 +454,7 @@ def _place(link: Link) -> int:
 
 
 def _blocks_at(depth: int, above: Link | None, below: Link) -> int:
-    """Return about how many whole blocks the first `depth` bytes are of a text that is linked as a whole, and perhaps before."""
+    """Return about how many whole blocks the first `depth` bytes are of a text with the link `below` them, and perhaps one `above`."""
     from_bytes, from_tokens = (0, 0) if above is None else (above.depth, above.tokens)
     span = below.depth - from_bytes
     if span <= 0:

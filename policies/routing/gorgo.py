@@ -193,7 +193,7 @@ class Gorgo(PrefixPolicy):
     def ready(self, target: TargetView, now: float, urgent: bool = False) -> bool:
         """Return whether what was sent to it has its first byte in less than PUSH_AHEAD_S, and few wait there for a seat.
 
-        While requests with deadlines come, in less time, and others get a seat only if it is the next.
+        While requests with deadlines come, the limit is `Headroom.ahead_s`, and the next request must have a seat (`Backlog.has_seat`).
         """
         backlog = self._backlogs.get(target.id, self._unused)
         keeps_room = self._headroom.is_kept(now)
@@ -211,7 +211,7 @@ class Gorgo(PrefixPolicy):
     def _home(
         self, request: RequestView, targets: Sequence[TargetView], now: float
     ) -> tuple[TargetView, float]:
-        """Return the own target of the request's session, and what share of its state may be there still."""
+        """Return the target of the request's session, and what share of the session's state may still be there."""
         stay = self._stays.of(request)
         if stay is not None:
             target = finder(targets)(stay.target_id)
@@ -227,7 +227,7 @@ class Gorgo(PrefixPolicy):
         best: int,
         now: float,
     ) -> tuple[int, str, bool]:
-        """Return which candidate a request with a deadline is best off with, why, and whether it is sure to be late.
+        """Return the best candidate for a request with a deadline, why, and whether it is sure to be late.
 
         `best` has the lowest cost of all.
         """
@@ -334,7 +334,7 @@ class Gorgo(PrefixPolicy):
         home: TargetView | None,
         worth: float,
     ) -> tuple[list[_Row], int]:
-        """Return a row for each candidate, and which is the best. `home` is the session's own, and of `worth` (0 to 1), if it has one.
+        """Return a row for each candidate, and the index of the best. `worth` is the share of the session's state at `home`.
 
         Most of what a choice costs is this loop, which calls nothing for a target that has neither a queue nor strangers.
         """
@@ -414,7 +414,7 @@ def _first_s(row: _Row) -> float:
 
 
 def even_and_longest(candidates: Sequence[TargetView], matches: Match) -> tuple[float, int]:
-    """Return up to how many requests on a target are about as many as elsewhere, and the longest match of a target that is well."""
+    """Return EVEN times the mean of the requests on a target, and the longest match of a target that is well."""
     total = longest = 0
     match = matches.get
     for target in candidates:
@@ -426,27 +426,27 @@ def even_and_longest(candidates: Sequence[TargetView], matches: Match) -> tuple[
 
 
 def requests_on(target: TargetView) -> int:
-    """Return how many requests it has: ours, or those that its engine reports if these are more."""
+    """Return how many requests a target has: ours, or those that its engine reports if these are more."""
     reported = (target.running or 0) + (target.pending or 0)
     return reported if reported > target.in_flight else target.in_flight
 
 
 def is_well(target: TargetView) -> bool:
-    """Return whether it has memory to spare and no recent failure, so that what is in its cache is worth keeping a request for."""
+    """Return whether a target has memory to spare and no recent failure: only then is its cache worth a wait."""
     return int(target.trouble + 0.5) == 0 and not (target.kv_usage and target.kv_usage >= FULL_KV_USAGE)
 
 
 def put_off_s(prefill_s: float, spared_s: float) -> float:
-    """Return how much later a request goes that is held for a target, where it has `prefill_s` to compute and is spared `spared_s`.
+    """Return for how long a request that is held for a target is put off: at most LONGEST_PUT_OFF_S.
 
-    At most LONGEST_PUT_OFF_S: where it would lose nothing by waiting, and keeps the target busy.
+    It has `prefill_s` to compute there, and is spared `spared_s` by what is in the cache of this target alone.
     """
     for_work_s = min(PUT_OFF_FOR_WORK * prefill_s, LONGEST_FOR_WORK_S)
     return for_work_s + max(0.0, LONGEST_FOR_LOSS_S - SOONER_FOR_LOSS * spared_s)
 
 
 def place_of(request: RequestView, now: float, since: float, prefill_s: float, spared_s: float) -> float:
-    """Return the place among those held for a target of a request that is held `since` (see `lb.core.lanes`)."""
+    """Return the place of a request, which has been held `since` then, among those held for a target (see `lb.core.lanes`)."""
     if request.due_at > now:
         return request.due_at - APART_S
     return since + put_off_s(prefill_s, spared_s)
@@ -479,13 +479,13 @@ class Stays:
             self._stays.popitem(last=False)
 
     def forget(self, target_id: str) -> None:
-        """A target that has left may come back with an empty cache."""
+        """Forget the sessions of a target that has left: it may come back with an empty cache."""
         self._stays = OrderedDict(
             (key, stay) for key, stay in self._stays.items() if stay.target_id != target_id
         )
 
     def of(self, request: RequestView) -> Stay | None:
-        """Return that of the request's session; None if it is not known."""
+        """Return the last target of the request's session; None if it is not known."""
         return self._stays.get((request.scope, request.session))
 
 
@@ -499,7 +499,7 @@ class Headroom:
         self._until = -inf
 
     def seen(self, allowed_s: float, now: float) -> None:
-        """A request with a deadline came that had this long."""
+        """Note that a request came whose deadline is `allowed_s` after its arrival."""
         if now >= self._until or allowed_s <= self._shortest_s:
             self._shortest_s = allowed_s
             self._until = now + URGENT_FOR_S
@@ -515,7 +515,7 @@ class Headroom:
 
 
 class _Queued(NamedTuple):
-    """One request that is held for the target of `backlog`, since it was held for the first time."""
+    """One request that is held for the target of `backlog`. `since` is when it was held for the first time."""
 
     backlog: Backlog
     place: float

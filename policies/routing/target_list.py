@@ -16,7 +16,7 @@ from policies.routing.base import TargetView
 
 
 class TargetList(list[TargetView]):
-    """Views by rank (their place in the table). To policies a sequence that they only read.
+    """The views of targets, by rank (their place in the table). Policies only read it.
 
     `fleet` are all targets of the table, whether they are listed here or not; the owner replaces it by another list
     when a target joins or leaves the table.
@@ -35,7 +35,7 @@ class TargetList(list[TargetView]):
         self.get: Callable[[str], TargetView | None] = self._by_id.get
 
     def add(self, rank: int, view: TargetView) -> bool:
-        """Return False if it is listed already."""
+        """List a target. Returns False if it is listed already."""
         at = bisect_left(self._ranks, rank)
         if at < len(self._ranks) and self._ranks[at] == rank:
             return False
@@ -45,7 +45,7 @@ class TargetList(list[TargetView]):
         return True
 
     def drop(self, rank: int) -> bool:
-        """Return False if it is not listed."""
+        """Remove a target from the list. Returns False if it is not listed."""
         at = self.position(rank)
         if at is None:
             return False
@@ -68,7 +68,7 @@ class TargetList(list[TargetView]):
 
 
 class Without(Sequence[TargetView]):
-    """A target list without a few positions (in ascending order). It holds as long as the list does not change."""
+    """A target list without a few positions (in ascending order). It is valid as long as the list does not change."""
 
     __slots__ = ("_base", "_gone", "fleet")
 

@@ -3,7 +3,8 @@
 Sources: DOC is "Error codes for the Amazon EC2 API", STATE the API reference's StateReason, KARPENTER that project's
 pkg/errors, RUN what the unmodified SDK was seen to do, IAM the IAM user guide's "Troubleshoot access denied error messages",
 K knowledge that only a real account can confirm (`docs/unconfirmed.md`). EC2 sends capacity errors with HTTP 500, which is
-why codes are looked up before the status is.
+why codes are looked up before the status is. The first row that fits decides, so rows with a pattern come before the general
+row of their code.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ _NOT_OFFERED = "it is not offered there; another zone or machine type is next"
 _NO_LOGIN = (
     "the credentials are not accepted; renew them (`aws sso login`, `aws configure`) and run `serve check`"
 )
-_DENIED = "not allowed; add it to the policy of this user or role (`serve check` tries the others, too)"
+_DENIED = (
+    "not allowed; add it to the policy of this user or role (`serve check` tries the other actions, too)"
+)
 _FORBIDDEN = "a policy of the organisation forbids it; another machine type or region is next"
 _CLOSED = "the region is closed by a policy of the organisation; set clouds.aws.regions to the regions that are open"
 NOT_ENABLED = "the account has not enabled the region; enable it in the console, or set clouds.aws.regions"
 _IMAGE = "there is no such image in the region; another region is next (check the image)"
 _ENCRYPTION = (
-    "EC2 ended it at launch: in most cases the KMS key of the region's default encryption does not let it be used;"
+    "EC2 terminated it at launch: in most cases its KMS key, that of the region's default encryption, may not be used;"
     " allow the key to this user or role, or name another in the console (EC2 > Settings > Data protection)"
 )
 _QUOTA = "a quota of the account is used up"
-_TAGS = "a tag policy of the organisation refuses its tags; put those it asks for under `labels`"
+_TAGS = "a tag policy of the organisation rejects the tags; put those that it requires under `labels`"
 
 TABLE = ErrorTable(
     (
@@ -125,7 +128,7 @@ TABLE = ErrorTable(
             "too many sources for one security group; give fewer CIDR blocks",
             "DOC",
         ),
-        # Not there.
+        # Not in this place: another zone, region or machine type is next.
         ErrorCode(
             "Unsupported UnsupportedOperation InvalidInstanceType UnsupportedTenancy",
             _K.REFUSED,
@@ -252,7 +255,7 @@ TABLE = ErrorTable(
     )
 )
 
-#: Of a launch that an organisation denies: its policy may be about the type, and only a listing shows a closed region.
+#: For a launch that an organisation denies. Its policy may be about the type: only a denied listing shows a closed region.
 FORBIDDEN_LAUNCH = ErrorCode("", _K.REFUSED, _FORBIDDEN, "IAM", "explicit deny", Scope.TYPE)
 
 #: Why EC2 terminated an instance that it had accepted, by the code of its StateReason.

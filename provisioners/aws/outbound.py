@@ -1,4 +1,4 @@
-"""Whether the subnets of machines lead to the Internet: their default routes. Nothing is changed."""
+"""Findings about whether the subnets of machines have default routes to the Internet. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EVERYWHERE = "0.0.0.0/0"
 def outbound(
     api: AwsApi, zones: Sequence[Zone], place: Callable[[Zone], SubnetPlace], is_private: bool
 ) -> Iterator[Finding]:
-    """Yield a finding for the subnet of each zone. What keeps `place` from finding one is said by the trial of a launch."""
+    """Yield a finding for the subnet of each zone. The trial launch reports why `place` finds none."""
     tables: dict[str, list[Mapping[str, Any]]] = {}  # by VPC
     for zone in zones:
         try:
@@ -38,7 +38,7 @@ def outbound(
 
 
 def default_route(tables: Sequence[Mapping[str, Any]], subnet: str) -> Mapping[str, Any] | None:
-    """Return the route of a subnet to everywhere: of its own route table, else of the main one of its VPC."""
+    """Return the default route of a subnet: that of its own route table, else of the main one of its VPC. None if it has none."""
 
     def of(key: str, value: object) -> list[Mapping[str, Any]]:
         return [
@@ -53,7 +53,7 @@ def default_route(tables: Sequence[Mapping[str, Any]], subnet: str) -> Mapping[s
 
 
 def problem(route: Mapping[str, Any] | None, is_private: bool) -> str:
-    """Return the problem of a default route; "" without one."""
+    """Return what is wrong with a default route, which is None if there is none; "" if nothing is."""
     is_gateway = route is not None and str(route.get("GatewayId", "")).startswith("igw-")
     if is_private and route is None:
         return (

@@ -5,7 +5,8 @@ VMs", POLICY "RequestDisallowedByPolicy error", THROTTLE "Understand how Resourc
 tables of Karpenter for Azure, dstack and SkyPilot, owner/name#n an issue or pull request on GitHub where the message was
 seen, K knowledge that only a real account can confirm (`docs/unconfirmed.md`), "ours" a code that this package makes.
 
-In `advice` {market} and {policy} are filled in. A quota's advice is made from the message where there is none.
+In `advice` {market} and {policy} are filled in. Where a quota's advice is empty, it is made from the message. The first row that
+fits decides, so rows with a pattern come before the general row of their code, even where the kind differs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _K = FailureKind
 _NO_QUOTA_RETRY_S = 60 * 60.0
 _QUOTA_RETRY_S = 30 * 60.0
 
-_NO_ROOM = "Azure has no room for {market} machines of this size here now: another zone or region may have"
+_NO_ROOM = (
+    "Azure has no room for {market} machines of this size here now: another zone or region may have some"
+)
 _LOGIN = "the credentials were refused: sign in again (`az login`) or renew the service principal's secret"
 _ROLE = "a permission is missing: give the identity the action named here, or the role Contributor"
 _SUBSCRIPTION = "the subscription cannot be used: check that its id is right and that it is active"
@@ -39,7 +42,7 @@ _GENERATION = (
 _POLICY = "the organisation's policy {policy} forbids it: ask for an exception, or do as it asks"
 _CLOSED = "the region is closed by the organisation's policy {policy}: set clouds.azure.regions to the regions that are open"
 LATER = "Azure could not do it now; the same order is sent again"
-_SLOW = "too many requests; the same order is sent again when Azure allows"
+_SLOW = "too many requests; the same order is sent again when Azure allows it"
 _BUSY = "Azure is still busy with an earlier change of the same thing"
 _DIED = "Azure broke off the creation of the machine"
 
@@ -118,7 +121,7 @@ TABLE = ErrorTable(
             "ARM",
             r"disk .*(smaller|less) than|diskSizeGB",
         ),
-        # Not there.
+        # Not in this place: another zone, region or size is next.
         ErrorCode(
             "ImageNotFound PlatformImageNotFound GalleryImageNotFound ImageVersionNotFound",
             _K.REFUSED,
@@ -236,10 +239,13 @@ TABLE = ErrorTable(
             LATER,
             "ARM",
         ),
-        ErrorCode("Unreachable", _K.TRANSIENT, "no answer from Azure; the same order is sent again", "ours"),
+        ErrorCode(
+            "Unreachable", _K.TRANSIENT, "no response from Azure; the same order is sent again", "ours"
+        ),
     )
 )
 
+#: For responses whose code is in no row, by HTTP status.
 BY_STATUS: Mapping[int, ErrorCode] = MappingProxyType(
     {
         401: ErrorCode("", _K.AUTH, _LOGIN, "by the status"),

@@ -24,9 +24,9 @@ Metrics = Mapping[str, float]  # limits by metric
 
 
 def discover(api: GcpApi, known: Sequence[Shape], progress: Progress) -> Discovery:
-    """Return two lists of all zones, and one of the regions with their quotas.
+    """Return what the project can have: from two lists of all zones, and one of the regions with their quotas.
 
-    `known`: of machines with GPUs attached, which can be combined in hundreds of ways, those of the catalog alone.
+    `known` are the shapes of the catalog. GPUs can be attached to machines in hundreds of ways, and only those in `known` count.
     """
     notes: list[str] = []
     attached = {shape.name for shape in known if "+" in shape.name}
@@ -82,7 +82,7 @@ def _shapes(
 
 
 def _closed(shape: Shape, region: str, quotas: Metrics) -> dict[CapacityType, str]:
-    """By market, why the project cannot use it.
+    """Return by market why the project cannot use a shape; nothing for a market that it can use.
 
     GPUs of the H100's generation and later have quotas that the Compute API does not list: nothing is known of them.
     """
@@ -102,7 +102,7 @@ def _metric(accelerator: str) -> str:
 
 
 def _quotas(api: GcpApi, notes: list[str]) -> dict[str, Metrics]:
-    """By region."""
+    """Return the limits of quotas by region. None, and a note, if they may not be listed."""
     request = compute_v1.ListRegionsRequest(project=api.project)
     try:
         listed = list(api.listed(api.client(compute_v1.RegionsClient).list, request))

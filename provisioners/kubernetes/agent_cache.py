@@ -1,6 +1,6 @@
 """What is known of the load balancer agents of one namespace: fed by the watch of Deployments, by that of Pods, and by our own calls.
 
-An object is replaced only by one of a higher resource version. Agents that are gone are remembered for an hour as what they were.
+An object is replaced only by one of a higher resource version. An agent that is gone is kept for an hour, and shown as terminated or preempted.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _S = InstanceState
 class _Agent:
     """What is known of one agent.
 
-    `address` is that of its Service, None while there is none or it has none. `has_service` None: it was not looked up yet.
-    `has_run`: a Pod of it was ready, so that what fails now is not how it was set up. `closed_at`: when (UNIX seconds) its deletion
-    was seen.
+    `address` is that of its Service; None while there is no Service, or the Service has no address. `has_service` None: the
+    Service was not looked up yet. `has_run`: a Pod of the agent was ready once, so that a failure is not one of its setup.
+    `ended_at`: when (steady seconds) it was seen to be gone. `closed_at`: when (UNIX seconds) its deletion was seen.
     """
 
     deployment: Json
@@ -55,7 +55,10 @@ class _Agent:
 
 
 class AgentCache:
-    """Thread-safe. `changed` is called without the lock after something changed that an instance shows."""
+    """What is known of the agents. Thread-safe.
+
+    `changed` is called without the lock when a watch has changed an instance.
+    """
 
     def __init__(self, cluster: Cluster, at: Callable[[], Instant], nodes: NodeCache) -> None:
         self.cluster = cluster
@@ -72,14 +75,14 @@ class AgentCache:
     # --- what comes in
 
     def replace(self, items: Iterable[Json], version: str) -> None:
-        """Take a list of all Deployments of ours. What it lacks is gone, unless it was made after the list."""
+        """Take a list of all our Deployments. One that is not in it is gone, unless it was made after the list."""
         listed = [one for one in items if objects.is_agent(one)]
-        names = {one["metadata"]["uid"] for one in listed}
+        uids = {one["metadata"]["uid"] for one in listed}
         with self._lock:
             for one in listed:
                 self._put(one)
             for agent in list(self._agents.values()):
-                if agent.deployment["metadata"]["uid"] not in names and not _is_later(
+                if agent.deployment["metadata"]["uid"] not in uids and not _is_later(
                     agent.deployment, version
                 ):
                     self._end(agent)
@@ -128,7 +131,7 @@ class AgentCache:
                 agent.address = None if service is None else _address(service)
 
     def gone(self, token: str) -> None:
-        """The API has no such Deployment."""
+        """Note that the API has no such Deployment."""
         with self._lock:
             agent = self._agents.get(token)
             if agent is not None:
@@ -166,7 +169,7 @@ class AgentCache:
         return pods[-1] if pods else None
 
     def without_address(self, owner: str) -> list[str]:
-        """Return the tokens of agents whose Services are to be looked up."""
+        """Return the tokens of live agents that have no address yet, so that their Services must be looked up."""
         with self._lock:
             return [
                 token
@@ -178,7 +181,7 @@ class AgentCache:
             ]
 
     def moved_from(self, token: str, deployment: Json) -> str:
-        """Return what the note is to be: another one than now if the Pod of the newest template is on a cordoned node."""
+        """Return the MOVED_NOTE that the template should have: a new one if its Pod is on a cordoned node, else the present one."""
         now = notes_of(deployment["spec"]["template"]["metadata"])[1]
         pods = self.pods_of(token)
         newest = pods[-1] if pods else None
@@ -199,7 +202,8 @@ class AgentCache:
             ]
 
     def processes(self, token: str) -> list[AgentProcess]:
-        return [self._process(pod) for pod in self.pods_of(token)]
+        with self._lock:
+            return [self._process(pod) for pod in self.pods_of(token)]
 
     def pods_of(self, token: str) -> list[Json]:
         """Return the Pods of an agent that have not ended, the oldest first."""
@@ -219,7 +223,7 @@ class AgentCache:
     # --- inside
 
     def _announce(self) -> None:
-        """Call `changed` if an instance is another one than before."""
+        """Call `changed` if an instance differs from before."""
         with self._lock:
             shown = [self._shown(agent) for agent in self._agents.values()]
             is_news, self._announced = shown != self._announced, shown
@@ -249,11 +253,11 @@ class AgentCache:
         known = self._agents.get(token)
         if known is None:
             self._agents[token] = _Agent(deployment)
-        elif known.deployment["metadata"]["uid"] != deployment["metadata"]["uid"]:
-            if known.ended_at is None or _is_later(deployment, _version(known.deployment)):
+        elif _is_later(deployment, _version(known.deployment)):
+            if known.deployment["metadata"]["uid"] != deployment["metadata"]["uid"]:
                 self._agents[token] = _Agent(deployment)
-        elif known.ended_at is None and _is_later(deployment, _version(known.deployment)):
-            known.deployment = deployment
+            elif known.ended_at is None:
+                known.deployment = deployment
         agent = self._agents[token]
         if agent.closed_at is None and agent.deployment["metadata"].get("deletionTimestamp"):
             agent.closed_at = self._at().unix
@@ -304,7 +308,7 @@ class AgentCache:
         )
 
     def _failure(self, token: str) -> Verdict | None:
-        """Return the state of its only Pod, if that finds no node, or its image cannot be had."""
+        """Return the state of the agent's only Pod, if no node takes it, or its image cannot be pulled."""
         pods = self.pods_of(token)
         if len(pods) != 1:
             return None
@@ -334,7 +338,7 @@ def notes_of(meta: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def is_ours(deployment: Mapping[str, Any]) -> bool:
-    """Return whether we requested its end."""
+    """Return whether we requested the deletion of a Deployment, as for Pods (`pod_state.is_ours`)."""
     return END_NOTE in (deployment["metadata"].get("annotations") or {})
 
 
@@ -361,4 +365,4 @@ def _is_later(item: Mapping[str, Any], version: str) -> bool:
 
 
 def _ignore() -> None:
-    """The callback before one is set."""
+    """Do nothing: the callback before one is set."""

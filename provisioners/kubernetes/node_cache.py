@@ -28,30 +28,29 @@ class NodeCache:
     def __init__(self, at: Callable[[], Instant]) -> None:
         self._at = at
         self._nodes: dict[str, Json] = {}
-        self._seen: dict[str, Sightings] = {}  # of nodes of which there is something to say
-        self._together: frozenset[str] | None = (
-            None  # nodes that are not ready like many others; None: to be counted
-        )
+        self._seen: dict[str, Sightings] = {}  # of nodes with which something is wrong, or that are gone
+        # Nodes that became unready together with many others; None: to be counted again.
+        self._together: frozenset[str] | None = None
         self._lock = threading.Lock()
 
     def replace(self, nodes: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-        """Take a list of all nodes. Returns the names of those whose fate is another one."""
+        """Take a list of all nodes. Returns the names of those of which the list shows something new, or that were forgotten."""
         listed = {str(one["metadata"]["name"]): _slim(one) for one in nodes}
         with self._lock:
             missing = self._nodes.keys() - listed.keys()
             self._nodes = listed
-            changed = {name for name in (*listed, *missing) if self._look(name)}
+            changed = {name for name in (*listed, *missing) if self._update(name)}
             return frozenset(changed | self._drop_old())
 
     def apply(self, kind: str, node: Mapping[str, Any]) -> frozenset[str]:
-        """Take an event of the watch. Returns the names of the nodes whose fate is another one."""
+        """Take an event of the watch. Returns the name of its node if the event shows something new."""
         name = str(node["metadata"]["name"])
         with self._lock:
             if kind == "DELETED":
                 self._nodes.pop(name, None)
             else:
                 self._nodes[name] = _slim(node)
-            return frozenset([name] if self._look(name) else [])
+            return frozenset([name] if self._update(name) else [])
 
     def nodes(self) -> list[Node]:
         with self._lock:
@@ -66,8 +65,8 @@ class NodeCache:
 
     # --- inside, with the lock held
 
-    def _look(self, name: str) -> bool:
-        """Note what holds of the node now. Returns whether that is something else than before."""
+    def _update(self, name: str) -> bool:
+        """Store what is wrong with the node now. Returns whether that has changed."""
         before, self._together = self._seen.get(name, {}), None
         now = followed(before, facts_of(self._nodes.get(name), name), self._at())
         if now:
@@ -84,7 +83,7 @@ class NodeCache:
         return self._together
 
     def _drop_old(self) -> set[str]:
-        """Forget nodes that were deleted long ago."""
+        """Forget nodes that were deleted long ago. Returns their names."""
         limit = self._at().steady - _GONE_KEPT_S
         old = {
             name
@@ -97,7 +96,7 @@ class NodeCache:
 
 
 def _slim(node: Mapping[str, Any]) -> Json:
-    """Return what is needed of a node: the images that it has are most of its size."""
+    """Return the needed parts of a node: most of its size is the list of its images."""
     status = node.get("status") or {}
     return {
         "metadata": {"name": node["metadata"]["name"], "labels": node["metadata"].get("labels") or {}},

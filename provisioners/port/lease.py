@@ -39,8 +39,8 @@ class LeaseTerms:
 class Lease:
     """The lease of one machine, as its controller knows it.
 
-    `visited_at` (UNIX seconds) is the last visit if there are none now, and `why` is the reason; None: a controller is
-    visiting it. `lease_s` and `most_s` as the machine reported them.
+    `visited_at` is when (UNIX seconds) the last visit ended, and `why` the reason that there is no other since; None: a
+    controller is visiting it. `lease_s` and `most_s` are as the machine reported them.
     """
 
     lease_s: float
@@ -49,11 +49,11 @@ class Lease:
     why: str = ""
 
     def left_s(self, now: float) -> float:
-        """Return until the machine terminates, without traffic."""
+        """Return the seconds until the machine terminates if it has no traffic."""
         return self.lease_s if self.visited_at is None else max(0.0, self.visited_at + self.lease_s - now)
 
     def most_left_s(self, now: float) -> float:
-        """Return until the machine terminates, even with traffic."""
+        """Return the seconds until the machine terminates even if it has traffic."""
         most_s = max(self.most_s, self.lease_s)
         return most_s if self.visited_at is None else max(0.0, self.visited_at + most_s - now)
 
@@ -63,10 +63,10 @@ class Lease:
 
 
 def terms_of(minutes: int | None, token: str, *, serves_at_once: bool = False) -> LeaseTerms | None:
-    """Return the terms of a machine: `minutes` is the setting (None: the defaults, 0: it never ends).
+    """Return the terms of a machine: `minutes` is the setting (None: the defaults; 0: no lease, None is returned).
 
-    `serves_at_once`: there is no replica on it to wait for. Each machine has up to a tenth more or less, by its token, so
-    that a fleet without a controller does not end at one instant.
+    `serves_at_once`: there is no replica on it to wait for. Each lease is up to a tenth longer or shorter, by the machine's token,
+    so that the machines of a fleet without a controller do not all terminate at one instant.
     """
     if minutes == 0:
         return None
@@ -78,5 +78,5 @@ def terms_of(minutes: int | None, token: str, *, serves_at_once: bool = False) -
 
 
 def shortest_s(minutes: int | None) -> int:
-    """Return the shortest lease that a setting gives, before the tenth; 0: there are none."""
+    """Return the shortest lease that a setting gives, without the tenth (`terms_of`); 0: there are no leases."""
     return FIRST_S if minutes is None else 60 * minutes

@@ -4,8 +4,8 @@ Each owner has a certificate authority that signs nothing but the certificates o
 name, the machine's token: a client checks that name, and not the address or the host name, which say nothing about
 who is there. Ed25519 signatures are deterministic, so the same machine always has the same certificate, to the byte.
 
-The load balancer agents of a service have an authority of their own, and certificates that end: what they prove with them opens
-the way to the service's prompts. All controllers of a home make the same one for the same agent within RENEWED_EVERY.
+The load balancer agents of a service have an authority of their own, and certificates that expire: with one of them an agent gets
+the service's prompts. Within a period of RENEWED_EVERY all controllers of a home make the same certificate for an agent.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from provisioners.remote.ssh_keys import derived_seed
 # Clocks of machines may be far off, and keys do not change for as long as a home has its secret.
 _FROM, _UNTIL = datetime(2020, 1, 1, tzinfo=UTC), datetime(2120, 1, 1, tzinfo=UTC)
 RENEWED_EVERY = timedelta(days=10)
-VALID_FOR = timedelta(days=30)  # so an agent serves for 20 days at least without a controller
+VALID_FOR = timedelta(
+    days=30
+)  # an agent's file is up to RENEWED_EVERY old, so it serves for 20 days at least without a controller
 _CLOCKS_OFF = timedelta(days=1)
 CACHE_KEY = "SKYSERVE CACHE KEY"  # as in `lb.regions.identity`
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Of one owner, or of the agents of one of its services. `secret` are the 32 bytes of the home."""
+    """The certificate authority of one owner, or of the agents of one of its services. `secret` are the 32 bytes of the home."""
 
     secret: bytes = field(repr=False)
     owner: str
@@ -40,7 +42,7 @@ class Authority:
 
     @cached_property
     def certificate(self) -> bytes:
-        """Its own, in DER: what others need to check the machines' certificates."""
+        """The authority's own certificate in DER, by which others check those of the machines."""
         name = self._name
         constraints = x509.BasicConstraints(ca=True, path_length=0)
         return (
@@ -52,7 +54,7 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """Its own certificate in PEM."""
+        """The authority's own certificate in PEM."""
         return x509.load_der_x509_certificate(self.certificate).public_bytes(Encoding.PEM)
 
     def of_machine(self, token: str) -> bytes:
@@ -60,7 +62,7 @@ class Authority:
         return self._issued(token, f"tls\0{self.owner}\0{token}", _FROM, _UNTIL)
 
     def of_agent(self, name: str, now: datetime) -> bytes:
-        """Return the private key and the certificate of the agent of that name, in PEM, and the key of digests (`lb.regions.identity`).
+        """Return, in PEM, an agent's private key and certificate, and the key of cache digests (`lb.regions.identity`).
 
         The certificate is valid for VALID_FOR from the last multiple of RENEWED_EVERY before `now`, and so is its key. Raises
         ValueError for an authority of machines.

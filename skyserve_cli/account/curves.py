@@ -1,4 +1,4 @@
-"""From the steps of a run to series one can draw: as many points as a picture has room for, and no area lost."""
+"""Series to draw, from the steps of a run: as many points as a picture has room for, and no area lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The part of a run that counts, in equal slices, `edges_s` (from 0) one more than slices.
+    """The part of a run that counts, in equal slices. `edges_s` are their edges, from 0 on.
 
     `alive` are replicas by zone and market, the mean over each slice, so that the area below a curve is what was
     paid for. `wanted` is the target. `short` is the part of each slice in which fewer than the target were ready.

@@ -1,4 +1,4 @@
-"""What an object store does here, and the URLs that name a place in one.
+"""The port to object stores, and the URLs that name a place in one.
 
 s3://BUCKET/PREFIX    gs://BUCKET/PREFIX    https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX    file:///FOLDER
 """
@@ -85,11 +85,14 @@ def is_url(text: str) -> bool:
 
 def place_of(url: str) -> Place:
     """Return the place that a URL names. Raises BadPlaceError."""
-    found = urlsplit(url)
     wrong = BadPlaceError(f"{url!r} is no place for objects; use {SCHEMES}")
-    if found.query or found.fragment or "@" in found.netloc or any(ord(c) < 32 for c in url):
-        raise wrong
+    try:
+        found = urlsplit(url)
+    except ValueError as error:  # a bracket in the host
+        raise wrong from error
     path = unquote(found.path).strip("/")
+    if found.query or found.fragment or "@" in found.netloc or any(ord(c) < 32 for c in url + path):
+        raise wrong
     if any(part in ("", ".", "..") for part in path.split("/")) and path:
         raise wrong
     if found.scheme == "file" and not found.netloc and path:

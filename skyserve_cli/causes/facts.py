@@ -13,7 +13,7 @@ View = dict[str, Any]  # a service, a replica or an event as the controller's AP
 #: Ends of replicas whose cause is in what they did, not in where they ran.
 OWN_FAULTS = ("SETUP_FAILED", "RUN_EXITED", "START_TIMEOUT", "PROBE_FAILED", "ONLY_ERRORS", "CONFIG")
 COMING = ("REQUESTED", "PROVISIONING", "STARTING")
-_WRONG_RESPONSE = "probe returned 4"  # it will return the same to the next probe
+_WRONG_RESPONSE = "probe returned 4"  # a 4xx: the replica will return the same to the next probe
 _WORST_FIRST = ("NOT_READY", "STARTING", "PROVISIONING", "READY")
 PRINTS = "; it prints: "
 WAITING = "waiting for the readiness probe: "
@@ -41,9 +41,9 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of one service, by its view. Instants are UNIX seconds.
+    """What is known of one service, by its view. Instants are UNIX seconds.
 
-    `replica` is the one that it is about: the one `asked` for, or that of `subject`. `log` is the end of its log,
+    `replica` is the one whose cause is looked for (`subject`); `asked`: the user named it. `log` is the end of its log,
     `listening` where its processes listen, if they run on this machine. `endpoint_trouble` is why the endpoint of the service
     takes no connection from here, `requests` and `errors` are those of the last minutes.
     """
@@ -92,7 +92,7 @@ class Facts:
 
     @property
     def probe(self) -> str:
-        """What the last readiness probe of the replica met; "" if it passed, or was not sent."""
+        """Why the last readiness probe of the replica failed; "" if it passed, or was not sent."""
         message = self.message
         if message.startswith(WAITING):
             return message.removeprefix(WAITING).partition(PRINTS)[0]
@@ -103,7 +103,7 @@ class Facts:
         return ""
 
     def addresses(self) -> Iterator[Address]:
-        """Yield where the replica's program listens: as seen on this machine, or as the end of its log says, the newest first."""
+        """Yield where the replica's program listens: as seen on this machine, then as the end of its log says, the newest first."""
         yield from self.listening
         for host, port in reversed(_LISTENS.findall(self.log)):
             yield Address(host, int(port))
@@ -122,18 +122,19 @@ class Facts:
 def subject(view: View, asked: int | None = None) -> View | None:
     """Return the replica that says most about the service, or the one that is `asked` for; None if there is none.
 
-    That is the last one that failed by its own fault, unless another has become ready or got further since; else the live one that is worst off.
-    Of a service whose newest version does not serve yet, or crashes, it is the last of that version that failed.
+    That is the last one that failed by its own fault, unless a later one has got further. (The view has no last failure once a
+    later replica is ready.) Of a service whose newest version is on trial it is the last of that version that failed. Else it is
+    the live replica that is worst off.
     """
     replicas: list[View] = view["replicas"]
     if asked is not None:
         return by_id(view, asked)
     failure = view["last_failure"]
     failed = None if failure is None else by_id(view, failure["replica_id"])
-    silent = [r for r in replicas if r["state"] in _WORST_FIRST and r["message"]]
-    silent.sort(key=lambda replica: _WORST_FIRST.index(replica["state"]))
-    if failed is not None and (failed["end_reason"] in OWN_FAULTS or not silent):
-        further = (r for r in silent if r["id"] > failed["id"] and _WRONG_RESPONSE in r["message"])
+    troubled = [r for r in replicas if r["state"] in _WORST_FIRST and r["message"]]
+    troubled.sort(key=lambda replica: _WORST_FIRST.index(replica["state"]))
+    if failed is not None and (failed["end_reason"] in OWN_FAULTS or not troubled):
+        further = (r for r in troubled if r["id"] > failed["id"] and _WRONG_RESPONSE in r["message"])
         return next(further, failed)
     trial = view.get("trial")  # a controller of an earlier release sends none
     tried = (trial or view)["version"]
@@ -141,7 +142,7 @@ def subject(view: View, asked: int | None = None) -> View | None:
     if ended and (trial or is_updating(view)):
         return max(ended, key=lambda replica: int(replica["id"]))
     coming = [replica for replica in replicas if replica["state"] in COMING]
-    return next(iter((*silent, *coming)), failed)
+    return next(iter((*troubled, *coming)), failed)
 
 
 def is_updating(view: View) -> bool:

@@ -100,7 +100,7 @@ _UNKNOWN = _Style("#7f7f7f", "h")
 
 
 def draw_timelines(figure: FigureBase, simulation: Simulation, runs: Sequence[Run]) -> None:
-    """A panel for each run: replicas by zone and market, stacked, with the target and the times below it."""
+    """Draw a panel for each run: replicas by zone and market, stacked, with the target and the times below it."""
     colours = _zone_colours(simulation)
     panels = figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, run in zip(panels, runs, strict=True):
@@ -148,9 +148,9 @@ def _timeline(axes: Axes, series: Timeline, colours: Mapping[str, str]) -> None:
 
 
 def _area(axes: Axes, edges: Array, bottom: Array, top: Array, colour: str) -> None:
-    """Drawn as pixels, so that a page does not grow with the number of steps.
+    """Draw an area as pixels, so that a page does not grow with the number of steps.
 
-    Added as an artist, because `stairs` would look for the limits of every corner, which takes most of the time of a
+    It is added as an artist, because `stairs` would look for the limits of every corner, which takes most of the time of a
     report.
     """
     lower: Any = bottom  # the stub knows numbers only
@@ -167,7 +167,7 @@ def _figures_of(simulation: Simulation, run: Run) -> str:
 
 
 def _zone_colours(simulation: Simulation) -> dict[str, str]:
-    """Zones in the order of their regions, from dark to light within each."""
+    """Return the colours of zones, in the order of their regions, from dark to light within each."""
     regions: dict[str, list[str]] = {}
     for zone, region in sorted(simulation.zones, key=lambda pair: (pair[1], pair[0])):
         regions.setdefault(region, []).append(zone)
@@ -185,7 +185,7 @@ def _zone_colours(simulation: Simulation) -> dict[str, str]:
 
 
 def draw_frontier(figure: FigureBase, rows: Sequence[SummaryRow]) -> None:
-    """Every run a dot, every row a mark; lines are what mixing the settings of a policy over time reaches."""
+    """Draw every run as a dot and every row as a mark; lines are what mixing the settings of a policy over time reaches."""
     axes = figure.subplots()
     families: dict[str, list[SummaryRow]] = {}
     for row in rows:
@@ -252,7 +252,7 @@ def _family(axes: Axes, policy: str, rows: Sequence[SummaryRow], floor: float, *
 
 
 def _edge(axes: Axes, points: Sequence[Point], floor: float, colour: str, style: str, width: float) -> None:
-    """A line as far as the axis goes: a point that is never down lies beyond its end."""
+    """Draw a line as far as the axis goes: a point that is never down lies beyond its end."""
     shown = [point for point in points if point.down >= floor]
     axes.plot(*zip(*shown, strict=True), color=colour, linestyle=style, linewidth=width, alpha=0.85, zorder=2)
 
@@ -267,9 +267,9 @@ def _key(policy: str) -> Line2D:
 
 
 def draw_spend(figure: FigureBase, simulation: Simulation, runs: Sequence[Run]) -> None:
-    """What each run had cost until when, and what the target would have cost on demand.
+    """Draw what each run had cost until when, and what the target would have cost on demand.
 
-    Where prices are unknown, as shares of the latter's end.
+    Where prices are unknown, costs are shares of what the target would have cost on demand in all.
     """
     axes = figure.subplots()
     dearest = max(runs, key=lambda run: run.usd_on_demand)
@@ -298,7 +298,7 @@ def draw_spend(figure: FigureBase, simulation: Simulation, runs: Sequence[Run]) 
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names at the right ends of lines, pushed apart where they would overlap."""
+    """Write names at the right ends of lines, pushed apart where they would overlap."""
     room = axes.get_ylim()[1] * 0.062
     last = -room
     for height, text, colour in sorted(ends):
@@ -310,7 +310,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
 
 
 def _time_axis(axes: Axes, days: float, simulation: Simulation) -> None:
-    """Days or hours since the beginning, or what the clock said, with about ten round ticks."""
+    """Set an axis of days or hours since the beginning, or of the time of day, with about ten round ticks."""
     if simulation.began_at is not None:
         _clock_axis(axes, simulation.began_at + simulation.counted_from_s, days * DAY_S)
         return
@@ -323,7 +323,7 @@ def _time_axis(axes: Axes, days: float, simulation: Simulation) -> None:
 
 
 def _clock_axis(axes: Axes, begin: float, length_s: float) -> None:
-    """The time of day where the reader is; the date at midnight and at the left end."""
+    """Set an axis of the reader's local time, with the date at midnight and at the left end."""
     step = next((size for size in _ROUND_S if length_s / size <= 11), _ROUND_S[-1])
     ahead = datetime.fromtimestamp(begin, UTC).astimezone().utcoffset() or timedelta()
     local = begin + ahead.total_seconds()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from skyserve_cli.spec.accelerators import Accelerators
-from skyserve_cli.spec.infra import InfraPlace, InvalidInfra, cloud_refusal, narrowed, parse_infra
+from skyserve_cli.spec.infra import InfraPlace, InvalidInfra, cloud_of, cloud_refusal, narrowed, parse_infra
 from skyserve_cli.spec.model import ResourceChoice
 from skyserve_cli.spec.problems import Problem, SpecWarning, dotted, shown
 from skyserve_cli.spec.schema import AlternativeSection, ResourcesSection
@@ -26,19 +26,19 @@ _OVERRIDING = {
 }
 
 
-#: By the fields of a choice (as `provisioners.port.base.Candidate` calls them) the path of the key that says so, or of the
+#: For each field of a choice (as `provisioners.port.base.Candidate` calls it) the path of the key that sets it, or of the
 #: alternative if none does.
 Origin = Mapping[str, str]
 
 
 @dataclass(slots=True)
 class ParsedAlternatives:
-    """The alternatives, in order, with what could not be made of the section."""
+    """The alternatives, in order, with the problems and the warnings of the section."""
 
     origins: dict[ResourceChoice, Origin] = field(default_factory=dict)
     ordered: bool = False
     ports: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    """For each alternative: the path that says which ports it opens, and the ports."""
+    """For each alternative: the path of the key that sets its ports, and the ports."""
     problems: list[Problem] = field(default_factory=list)
     warnings: list[SpecWarning] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class ParsedAlternatives:
 
 
 def expand(resources: ResourcesSection, spot_knob: str | None) -> ParsedAlternatives:
-    """`spot_knob` names a key of the replica policy that makes sense with spot replicas only, if one is used."""
+    """Return the alternatives of `resources`. `spot_knob` is a key in use of the replica policy that needs spot replicas."""
     found = ParsedAlternatives()
     found.problems.extend(_duplicates(resources))
     merged = list(_merged(resources, spot_knob, found))
@@ -99,7 +99,7 @@ def _alternatives(resources: ResourcesSection) -> list[tuple[str, AlternativeSec
 def _merged(
     resources: ResourcesSection, spot_knob: str | None, found: ParsedAlternatives
 ) -> Iterator[tuple[ResourceChoice, Accelerators, Origin]]:
-    """Yield each alternative laid over the base, without its accelerator; the accelerators it may have; who says so."""
+    """Yield each alternative laid over the base, without its accelerator; the accelerators it may have; its origin."""
     base = _place(_BASE, resources, InfraPlace())
     foreign: list[Problem] = []
     alternatives = _alternatives(resources) or [(_BASE, resources)]
@@ -111,8 +111,8 @@ def _merged(
             (foreign if place.foreign else found.problems).append(place.problem)
             continue
         kept += 1
-        ports_path = path if entry.ports is not None else _BASE
-        found.ports.append((f"{ports_path}.ports", entry.ports or resources.ports or ()))
+        ports_path, ports = (path, entry.ports) if entry.ports is not None else (_BASE, resources.ports)
+        found.ports.append((f"{ports_path}.ports", ports or ()))
         menu = entry.accelerators or entry.gpus or resources.accelerators or resources.gpus
         origin = _origin(path, entry, resources)
         yield _choice(place, use_spot, entry, resources), menu or _NO_ACCELERATOR, origin
@@ -128,7 +128,7 @@ def _place(
     if section.infra is not None:
         return parse_infra(section.infra, f"{path}.infra")
     if section.cloud is not None:
-        cloud = section.cloud.lower()
+        cloud = cloud_of(section.cloud.lower())
         refusal = cloud_refusal(cloud, section.cloud, f"{path}.cloud")
         # The base's region is one of the base's cloud: on another cloud it means nothing.
         known = base if isinstance(base, InfraPlace) and base.cloud in (None, cloud) else InfraPlace()
@@ -157,7 +157,7 @@ def _origin(path: str, entry: AlternativeSection, base: AlternativeSection) -> O
             (at, key)
             for at, section in ((path, entry), (_BASE, base))
             for key in keys
-            if getattr(section, key)
+            if getattr(section, key) is not None
         )
         return next((f"{at}.{key}" for at, key in said), path)
 

@@ -19,7 +19,7 @@ FOREIGN_CLOUDS = frozenset(
 
 
 def known_clouds() -> tuple[str, ...]:
-    """Ours, then those of installed plug-ins."""
+    """Return the clouds of this package, then those of installed plug-ins."""
     return (*CLOUDS, *plugins.installed())
 
 
@@ -29,7 +29,7 @@ def is_cloud(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InfraPlace:
-    """None means any."""
+    """A place where a replica may run. None means any."""
 
     cloud: str | None = None
     region: str | None = None
@@ -38,14 +38,14 @@ class InfraPlace:
 
 @dataclass(frozen=True, slots=True)
 class InvalidInfra:
-    """Why this is none. `foreign`: a cloud we do not offer, which an alternative may make up for."""
+    """Why a text names no place. `foreign`: it names a cloud that we do not offer; another alternative may do."""
 
     problem: Problem
     foreign: bool = False
 
 
 def parse_infra(text: str, path: str) -> InfraPlace | InvalidInfra:
-    """``gcp``, ``aws/us-east-1``, ``gcp/*/us-central1-a``, ``*``: ``*`` and omitted parts mean any.
+    """Parse ``gcp``, ``aws/us-east-1``, ``gcp/*/us-central1-a`` or ``*``: ``*`` and omitted parts mean any.
 
     On Kubernetes the parts are a context, a namespace and a zone: ``kubernetes/prod/ml/us-east-1a``.
     """
@@ -80,7 +80,7 @@ def _in_cluster(text: str, parts: list[str], path: str) -> InfraPlace | InvalidI
 
 
 def cloud_refusal(cloud: str, written: str, path: str) -> InvalidInfra | None:
-    """Return None if `cloud` (lower case) can be used here, or is ``*``."""
+    """Return why `cloud` (lower case) cannot be used here; None if it can, or is ``*``."""
     if cloud == "*" or is_cloud(cloud_of(cloud)):
         return None
     ours = ", ".join(known_clouds())
@@ -94,7 +94,7 @@ def cloud_refusal(cloud: str, written: str, path: str) -> InvalidInfra | None:
 
 
 def narrowed(base: InfraPlace, cloud: str | None, region: str | None, zone: str | None) -> InfraPlace:
-    """`base` with the older keys laid over it."""
+    """Return `base` with the older keys laid over it."""
     cloud = None if cloud is None else cloud_of(cloud)
     given = {"cloud": cloud, "region": region, "zone": zone}
     return replace(base, **{key: None if value == "*" else value for key, value in given.items() if value})

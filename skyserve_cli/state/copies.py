@@ -1,4 +1,4 @@
-"""Daily copies of an SQLite database: a few consistent files beside it, made while others write."""
+"""Daily copies of an SQLite database: a few consistent files in a folder, made while others write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 KEPT_COPIES = 7
-#: Left free on the disk after a copy, at least: a copy must not be what stops the controller from writing.
+#: At least this much stays free on the disk after a copy, which must not be what stops the controller from writing.
 LEAST_FREE_BYTES = 64 << 20
 
 _NAME = "state-*.db"
@@ -36,6 +36,8 @@ def copy_of_day(database: Path, folder: Path, now: float) -> Path | None:
     copy = folder / f"state-{time.strftime('%Y-%m-%d', time.gmtime(now))}.db"
     if copy.exists():
         return None
+    for draft in folder.glob(f".{_NAME}.draft"):
+        draft.unlink(missing_ok=True)  # of a controller that was killed while it copied
     needed = sum(part.stat().st_size for part in _parts(database) if part.exists())
     free = shutil.disk_usage(folder).free
     if free < needed + LEAST_FREE_BYTES:
@@ -50,7 +52,7 @@ def copy_of_day(database: Path, folder: Path, now: float) -> Path | None:
 
 
 def copy_to(database: Path, target: Path) -> None:
-    """A consistent copy of the database as of now, in one file that only its owner may read. It appears whole."""
+    """Make a consistent copy of the database as of now, in one file that only its owner may read. It appears whole."""
     draft = target.with_name(f".{target.name}.draft")
     draft.unlink(missing_ok=True)
     try:

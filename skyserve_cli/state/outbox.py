@@ -14,17 +14,17 @@ import sqlalchemy as sa
 from skyserve_cli.state import tables as t
 from skyserve_cli.state.database import Database
 
-#: Of one destination; the oldest beyond are dropped.
+#: Notifications of one destination; older ones are dropped.
 MOST_WAITING = 1000
 
 _O = t.outbox.c
 
 
 class Alarm(NamedTuple):
-    """What was decided about one kind of one service. Instants are UNIX seconds.
+    """What was decided about one kind of alarm of one service. Instants are UNIX seconds.
 
-    `since` is when it became the case (None: it is not), `notified_at` when it was last notified of, `announced` whether the last
-    notification said that it is the case.
+    `since` is from when its condition holds (None: it does not), `notified_at` when the last notification of it was decided on,
+    `announced` whether that one said that the condition holds.
     """
 
     since: float | None
@@ -45,7 +45,7 @@ class Waiting(NamedTuple):
 
 
 class Outbox:
-    """The verbs about notifications: one method is one transaction."""
+    """The transactions on notifications, one for each method."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""What was last read of the services, kept up with one's own writes."""
+"""A cache of what was last read of the services, kept up to date with this process's own writes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from skyserve_cli.state.values import Commit, ServiceRow
 
 @dataclass(slots=True)
 class ReadCache:
-    """The rows as of `count` changes. It is true as long as the database counts the same.
+    """The rows as of `count` changes. It is up to date as long as the database counts the same.
 
-    `has_old_goals`: the last changes were to goals, and only replicas are true.
+    `has_old_goals`: some of the last changes were to goals, and only the replicas are up to date. `_later` has commits by their
+    numbers, until those before them are known.
     """
 
     count: int
@@ -28,9 +29,9 @@ class ReadCache:
         self.has_old_goals = False
 
     def follow(self, count: int, commits: Sequence[Commit]) -> None:
-        """Take in what was committed as the change number `count`, in any order; no commits: a goal.
+        """Take in what was committed as the change number `count`; without commits it was a goal. The order of calls does not matter.
 
-        If another process wrote in between, the cache stays as it is, and is found out of date.
+        If another process wrote in between, the cache stays as it is, and its count shows that it is out of date.
         """
         self._later[count] = commits
         while self.count + 1 in self._later:

@@ -420,7 +420,7 @@ def test_calls_that_never_get_through_are_bounded(cloud: AzureMachines, server: 
 def test_nobody_listens(world: World) -> None:
     server = AzureServer(world)
     server.url = "http://127.0.0.1:1"
-    with pytest.raises(TransientError, match="no answer from Azure"):
+    with pytest.raises(TransientError, match="no response from Azure"):
         azure(server).machines(OWNER)
 
 

@@ -185,7 +185,14 @@ def test_an_agent_is_kept_alive_and_brought_up_to_date_without_a_refused_connect
     until(lambda: machine.serving()["refused"] == third.name)
     assert (machine.serving()["release"], machine.asks()) == (second.name, b"ok")
 
+    # What runs is started again even then: the code that was refused would serve nothing.
+    pid = machine.serving()["pid"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: machine.serving()["pid"] not in (pid, None) and machine.asks() == b"ok")
+    assert machine.serving()["release"] == second.name
+
     # And when it is asked to, everything ends.
+    until(lambda: machine.serving()["refused"] == third.name)
     agents = machine.agents()
     machine.end()
     assert not any(one.is_running() for one in agents)

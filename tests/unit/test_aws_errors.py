@@ -191,7 +191,7 @@ def test_what_is_not_supported_depends_on_what_was_asked(asked: ErrorContext, ki
             403,
             "User: x is not authorized to perform: ec2:CreateTags on resource: *",
             "aws ec2:CreateTags in us-east-1: not allowed; add it to the policy of this user or role (`serve check` "
-            "tries the others, too) (UnauthorizedOperation: User: x is not authorized to perform: ec2:CreateTags on resource: *)",
+            "tries the other actions, too) (UnauthorizedOperation: User: x is not authorized to perform: ec2:CreateTags on resource: *)",
             id="permission-named",
         ),
     ],

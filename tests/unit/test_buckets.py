@@ -45,6 +45,9 @@ def test_places(url: str, place: Place) -> None:
         "file:///",
         "ftp://bucket/x",
         "s3://bucket/a\0b",
+        "s3://bucket/a%00b",
+        "file:///a%0Ab",
+        "https://[bucket/a",
     ],
 )
 def test_no_places(url: str) -> None:

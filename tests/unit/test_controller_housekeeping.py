@@ -105,6 +105,16 @@ def test_a_copy_is_made_while_others_write_and_holds_what_was_committed(store: S
     assert (row.name, row.notes) == ("chat", "")
 
 
+def test_what_a_killed_controller_left_of_a_copy_is_removed_with_the_next_one(
+    store: Store, database: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "backups"
+    copy_of_day(database, folder, NOW)
+    (folder / ".state-2020-01-01.db.draft").write_bytes(b"half")
+    copy_of_day(database, folder, NOW + DAY_S)
+    assert len(list(folder.iterdir())) == 2
+
+
 def test_no_copy_on_a_disk_that_is_nearly_full(
     store: Store, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

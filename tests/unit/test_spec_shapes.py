@@ -146,6 +146,13 @@ def test_an_alternative_on_another_cloud_leaves_the_region_of_the_base_behind() 
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("base", ["infra: kubernetes/prod", "infra: k8s/prod", "cloud: k8s, region: prod"])
+@pytest.mark.parametrize("cloud", ["k8s", "K8s", "kubernetes"])
+def test_an_alternative_on_the_same_cloud_by_another_name_keeps_the_region(base: str, cloud: str) -> None:
+    (choice,) = spec_of(f"resources: {{{base}, any_of: [{{cloud: {cloud}, accelerators: L4}}]}}").resources
+    assert (choice.cloud, choice.region) == ("kubernetes", "prod")
+
+
 def test_places_of_no_certain_cloud() -> None:
     spec = spec_of("resources: {use_spot: true, any_of: [{zone: us-central1-a}, {region: us-east1}]}")
     assert [(c.cloud, c.region, c.zone) for c in spec.resources] == [
@@ -595,6 +602,18 @@ def test_alternatives_remember_which_key_says_what() -> None:
         (f"{first}.infra", "resources.accelerators", "resources.cpus", first, first),
         (f"{second}.cloud", f"{second}.accelerators", "resources.cpus", f"{second}.max_hourly_cost", second),
     ]
+
+
+def test_a_key_that_is_false_is_what_an_alternative_says() -> None:
+    loaded = load_text(
+        """
+        service: {}
+        run: x
+        resources: {use_spot: true, any_of: [{use_spot: false}, {cpus: 4}]}
+        """
+    )
+    paths = [loaded.path_of(index, "use_spot") for index in range(2)]
+    assert paths == ["resources.any_of[0].use_spot", "resources.use_spot"]
 
 
 def test_a_file_that_is_acted_on_whole_gives_no_warning() -> None:

@@ -1,17 +1,19 @@
-"""Commands that the controller runs over SSH. DIR is the folder of one machine.
+"""The commands of the host agent, which the controller runs over SSH. DIR is the folder of one machine.
 
 status DIR [--renew]      one line of JSON: what runs, what the cloud has announced, how long the log is; --renew
                           renews the lease of the dead-man switch
 follow DIR HEARTBEAT_S    the same line whenever it changes and at every heartbeat, until standard input is closed; a byte on
                           standard input renews, see `follow`
-start DIR                 take up DIR/order.json, or go on with it
+start DIR                 start the daemon for DIR/order.json, unless it runs
 go DIR                    `setup` is done on all nodes of the replica: `run` may start
-stop DIR [GRACE_S]        end all that runs; returns when it is over
+stop DIR [GRACE_S]        terminate all processes of the replica, and wait until they have ended
 log DIR OFFSET MAX        a part of what `setup` and `run` printed
-step DIR NAME PROGRAM…    a step of bringing the machine up, once: a second time nothing happens
+log-times DIR AFTER OFFSET MAX   when it was printed (`log_times`)
+step DIR NAME PROGRAM…    run a step of the machine's setup, unless it has succeeded before
 exec DIR SCRIPT           run it where the replica runs, until standard input is closed; see `visit`
 shell DIR                 the same as a shell for a terminal
 claim|claims|release      the claims on a host that is shared, see `claims`
+daemon|pump|front|script  processes that the host agent starts itself
 
 A verb imports what it needs and no more: modules are compiled at each start, as an archive keeps no bytecode, and some verbs
 run every few seconds on a machine of one core.
@@ -34,7 +36,10 @@ _TAKE_OVER_S = 10.0
 
 
 def step(folder: Path, name: str, program: list[str]) -> int:
-    """Of two at a time the later one goes on: it ends the earlier, left behind by a controller that has died."""
+    """Run a step of the setup, unless it has succeeded before. Returns the program's exit code; 75: another step is running.
+
+    Of two at a time the later one goes on: it kills the earlier, which a controller that has died left behind.
+    """
     holder = folder / "step.pid"
     held = lock(folder / "step.lock", 0.5)
     if held is None:
@@ -97,7 +102,7 @@ _STAY = frozenset(("daemon", "pump", "front", "script"))
 
 
 def _observe(verb: str, folder: Path, rest: list[str]) -> None:
-    """What a controller reads."""
+    """Print what a controller reads."""
     if verb == "status":
         import json
 
@@ -123,7 +128,7 @@ def _observe(verb: str, folder: Path, rest: list[str]) -> None:
 
 
 def _attend(verb: str, folder: Path, rest: list[str]) -> int:
-    """Programs of a user who waits for them."""
+    """Run a program of a user who waits for it."""
     from provisioners.remote.host_agent.user_commands import execute, interact
 
     if verb == "exec":
@@ -133,7 +138,7 @@ def _attend(verb: str, folder: Path, rest: list[str]) -> int:
 
 
 def _stay(verb: str, folder: Path, rest: list[str]) -> None:
-    """Processes of the machine, which stay when the login is over."""
+    """Run one of the machine's own processes, which outlive the login."""
     if verb == "daemon":
         from provisioners.remote.host_agent import daemon
 

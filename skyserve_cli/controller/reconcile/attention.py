@@ -1,6 +1,6 @@
 """Whether this process has had the CPU to watch: a late event loop makes healthy replicas look dead.
 
-A beat on the loop four times a second. If one comes late, every measurement across the gap has been measured with a stopped
+A task beats on the loop four times a second. If a beat comes late, every measurement across the gap was made with a stopped
 watch: a probe that "took longer than 5 s" may have had its response in the socket all that time.
 """
 
@@ -11,12 +11,12 @@ import asyncio
 from skyserve_cli.controller.reconcile.clock import Clock, SteadyClock
 
 BEAT_S = 0.25
-VOID_AFTER_S = 1.0  # a beat that is so late voids the probes that ran across it
-LOST_AFTER_S = 5.0  # and one that is so late begins the watch again
+VOID_AFTER_S = 1.0  # a beat that is later than this voids the probes that ran across it
+LOST_AFTER_S = 5.0  # and with one that is later than this the watch begins again
 
 
 class Attention:
-    """Of one event loop. `steady` counts the time for which the host was suspended, which the loop's own clock does not."""
+    """The watch over one event loop. `steady` counts the time for which the host was suspended; the loop's own clock does not."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, steady: Clock | None = None) -> None:
         self._loop = loop
@@ -49,10 +49,10 @@ class Attention:
 
     def was_lost(self, started: float) -> bool:
         """Return True if the loop was late at some time since `started`, an instant of the loop, or is now."""
-        self._look()
+        self._check()
         return self._late_at >= started
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._steady.now()
         late_s = now - self._beat_at - BEAT_S
         if self._task is None or late_s <= VOID_AFTER_S:
@@ -64,5 +64,5 @@ class Attention:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
-            self._look()
+            self._check()
             self._beat_at = self._steady.now()
