@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType
-from provisioners.fake import FakeProvisioner
 from provisioners.local import network as local_net
 from provisioners.local import process_tree as local_process
 from provisioners.local.cloud import LocalProvisioner
@@ -31,6 +30,7 @@ from provisioners.port.base import (
 )
 from provisioners.port.errors import CapacityError, TransientError
 from provisioners.registry import PROVISIONERS, MissingSdkError, UnknownCloudError, provisioner_class
+from tests.clouds.fake import FakeProvisioner
 
 # --- Files that it copies -------------------------------------------------------------------------------------
 
