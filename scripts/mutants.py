@@ -45,6 +45,7 @@ COPIED = (
 LONGEST_S = 60.0
 MOST_FILES = 12
 MOST_STEPS = 2
+SMALL = 10
 FOUND, SURVIVES, LATE = "found", "survives", "takes longer than a minute"
 COMPARISONS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -162,7 +163,7 @@ def _changed(node: ast.expr) -> ast.expr | None:
         case ast.Constant(value=bool() as value):
             return ast.Constant(not value)
         case ast.Constant(value=int() | float() as value):
-            return ast.Constant(value + 1)
+            return ast.Constant(value + 1 if abs(value) < SMALL else 2 * value)  # 7,201 s are two hours, too
     return None
 
 
