@@ -101,15 +101,8 @@ def override(**resources: object) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("asked", "path", "said"),
     [
-        ({"accelerators": "A10O"}, "resources.accelerators", "the catalog has no accelerator 'A10O'; did you mean"),
         ({"accelerators": "L4:3"}, "resources.accelerators", "no machine has 3 of L4; there are machines with 1, 2,"),
-        ({"accelerators": "H100:16"}, "resources.accelerators", "no machine has 16 of H100"),
         ({"accelerators": "H100:8", "infra": "gcp/us-east9"}, "resources.infra", "no region 'us-east9' on gcp"),
-        ({"accelerators": "H100:8", "infra": "aws/eu-south-2"}, "resources.infra", "is not in eu-south-2"),
-        ({"accelerators": "L4", "max_hourly_cost": 0.01}, "resources.max_hourly_cost", "USD per hour or more (g"),
-        ({"accelerators": "L4", "cpus": 7}, "resources.cpus", "L4:1 does not come with 7 CPUs; it comes with 4, 8"),
-        ({"accelerators": "L4", "memory": "9999+"}, "resources.memory", "does not come with 9999+ GB of memory"),
-        ({"instance_type": "g6.xlargo", "infra": "aws"}, "resources.instance_type", "did you mean 'g6.xlarge'?"),
         ({"infra": "local/mars"}, "resources.infra", "local has no region 'mars'; it has asia, eu, us"),
         ({"infra": "local/us/us-z"}, "resources.infra", "local has no zone 'us-z'"),
         ({"infra": "local", "max_hourly_cost": 0.01}, "resources.max_hourly_cost", "the cheapest node on local costs"),
@@ -247,18 +240,7 @@ run: exec python3 -m http.server $SKYSERVE_REPLICA_PORT
     assert f'file_mounts["data/note.txt"]: {source} is not a file or folder of this machine' in missing.err
 
 
-@pytest.mark.parametrize(
-    ("mount", "said"),
-    [
-        ("ftp://x/y", "ftp://x/y is no bucket we know"),
-        ("{store: r2, name: weights}", "a bucket in r2 needs its URL as source"),
-        ("{mode: copy}", "has neither a source nor the name of a bucket"),
-    ],
-    ids=["a URL of an unknown store", "a bucket that a name does not find", "nothing"],
-)
-def test_what_cannot_be_copied_is_said_before_anything_is_launched(
-    planner: Serve, file: Path, mount: str, said: str
-) -> None:
-    refused = planner("plan", file, f"--set=file_mounts={{/data: {mount}}}")
+def test_what_cannot_be_copied_is_said_before_anything_is_launched(planner: Serve, file: Path) -> None:
+    refused = planner("plan", file, "--set=file_mounts={/data: {store: r2, name: weights}}")
     assert refused.code == 2
-    assert f'file_mounts["/data"]: {said}' in refused.err
+    assert 'file_mounts["/data"]: a bucket in r2 needs its URL as source' in refused.err
