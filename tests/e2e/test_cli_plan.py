@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.clouds.schedules import only_long
-from tests.e2e.conftest import ROOT, Serve
+from tests.e2e.conftest import Serve
 
 pytestmark = pytest.mark.long
 
@@ -24,13 +22,6 @@ service:
   replica_policy: {min_replicas: 2, spot_placer: dynamic_fallback}
 resources: {accelerators: {A100: 1, A100-80GB: 1, L4: 1, H100: 8}}
 run: serve
-"""
-SDKS = ("boto3", "botocore", "google", "azure", "paramiko", "aiohttp", "sqlalchemy", "numpy", "scipy")
-LOADED = f"""
-import sys
-import urllib.request
-{{}}
-print([name for name in {SDKS!r} if name in sys.modules], file=sys.stderr)
 """
 
 
@@ -77,21 +68,6 @@ def test_a_table_shows_the_best_of_them(
     listed = said[total + 1 : -1]
     assert len(listed) == (rows + 2 if rows else 0)
     assert not rows or f"the first {rows} of" in listed[0]
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        pytest.param("import skyserve_cli", id="import"),
-        pytest.param("from skyserve_cli.app import run; assert run(['plan', sys.argv[1]]) == 0", id="plan"),
-    ],
-)
-def test_no_sdk_is_loaded(planner: Serve, file: Path, what: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED.format(what), str(file)],
-        env={**planner.environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=90,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr.splitlines()[-1:]) == (0, ["[]"])
 
 
 def override(**resources: object) -> tuple[str, ...]:
