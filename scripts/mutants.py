@@ -181,15 +181,29 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
+def imports_of_test(path: Path) -> set[str]:
+    """Return what a test imports, and what the helpers do that it imports."""
+    names, looked_at = imports_of(path), set[str]()
+    while helpers := {name for name in names if name.startswith("tests.")} - looked_at:
+        looked_at |= helpers
+        for name in helpers:
+            helper = ROOT / f"{name.replace('.', '/')}.py"
+            names |= imports_of(helper) if helper.exists() else set()
+    return names
+
+
 def tests_by_module(packages: list[str]) -> dict[str, list[str]]:
-    """Return the files of unit tests that import a module, or else one that imports it; those that import the fewest first."""
-    found, sizes = defaultdict(set), {}
+    """Return the files of unit tests that import a module, or else one that imports it.
+
+    Those come first that import it themselves, then those that import the fewest.
+    """
+    found, own = defaultdict(set), {}
     for path in (ROOT / "tests/unit").glob("test_*.py"):
-        file, names = str(path.relative_to(ROOT)), imports_of(path)
-        sizes[file] = len(names)
-        for name in names:
+        file = str(path.relative_to(ROOT))
+        own[file] = imports_of(path)
+        for name in imports_of_test(path):
             found[name].add(file)
-    paths = [path for package in (*packages, "tests/kit") for path in (ROOT / package).rglob("*.py")]
+    paths = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     importers = {module_of(str(path.relative_to(ROOT))): imports_of(path) for path in paths}
     for _ in range(MOST_STEPS):
         direct = {name: set(files) for name, files in found.items()}
@@ -198,7 +212,10 @@ def tests_by_module(packages: list[str]) -> dict[str, list[str]]:
                 if name in imported:
                     found[name] |= direct.get(importer, set())
         found = defaultdict(set, {name: files for name, files in found.items() if files})
-    return {name: sorted(files, key=lambda file: (sizes[file], file)) for name, files in found.items()}
+    return {
+        name: sorted(files, key=lambda file: (name not in own[file], len(own[file]), file))
+        for name, files in found.items()
+    }
 
 
 def ordered(files: list[str], mutant: Mutant) -> list[str]:
