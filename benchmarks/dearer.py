@@ -15,13 +15,14 @@ import random
 import sys
 from typing import NamedTuple
 
+from benchmarks import synthetic
 from benchmarks.market_runs import BLOCK_S, DAY_S, HOUR_S, RISK_HEDGE, stretches
+from benchmarks.synthetic import Lull, MarketParameters
 from policies.goals import ScalingGoal
-from skyserve_cli.sim import synthetic, workers
+from skyserve_cli.sim import workers
 from skyserve_cli.sim.arrivals import Arrivals
 from skyserve_cli.sim.run import simulate
 from skyserve_cli.sim.settings import Job, Setting
-from skyserve_cli.sim.synthetic import Lull, MarketParameters
 from skyserve_cli.sim.trace import TICK_S
 from skyserve_cli.spec.model import ServiceSpec
 

@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks import synthetic
 from benchmarks.frontier_stats import (
     Family,
     Interval,
@@ -56,10 +57,9 @@ from benchmarks.market_runs import (
     recorded_cases,
     run_all,
 )
+from benchmarks.synthetic import Lull, MarketParameters
 from skyserve_cli.account.runs import percent
-from skyserve_cli.sim import synthetic
 from skyserve_cli.sim.settings import Job
-from skyserve_cli.sim.synthetic import Lull, MarketParameters
 
 AVAILABILITIES = (0.99, 0.995, 0.999)
 

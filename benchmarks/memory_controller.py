@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from policies.model import Zone
-from provisioners import fake
 from provisioners.clock import unix_now
 from provisioners.offers.zone_offers import ZonePrices
 from provisioners.port.base import Instance, LaunchOrder, Provisioner
@@ -30,6 +29,7 @@ from skyserve_cli.controller.balancers import agent_process as lb_process
 from skyserve_cli.controller.reconcile import reconciler
 from skyserve_cli.controller.reconcile.ports import AgentOrder
 from skyserve_cli.spec import infra
+from tests.clouds import fake
 
 PORT = 9000
 _ZONES = 12

@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import statistics
 
+from benchmarks.synthetic import RECIPES, generate
 from skyserve_cli.sim import trace as traces
 from skyserve_cli.sim.run import simulate
 from skyserve_cli.sim.settings import Job, Setting
-from skyserve_cli.sim.synthetic import RECIPES, generate
 from skyserve_cli.sim.trace import Trace
 
 DAY_S = 86_400.0

@@ -17,7 +17,6 @@ PROVISIONERS: Mapping[str, str] = MappingProxyType(
         "azure": "provisioners.azure.cloud:AzureProvisioner",
         "kubernetes": "provisioners.kubernetes.cloud:KubernetesProvisioner",
         "ssh": "provisioners.ssh.cloud:SshProvisioner",
-        "fake": "provisioners.fake:FakeProvisioner",
     }
 )
 

@@ -3,16 +3,20 @@
     python scripts/mutants.py [--count 200] [--seed 1] [--jobs 1] [--packages policies,lb,skyserve_cli/controller,provisioners]
 
 A mutant is one comparison, operator, condition, number or returned value that differs, in a copy of the checkout. The files of
-tests/unit that import its module run, those that import the fewest modules first, until one fails or a minute is over, as far as they
-pass without the change. Prints each mutant that survives, the share that was found by package, and those of which no test
-imports the module. Exit code 1 below `--least`.
+tests/unit that import its module run, those first that name the function it is in, then those that import the fewest modules, until
+one fails or a minute is over, as far as they pass without the change. Where none does, the files run that import a module that
+imports it. Prints each mutant that survives, each whose tests took longer than a minute, the share that was found by package, and
+those of which no test imports the module. Exit code 1 below `--least`.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import compileall
+import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -25,9 +29,24 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("policies", "lb", "skyserve_cli/controller", "provisioners")
-COPIED = ("policies", "lb", "skyserve_cli", "skyserve", "provisioners", "benchmarks", "scripts", "tests")
+COPIED = (
+    "policies",
+    "lb",
+    "skyserve_cli",
+    "skyserve",
+    "provisioners",
+    "benchmarks",
+    "scripts",
+    "tests",
+    "docs",
+    "deploy",
+    "examples",
+)
 LONGEST_S = 60.0
 MOST_FILES = 12
+MOST_STEPS = 2
+SMALL = 10
+FOUND, SURVIVES, LATE = "found", "survives", "takes longer than a minute"
 COMPARISONS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
@@ -53,6 +72,7 @@ class Mutant(NamedTuple):
     end: int
     before: str
     after: str
+    inside: frozenset[str]  # the names of the functions and classes around it
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.before} -> {self.after}"
@@ -67,7 +87,13 @@ def mutants_of(path: str, source: bytes) -> Iterator[Mutant]:
     def place(node: ast.expr) -> tuple[int, int]:
         return lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset  # type: ignore[operator]
 
-    for node in _running(ast.parse(source)):
+    tree = ast.parse(source)
+    around = [
+        (node.lineno, node.end_lineno or node.lineno, node.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+    for node in _running(tree):
         changed = _changed(node)
         if changed is None:
             continue
@@ -75,7 +101,8 @@ def mutants_of(path: str, source: bytes) -> Iterator[Mutant]:
         before, at = source[start:end].decode(), node.lineno
         after = ast.unparse(changed)
         if before != after:
-            yield Mutant(path, at, start, end, " ".join(before.split()), after)
+            inside = frozenset(name for first, last, name in around if first <= at <= last)
+            yield Mutant(path, at, start, end, " ".join(before.split()), after, inside)
 
 
 def _running(tree: ast.AST) -> Iterator[ast.expr]:
@@ -89,6 +116,8 @@ def _running(tree: ast.AST) -> Iterator[ast.expr]:
             continue
         if isinstance(node, ast.arguments | ast.arg):
             continue
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "dataclass":
+            continue  # what frozen and slots change is no behaviour
         if isinstance(node, ast.expr):
             yield from _expressions(node)
             continue
@@ -121,6 +150,8 @@ def _changed(node: ast.expr) -> ast.expr | None:
             return ast.BoolOp(ast.And(), values)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return operand
+        case ast.BinOp(op=ast.BitOr(), right=ast.Constant(value=None)):
+            return None  # a type
         case ast.BinOp(op=one, left=left, right=right) if type(one) in OPERATORS and not _is_text(
             left, right
         ):
@@ -132,7 +163,7 @@ def _changed(node: ast.expr) -> ast.expr | None:
         case ast.Constant(value=bool() as value):
             return ast.Constant(not value)
         case ast.Constant(value=int() | float() as value):
-            return ast.Constant(value + 1)
+            return ast.Constant(value + 1 if abs(value) < SMALL else 2 * value)  # 7,201 s are two hours, too
     return None
 
 
@@ -140,21 +171,61 @@ def _is_text(*sides: ast.expr) -> bool:
     return any(isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes)) for side in sides)  # fmt: skip
 
 
-def tests_by_module() -> dict[str, list[str]]:
-    """Return the files of unit tests that import a module, those that import the fewest first."""
-    found, sizes = defaultdict(set), {}
+def imports_of(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return names
+
+
+def imports_of_test(path: Path) -> set[str]:
+    """Return what a test imports, and what the helpers do that it imports."""
+    names, looked_at = imports_of(path), set[str]()
+    while helpers := {name for name in names if name.startswith("tests.")} - looked_at:
+        looked_at |= helpers
+        for name in helpers:
+            helper = ROOT / f"{name.replace('.', '/')}.py"
+            names |= imports_of(helper) if helper.exists() else set()
+    return names
+
+
+def tests_by_module(packages: list[str]) -> dict[str, list[str]]:
+    """Return the files of unit tests that import a module, or else one that imports it.
+
+    Those come first that import it themselves, then those that import the fewest.
+    """
+    found, own = defaultdict(set), {}
     for path in (ROOT / "tests/unit").glob("test_*.py"):
-        names = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-            elif isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
         file = str(path.relative_to(ROOT))
-        sizes[file] = len(names)
-        for name in names:
+        own[file] = imports_of(path)
+        for name in imports_of_test(path):
             found[name].add(file)
-    return {name: sorted(files, key=lambda file: (sizes[file], file)) for name, files in found.items()}
+    paths = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    importers = {module_of(str(path.relative_to(ROOT))): imports_of(path) for path in paths}
+    for _ in range(MOST_STEPS):
+        direct = {name: set(files) for name, files in found.items()}
+        for name in importers.keys() - direct.keys():
+            for importer, imported in importers.items():
+                if name in imported:
+                    found[name] |= direct.get(importer, set())
+        found = defaultdict(set, {name: files for name, files in found.items() if files})
+    return {
+        name: sorted(files, key=lambda file: (name not in own[file], len(own[file]), file))
+        for name, files in found.items()
+    }
+
+
+def ordered(files: list[str], mutant: Mutant) -> list[str]:
+    """Return those first that name most of what the mutant is in."""
+
+    def named(file: str) -> int:
+        words = set(re.findall(r"\w+", (ROOT / file).read_text()))
+        return len(mutant.inside & words)
+
+    return sorted(files, key=named, reverse=True)[:MOST_FILES]
 
 
 def module_of(path: str) -> str:
@@ -170,27 +241,31 @@ class Checkout:
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "hatch_build.py", "README.md"):
             shutil.copy(ROOT / name, folder / name)
+        compileall.compile_dir(folder, quiet=2)
         self._sound: dict[str, bool] = {}
 
-    def finds(self, mutant: Mutant, files: list[str]) -> bool:
-        sound = [file for file in files[:MOST_FILES] if self._is_sound(file)]
+    def result(self, mutant: Mutant, files: list[str]) -> str:
+        """Return FOUND, SURVIVES or LATE."""
+        sound = [file for file in ordered(files, mutant) if self._is_sound(file)]
         path = self._folder / mutant.path
-        source = path.read_bytes()
+        source, times = path.read_bytes(), path.stat()
         try:
             path.write_bytes(source[: mutant.start] + f"({mutant.after})".encode() + source[mutant.end :])
-            return not self._passes(sound, LONGEST_S)
+            return self._result(sound)
         finally:
             path.write_bytes(source)
+            # What is compiled is of this source: it is used again.
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def _is_sound(self, file: str) -> bool:
         if file not in self._sound:
-            self._sound[file] = self._passes([file], LONGEST_S)
+            self._sound[file] = self._result([file]) == SURVIVES
         return self._sound[file]
 
-    def _passes(self, files: list[str], longest_s: float) -> bool:
-        """A minute without a failure is none: a mutant that never ends is stopped by pytest's own time limit, and fails."""
+    def _result(self, files: list[str]) -> str:
+        """A mutant that never ends is stopped by pytest's own time limit, and found."""
         if not files:
-            return True
+            return SURVIVES
         options = [
             "-q",
             "-x",
@@ -204,11 +279,11 @@ class Checkout:
         command = [sys.executable, "-B", "-m", "pytest", *options, *files]
         try:
             done = subprocess.run(
-                command, cwd=self._folder, timeout=longest_s, capture_output=True, check=False
+                command, cwd=self._folder, timeout=LONGEST_S, capture_output=True, check=False
             )
         except subprocess.TimeoutExpired:
-            return True
-        return done.returncode == 0
+            return LATE
+        return SURVIVES if done.returncode == 0 else FOUND
 
 
 def drawn(packages: list[str], count: int, seed: int) -> list[Mutant]:
@@ -232,8 +307,9 @@ def main() -> int:
     parser.add_argument("--packages", default=",".join(PACKAGES))
     parser.add_argument("--least", type=float, default=0.85)
     given = parser.parse_args()
-    tests = tests_by_module()
-    mutants = drawn(given.packages.split(","), given.count, given.seed)
+    packages = given.packages.split(",")
+    tests = tests_by_module(packages)
+    mutants = drawn(packages, given.count, given.seed)
     untested = [mutant for mutant in mutants if module_of(mutant.path) not in tests]
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(given.jobs) as pool:
@@ -245,12 +321,12 @@ def main() -> int:
 
         def tried(share: tuple[Checkout, list[Mutant]]) -> None:
             for mutant in share[1]:
-                found = share[0].finds(mutant, tests[module_of(mutant.path)])
+                result = share[0].result(mutant, tests[module_of(mutant.path)])
                 package = next(one for one in given.packages.split(",") if mutant.path.startswith(f"{one}/"))
-                counts[package][0] += found
+                counts[package][0] += result == FOUND
                 counts[package][1] += 1
-                if not found:
-                    print(f"survives: {mutant}", flush=True)
+                if result != FOUND:
+                    print(f"{result}: {mutant}", flush=True)
 
         list(pool.map(tried, shares))
     for package, (found, count) in sorted(counts.items()):

@@ -32,12 +32,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from benchmarks import synthetic
 from benchmarks.chaos.harness import Stack, Stuck, share, until
 from benchmarks.chaos.kill_controller import audit_instances
 from benchmarks.chaos.service_files import service_yaml
 from benchmarks.chaos.traffic import Outcome, Traffic, latency, tally
 from provisioners.local import controls as local_controls
-from skyserve_cli.sim import synthetic, trace
+from skyserve_cli.sim import trace
 
 NAME = "hedged"
 REPLICAS, EXTRA = 2, 1

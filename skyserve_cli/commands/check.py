@@ -157,7 +157,7 @@ def _anything(name: str) -> Requirements:
 
 def rentable() -> tuple[str, ...]:
     """Every cloud a user can enable, in the order of the table: ours, then plug-ins."""
-    return (*(name for name in PROVISIONERS if name != "fake"), *plugins.installed())
+    return (*PROVISIONERS, *plugins.installed())
 
 
 def _shortly(cloud: View) -> str:

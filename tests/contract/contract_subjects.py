@@ -15,7 +15,6 @@ import pytest
 from policies.model import CapacityType, FailureKind, Offer, Zone
 from provisioners.contract.memory_hosts import MemoryHosts
 from provisioners.contract.subject import SPOT, Subject
-from provisioners.fake import DEFAULT_PRICES, FakeProvisioner
 from provisioners.local import controls as local_controls
 from provisioners.local import process_tree as local_process
 from provisioners.local.cloud import LocalProvisioner
@@ -26,6 +25,7 @@ from provisioners.port.errors import QuotaError, Refusal, TransientError
 from provisioners.port.host_port import HostReport
 from provisioners.port.vm import MachineState, machine_token
 from provisioners.vm_provisioner import VmProvisioner
+from tests.clouds.fake import DEFAULT_PRICES, FakeProvisioner
 from tests.clouds.memory_machines import CLOUD, ZONES, MemoryMachines, Trouble, lost, order_of
 
 

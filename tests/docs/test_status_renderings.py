@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from lb.config.schema import Build, BuildKind
-from policies.goals import UpdateMode
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.commands.status_tables import tables
@@ -18,7 +17,8 @@ from skyserve_cli.controller.api.views import last_failure, service_view
 from skyserve_cli.controller.balancers.local_fleet import AgentView
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.spec.load import load_text
-from skyserve_cli.state.values import ServiceRow, Spent
+from skyserve_cli.state.values import Spent
+from tests.kit.rows import a_row
 
 PAGE = (Path(__file__).parents[2] / "docs" / "status.md").read_text()
 SHOWN = re.findall(r"^<!-- (\d+) columns(, wide)? -->\n```text\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -58,11 +58,14 @@ GONE = replace(
     a_replica(20, FRANKFURT, SPOT, ReplicaState.GONE, 900.0),
     version=6, ended_at=NOW - 750.0, end_reason=EndReason.SETUP_FAILED, message=FAILED,
 )  # fmt: skip
-ROW = ServiceRow(
-    name="chat", incarnation="abcd", created_at=NOW - 3 * HOUR, version=6, same_replicas=frozenset(),
-    update_mode=UpdateMode.ROLLING, down=False, purge=False, wanted=2, target=3, notes="",
-    memory=Memory(rollout={"failed": [6]}), lb_port=30001, killed=frozenset(), replicas=REPLICAS,
-)  # fmt: skip
+ROW = a_row(
+    *REPLICAS,
+    created_at=NOW - 3 * HOUR,
+    version=6,
+    wanted=2,
+    target=3,
+    memory=Memory(rollout={"failed": [6]}),
+)
 
 
 def rendering(width: int, *, wide: bool) -> str:

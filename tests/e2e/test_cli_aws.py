@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from tests.clouds.aws.aws_world import AwsWorld
 from tests.clouds.vms import vm_world
 from tests.clouds.vms.vm_world import VmWorld
 from tests.e2e.conftest import Serve
+from tests.e2e.regions_client import Client
 
 pytestmark = [
     pytest.mark.long,
@@ -79,34 +78,6 @@ def cloud(serve: Serve) -> Iterator[Cloud]:
         assert made.aws.errors == []
 
 
-class Client:
-    """Sends requests all the time; `failed` are the failed requests."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.responded = 0
-        self.failed: list[str] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._ask, daemon=True)
-
-    def __enter__(self) -> Client:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _ask(self) -> None:
-        while not self._over.wait(0.05):
-            try:
-                with urllib.request.urlopen(self.url, timeout=30) as answer:
-                    assert answer.read().startswith(b"I am use1-az")
-                self.responded += 1
-            except (OSError, AssertionError) as error:
-                self.failed.append(repr(error))
-
-
 @pytest.mark.timeout(240)
 def test_spot_instances_from_up_over_preemptions_and_a_dead_controller_to_down(
     serve: Serve, cloud: Cloud, tmp_path: Path
@@ -131,7 +102,7 @@ def test_spot_instances_from_up_over_preemptions_and_a_dead_controller_to_down(
     os.kill(pid, signal.SIGKILL)
     serve.ok("controller", "start")
 
-    with Client(endpoint) as client:
+    with Client(endpoint, b"I am use1-az") as client:
         serve.eventually(lambda: client.responded > 20)
         warned = min(first.values())
         cloud.vms.vms[warned].metadata.announce(time.time() + 60.0)

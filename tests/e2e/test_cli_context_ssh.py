@@ -183,7 +183,6 @@ def test_a_wrong_host_a_wrong_key_and_a_wrong_option_are_named(
         (["https://h", "--home", "x"], "--home: is for ssh:// and not for https://"),
         (["https://h"], "--token-file: name the file with the token"),
         (["ssh://me@h/path"], "is no address like ssh://USER@HOST:PORT"),
-        (["ssh://me:secret@h"], "is no address like ssh://USER@HOST:PORT"),
         (["ssh://me@h", "--identity", tmp_path / "nothing"], "--identity: there is no file"),
     ):
         refused = serve("context", "add", "other", *map(str, options))

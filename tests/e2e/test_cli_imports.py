@@ -46,6 +46,10 @@ HEAVY = frozenset(
     ]
 )
 WITHOUT_TABLES = HEAVY | {"rich"}
+#: Nor does one that plans with the catalog.
+SDKS = frozenset(
+    ["aiohttp", "azure", "boto3", "botocore", "google", "numpy", "paramiko", "scipy", "sqlalchemy"]
+)
 
 
 def heavy(serve: Any, modules: frozenset[str], *arguments: str) -> list[str]:
@@ -81,6 +85,15 @@ def test_commands_that_read_a_running_controller_import_nothing_heavy(serve: Any
         "events NAME": heavy(serve, WITHOUT_TABLES, "events", "web", "--since", "1h", "-o", "json"),
     }
     assert found == {command: [] for command in found}
+
+
+def test_what_reads_the_catalog_imports_no_client_of_a_cloud(serve: Any, tmp_path: Path) -> None:
+    azure = {"subscription_id": "00000000-0000-0000-0000-000000000000"}
+    serve.configure(clouds={"aws": {}, "gcp": {}, "azure": azure, "local": {}})
+    file = tmp_path / "chat.yaml"
+    file.write_text("service: {}\nresources: {accelerators: {A100: 1, L4: 1}}\nrun: serve\n")
+    assert heavy(serve, SDKS, "plan", str(file)) == []
+    assert heavy(serve, SDKS, "catalog", "--limit", "1") == []
 
 
 def test_a_controller_with_nothing_to_do_imports_no_client_of_a_cloud_and_no_migrations(serve: Any) -> None:

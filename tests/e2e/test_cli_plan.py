@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.clouds.schedules import only_long
-from tests.e2e.conftest import ROOT, Serve
+from tests.e2e.conftest import Serve
 
 pytestmark = pytest.mark.long
 
@@ -24,13 +22,6 @@ service:
   replica_policy: {min_replicas: 2, spot_placer: dynamic_fallback}
 resources: {accelerators: {A100: 1, A100-80GB: 1, L4: 1, H100: 8}}
 run: serve
-"""
-SDKS = ("boto3", "botocore", "google", "azure", "paramiko", "aiohttp", "sqlalchemy", "numpy", "scipy")
-LOADED = f"""
-import sys
-import urllib.request
-{{}}
-print([name for name in {SDKS!r} if name in sys.modules], file=sys.stderr)
 """
 
 
@@ -79,21 +70,6 @@ def test_a_table_shows_the_best_of_them(
     assert not rows or f"the first {rows} of" in listed[0]
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        pytest.param("import skyserve_cli", id="import"),
-        pytest.param("from skyserve_cli.app import run; assert run(['plan', sys.argv[1]]) == 0", id="plan"),
-    ],
-)
-def test_no_sdk_is_loaded(planner: Serve, file: Path, what: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED.format(what), str(file)],
-        env={**planner.environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=90,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr.splitlines()[-1:]) == (0, ["[]"])
-
-
 def override(**resources: object) -> tuple[str, ...]:
     return tuple(f"--set=resources.{key}={json.dumps(value)}" for key, value in resources.items())
 
@@ -101,15 +77,8 @@ def override(**resources: object) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("asked", "path", "said"),
     [
-        ({"accelerators": "A10O"}, "resources.accelerators", "the catalog has no accelerator 'A10O'; did you mean"),
         ({"accelerators": "L4:3"}, "resources.accelerators", "no machine has 3 of L4; there are machines with 1, 2,"),
-        ({"accelerators": "H100:16"}, "resources.accelerators", "no machine has 16 of H100"),
         ({"accelerators": "H100:8", "infra": "gcp/us-east9"}, "resources.infra", "no region 'us-east9' on gcp"),
-        ({"accelerators": "H100:8", "infra": "aws/eu-south-2"}, "resources.infra", "is not in eu-south-2"),
-        ({"accelerators": "L4", "max_hourly_cost": 0.01}, "resources.max_hourly_cost", "USD per hour or more (g"),
-        ({"accelerators": "L4", "cpus": 7}, "resources.cpus", "L4:1 does not come with 7 CPUs; it comes with 4, 8"),
-        ({"accelerators": "L4", "memory": "9999+"}, "resources.memory", "does not come with 9999+ GB of memory"),
-        ({"instance_type": "g6.xlargo", "infra": "aws"}, "resources.instance_type", "did you mean 'g6.xlarge'?"),
         ({"infra": "local/mars"}, "resources.infra", "local has no region 'mars'; it has asia, eu, us"),
         ({"infra": "local/us/us-z"}, "resources.infra", "local has no zone 'us-z'"),
         ({"infra": "local", "max_hourly_cost": 0.01}, "resources.max_hourly_cost", "the cheapest node on local costs"),
@@ -174,20 +143,11 @@ def test_your_own_hosts_say_what_they_lack(planner: Serve, file: Path) -> None:
         assert f"resources.{path}: {sentence}" in refused.err
 
 
-@pytest.mark.parametrize(
-    ("mount", "said"),
-    [
-        ("{/data: /etc/hostname}", "use a relative path"),
-        ("{data: 'https://account.blob.core.windows.net/b'}", "needs the program az"),
-    ],
-    ids=["an absolute path", "a bucket"],
-)
-def test_what_this_machine_cannot_copy_is_said_where_there_is_no_other(
-    planner: Serve, file: Path, mount: str, said: str
-) -> None:
-    here = planner("plan", file, f"--set=file_mounts={mount}", *override(infra="local"))
+def test_what_this_machine_cannot_copy_is_said_where_there_is_no_other(planner: Serve, file: Path) -> None:
+    mount, said = "--set=file_mounts={/data: /etc/hostname}", "use a relative path"
+    here = planner("plan", file, mount, *override(infra="local"))
     assert (here.code, said in here.err) == (2, True)
-    assert said not in planner.ok("plan", file, f"--set=file_mounts={mount}", *override(infra="aws")).err
+    assert said not in planner.ok("plan", file, mount, *override(infra="aws")).err
 
 
 @only_long  # the planner is tested without a controller
@@ -256,18 +216,7 @@ run: exec python3 -m http.server $SKYSERVE_REPLICA_PORT
     assert f'file_mounts["data/note.txt"]: {source} is not a file or folder of this machine' in missing.err
 
 
-@pytest.mark.parametrize(
-    ("mount", "said"),
-    [
-        ("ftp://x/y", "ftp://x/y is no bucket we know"),
-        ("{store: r2, name: weights}", "a bucket in r2 needs its URL as source"),
-        ("{mode: copy}", "has neither a source nor the name of a bucket"),
-    ],
-    ids=["a URL of an unknown store", "a bucket that a name does not find", "nothing"],
-)
-def test_what_cannot_be_copied_is_said_before_anything_is_launched(
-    planner: Serve, file: Path, mount: str, said: str
-) -> None:
-    refused = planner("plan", file, f"--set=file_mounts={{/data: {mount}}}")
+def test_what_cannot_be_copied_is_said_before_anything_is_launched(planner: Serve, file: Path) -> None:
+    refused = planner("plan", file, "--set=file_mounts={/data: {store: r2, name: weights}}")
     assert refused.code == 2
-    assert f'file_mounts["/data"]: {said}' in refused.err
+    assert 'file_mounts["/data"]: a bucket in r2 needs its URL as source' in refused.err

@@ -180,14 +180,8 @@ def test_lists_need_no_trace_and_no_service(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--trace", "nowhere"], "--trace nowhere"),
-        (["--policy", "spothdge"], "did you mean spothedge?"),
-        (["--seed", "9..0"], "--seed"),
         (["--cold-start", "soon"], "--cold-start takes a duration"),
-        (["--cold-start", "30d"], "--cold-start must be shorter than the trace"),
-        (["--window", "365d"], "--window takes a length up to"),
         (["--tick", "0"], "--tick takes a duration from 1s to 1h"),
-        (["--ondemand-price-ratio", "0"], "--ondemand-price-ratio takes"),
         (["--ondemand-price-ratio", "trace"], "does not say the prices"),
         (["--requests", "many"], "--requests many"),
         (["--replicas", "0"], "--replicas"),
@@ -215,19 +209,10 @@ def test_wrong_usage_is_2_and_a_sentence(
     assert sentence in " ".join(said.err.split())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--cold-start", "60s"], "say how --trace is played, and none is named"),
-        (["--trace", "nowhere"], "--trace nowhere: neither a folder nor"),
-        (["--trace", "synthetic-wide", "--cold-start", "soon"], "--cold-start takes a duration"),
-    ],
-    ids=["a word of a trace without one", "no such trace", "no duration"],
-)
-def test_a_plan_says_what_is_wrong_before_it_is_made(serve: Any, arguments: list[str], sentence: str) -> None:
-    said = serve("plan", HELLO, *SPOTHEDGE, *arguments)
+def test_a_plan_says_what_is_wrong_before_it_is_made(serve: Any) -> None:
+    said = serve("plan", HELLO, *SPOTHEDGE, "--cold-start", "60s")
     assert (said.code, said.out) == (2, "")
-    assert sentence in said.err
+    assert "say how --trace is played, and none is named" in said.err
 
 
 @pytest.mark.long

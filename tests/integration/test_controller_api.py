@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,9 +180,9 @@ class Controller:
         )
 
 
-@pytest.fixture
-async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
-    home = Home.from_environment({"SKYSERVE_HOME": str(tmp_path)})
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Controller]:
+    home = Home.from_environment({"SKYSERVE_HOME": str(folder)})
     home.create()
     first = free_port()
     fleet = LocalFleet(home.load_balancers, asyncio.get_running_loop(), lambda: None)
@@ -191,6 +192,12 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
     await controller.session.close()
     await controller.server.close()
     controller.store.close()
+
+
+@pytest.fixture
+async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
+    async with running(tmp_path) as one:
+        yield one
 
 
 def free_port() -> int:

@@ -24,7 +24,7 @@ from skyserve_cli.home import Home
 from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.load import load_text
 from skyserve_cli.state.team import TeamTokens
-from tests.integration.test_controller_api import TOKEN, YAML, Controller, free_port
+from tests.integration.test_controller_api import TOKEN, YAML, Controller, free_port, running
 
 AWAY = "clouds: {local: {}, ssh: {pools: {lab: {hosts: [{host: 192.0.2.7, user: me}]}}}}\n"
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -32,18 +32,10 @@ SAME = {"Sec-Fetch-Site": "same-origin"}
 
 @pytest.fixture
 async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
-    home = Home.from_environment({"SKYSERVE_HOME": str(tmp_path)})
-    home.create()
-    first = free_port()
-    fleet = LocalFleet(home.load_balancers, asyncio.get_running_loop(), lambda: None)
-    controller = Controller(home, fleet, range(first, first + 20))
-    await controller.server.start_server()
-    for name in ("chat", "other"):
-        assert (await controller.up(YAML.replace("chat", name), name=name))[0] == 200
-    yield controller
-    await controller.session.close()
-    await controller.server.close()
-    controller.store.close()
+    async with running(tmp_path) as one:
+        for name in ("chat", "other"):
+            assert (await one.up(YAML.replace("chat", name), name=name))[0] == 200
+        yield one
 
 
 async def token(controller: Controller, name: str, role: str, services: list[str] | None = None) -> str:

@@ -9,7 +9,7 @@ import re
 import shutil
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -43,6 +43,19 @@ def has_ipv6() -> bool:
 
 def resident(agent: RunningAgent) -> int:
     return int(psutil.Process(agent.pid).memory_info().rss)
+
+
+async def until_it_stops(count: Callable[[], int]) -> None:
+    """Until what is counted has not changed for a while."""
+    last = -1
+
+    async def stopped() -> bool:
+        nonlocal last
+        earlier, last = last, count()
+        await asyncio.sleep(0.1)
+        return earlier == last == count()
+
+    await until(stopped)
 
 
 @asynccontextmanager
@@ -180,15 +193,7 @@ async def test_a_slow_target_slows_its_client_and_not_the_agents_memory(w: World
             sent += 65536
 
     pouring = asyncio.create_task(pour())
-    last = -1
-
-    async def stuck() -> bool:
-        nonlocal last
-        earlier, last = last, sent
-        await asyncio.sleep(0.1)
-        return earlier == last == sent
-
-    await until(stuck)
+    await until_it_stops(lambda: sent)
     assert sent < total / 2
     assert resident(agent) - before < total / 2
     go.set()
@@ -294,15 +299,7 @@ async def test_websocket_frames_wait_for_a_slow_client(w: World) -> None:
     )
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
     before = resident(agent)
-    last = -1
-
-    async def stuck() -> bool:
-        nonlocal last
-        earlier, last = last, sent
-        await asyncio.sleep(0.1)
-        return earlier == last == sent
-
-    await until(stuck)
+    await until_it_stops(lambda: sent)
     assert sent < total / 2
     assert resident(agent) - before < total / 2
     left = total

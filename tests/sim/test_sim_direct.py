@@ -12,13 +12,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks import synthetic
+from benchmarks.synthetic import Lull, MarketParameters
 from policies.goals import ScalingGoal
-from skyserve_cli.sim import synthetic
 from skyserve_cli.sim.arrivals import Arrivals, TokenMeans
 from skyserve_cli.sim.run import Replay
 from skyserve_cli.sim.served import Traffic
 from skyserve_cli.sim.settings import OVERPROVISIONING, POLICIES, Job, Setting
-from skyserve_cli.sim.synthetic import Lull, MarketParameters
 from skyserve_cli.sim.trace import Steps, Trace
 from skyserve_cli.spec.model import ServiceSpec, SloSpec
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies.deadlines import due
-from policies.goals import UpdateMode
 from policies.health import FailedProbe
 from policies.history import Load
 from policies.lifecycle import apply
@@ -21,7 +20,6 @@ from policies.model import (
     GaveUp,
     Launched,
     LaunchFailed,
-    Memory,
     Offer,
     ProbeFailed,
     ProbePassed,
@@ -45,6 +43,7 @@ from skyserve_cli.controller.reconcile.troubles import BROKEN, broken
 from skyserve_cli.controller.reconcile.turn import _with_causes
 from skyserve_cli.spec.load import load_text
 from skyserve_cli.state.values import ServiceRow, Spent
+from tests.kit.rows import a_row
 
 NOW = 1000.0
 S = ReplicaState
@@ -130,11 +129,8 @@ def status(code: int, location: str = "") -> str:
 
 
 def row(*replicas: Replica, **more: Any) -> ServiceRow:
-    base = ServiceRow(
-        name="chat", incarnation="abcd", created_at=0.0, version=1, same_replicas=frozenset(),
-        update_mode=UpdateMode.ROLLING, down=False, purge=False, wanted=1, target=1, notes="", memory=Memory(),
-        lb_port=30001, killed=frozenset(), replicas=tuple(r for r in replicas if r.state is not S.GONE),
-    )  # fmt: skip
+    live = (replica for replica in replicas if replica.state is not S.GONE)
+    base = a_row(*live, wanted=1, target=1)
     rollout = {"rollout": more.pop("rollout")} if "rollout" in more else {}
     return replace(base, memory=replace(base.memory, **rollout), **more)
 

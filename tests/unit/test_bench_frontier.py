@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import synthetic
 from benchmarks.frontier import table
 from benchmarks.frontier_stats import (
     Family,
@@ -31,7 +32,6 @@ from benchmarks.market_runs import (
     recorded_cases,
     run_all,
 )
-from skyserve_cli.sim import synthetic
 from skyserve_cli.sim.frontier import Point, cost_at
 from skyserve_cli.sim.run import simulate
 from skyserve_cli.sim.settings import Job, Setting

@@ -12,7 +12,6 @@ import pytest
 from cryptography.fernet import Fernet
 
 from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
-from provisioners.fake import FakeProvisioner
 from provisioners.port.base import (
     Candidate,
     Instance,
@@ -32,6 +31,7 @@ from skyserve_cli.spec import spec_to_json
 from skyserve_cli.spec.model import Probe, ServiceSpec
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
+from tests.clouds.fake import FakeProvisioner
 
 NEED = Requirements((Candidate(use_spot=True),))
 SPEC = ServiceSpec(

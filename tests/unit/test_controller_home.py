@@ -100,14 +100,14 @@ def test_without_settings_there_are_defaults(home: Home, text: str | None) -> No
 def test_settings_are_read(home: Home) -> None:
     home.config.write_text(
         "controller: {tick_seconds: 0.2}\nload_balancer: {host: 0.0.0.0, first_port: 4000, last_port: 4000}\n"
-        "clouds: {fake: {poll_seconds: 3}, local: {enabled: false}}\n"
+        "clouds: {gcp: {poll_seconds: 3}, local: {enabled: false}}\n"
     )
     config = load_config(home.config)
     assert config.controller.tick_seconds == 0.2
     assert (config.load_balancer.host, config.load_balancer.first_port) == ("0.0.0.0", 4000)
     clouds = Clouds(home, config)
-    assert clouds.enabled == ("fake",)
-    assert clouds.poll_s() == {"fake": 3.0}
+    assert clouds.enabled == ("gcp",)
+    assert clouds.poll_s() == {"gcp": 3.0}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from policies.goals import UpdateMode
 from policies.history import Load
 from policies.model import CapacityType, Memory, Plan, Zone
 from provisioners.port.base import Instance, InstanceState
@@ -22,25 +21,9 @@ from skyserve_cli.controller.reconcile.tick_cache import (
     is_relevant,
     why_again,
 )
-from skyserve_cli.state.values import ServiceRow
+from tests.kit.rows import a_row
 
-ROW = ServiceRow(
-    name="chat",
-    incarnation="a",
-    created_at=0.0,
-    version=1,
-    same_replicas=frozenset(),
-    update_mode=UpdateMode.ROLLING,
-    down=False,
-    purge=False,
-    wanted=0,
-    target=0,
-    notes="",
-    memory=Memory(),
-    lb_port=1,
-    killed=frozenset(),
-    replicas=(),
-)
+ROW = a_row()
 AROUND = Around(1, frozenset({"sky"}), {})
 LOAD = Load(60.0, 10, known=True)
 OFFERS = ((),)

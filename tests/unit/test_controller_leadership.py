@@ -240,7 +240,7 @@ class Calls:
         self.responds = threading.Event()
         self.reconnected = threading.Event()
         self.number: int | None = None
-        self.turned = 0
+        self.terms = self.turned = 0
         monkeypatch.setattr(leadership, "RENEW_EVERY_S", 0.005)
         monkeypatch.setattr(leadership, "STANDBY_POLL_S", 0.005)
         monkeypatch.setattr(leadership, "RESPONSE_WITHIN_S", 0.05)
@@ -259,11 +259,15 @@ class Calls:
         monkeypatch.setattr(world.first.database, "reconnect_lease", reconnect)
         self.supervisor = LeaseRenewer(
             world.a,
-            self.started.set,
+            self.start,
             self.over.set,
             self.turn,
             lambda: "the tick has decided about service alpha for 61s",
         )
+
+    def start(self) -> None:
+        self.terms += 1
+        self.started.set()
 
     def turn(self) -> int | None:
         self.turned += 1
@@ -299,6 +303,7 @@ def test_a_query_without_a_response_is_given_up_and_its_response_dropped(world: 
     eventually(lambda: world.first.database.lease().renewals > 10)
     assert world.a.left_s() == TTL_S
     assert not calls.over.is_set()
+    assert calls.terms == 1
 
 
 def test_a_term_that_another_has_taken_is_over(world: World, calls: Calls) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lb.config.schema import Limits, Readiness, Table
 from policies.goals import Goal, PlacementGoal, ScalingGoal, UpdateMode
-from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Zone
+from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.controller.api.views import endpoint_of, replica_view
 from skyserve_cli.controller.reconcile.lb_config import table_of
 from skyserve_cli.controller.reconcile.mappers import (
@@ -32,6 +32,7 @@ from skyserve_cli.spec.model import (
 )
 from skyserve_cli.spec.placement import placement_of
 from skyserve_cli.state.values import ServiceRow
+from tests.kit import rows
 
 S = ReplicaState
 NOW = 1000.0
@@ -40,10 +41,10 @@ SPEC = ServiceSpec("chat", "serve-it")
 
 
 def a_row(**more: Any) -> ServiceRow:
-    plain = ServiceRow(
-        "chat", "abcd", 0.0, 3, frozenset({1}), UpdateMode.BLUE_GREEN, False, False, 2, 2, "", Memory(), 30001,
-        frozenset({9}), (),
-    )  # fmt: skip
+    killed, same = frozenset({9}), frozenset({1})
+    plain = rows.a_row(
+        version=3, same_replicas=same, update_mode=UpdateMode.BLUE_GREEN, wanted=2, target=2, killed=killed
+    )
     return replace(plain, **more)
 
 

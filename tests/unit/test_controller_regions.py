@@ -9,9 +9,8 @@ import pytest
 
 from lb.config.regions import PeerAgent
 from lb.config.schema import Readiness, Stats, Table, Target
-from policies.goals import UpdateMode
 from policies.history import Load
-from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Role, Zone
+from policies.model import CapacityType, Offer, Replica, ReplicaState, Role, Zone
 from provisioners.port.dns import Endpoint
 from skyserve_cli.controller.api.views import endpoints_of
 from skyserve_cli.controller.reconcile.demand import load_of, merged
@@ -34,6 +33,7 @@ from skyserve_cli.controller.reconcile.region_tables import (
 from skyserve_cli.spec.load import load_text
 from skyserve_cli.spec.model import ServiceSpec, Tls
 from skyserve_cli.state.values import ServiceRow
+from tests.kit.rows import a_row
 
 S = ReplicaState
 
@@ -52,12 +52,8 @@ def agent(
     )
 
 
-def row(*agents: Replica, version: int = 1, down: bool = False) -> ServiceRow:
-    return ServiceRow(
-        name="chat", incarnation="abcd", created_at=0.0, version=version, same_replicas=frozenset(),
-        update_mode=UpdateMode.ROLLING, down=down, purge=False, wanted=1, target=1, notes="", memory=Memory(),
-        lb_port=30001, killed=frozenset(), replicas=(), balancers=agents,
-    )  # fmt: skip
+def row(*agents: Replica, **changes: Any) -> ServiceRow:
+    return a_row(wanted=1, target=1, balancers=agents, **changes)
 
 
 EAST_WEST = "{regions: [aws/east, aws/west]}"

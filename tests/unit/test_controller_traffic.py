@@ -33,7 +33,7 @@ def totals(uptime_s: float, requests: int, **targets: Tally) -> Totals:
 
 
 def test_totals_come_back_from_json() -> None:
-    sent = totals(5.0, 3, r1=tally(2), r2=tally(1))
+    sent = totals(0.5, 3, r1=tally(2), r2=tally(1))
     assert Totals.from_json(sent.to_json()) == sent
 
 

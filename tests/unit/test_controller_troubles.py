@@ -88,6 +88,23 @@ DAMAGES = {
 }
 
 
+class SlowToDecide:
+    """The stopwatch of `reconciler` stands still but in the turns of chat, which take `took_s` each."""
+
+    def __init__(self, world: Stored, took_s: float = 3.0) -> None:
+        self.took_s = took_s
+        self.turns = Counter[str]()
+        self._spent_s = 0.0
+        self.reconciler = reconciler(world, stopwatch=lambda: self._spent_s)
+        self._decide = self.reconciler._service_turn.decide
+        self.reconciler._service_turn.decide = self._slowly  # type: ignore[method-assign]
+
+    def _slowly(self, row: Any, *rest: Any) -> Any:
+        self.turns[row.name] += 1
+        self._spent_s += self.took_s if row.name == "chat" else 0.0
+        return self._decide(row, *rest)
+
+
 @pytest.mark.parametrize(("table", "column", "text"), DAMAGES.values(), ids=DAMAGES)
 def test_a_row_that_cannot_be_read_is_left_alone_and_the_others_go_on(
     world: World, table: sa.Table, column: str, text: str, caplog: pytest.LogCaptureFixture
@@ -167,38 +184,19 @@ def test_a_tick_launches_a_bounded_number_of_replicas_of_a_service(world: Stored
 
 
 def test_a_service_whose_turns_take_long_rests_and_the_others_do_not(world: Stored) -> None:
-    """The stopwatch stands still but in the turns of chat, which take 3 s each."""
-    spent = 0.0
-    made = reconciler(world, stopwatch=lambda: spent)
-    decide, decided = made._service_turn.decide, Counter[str]()
-
-    def slowly(row: Any, *rest: Any) -> Any:
-        nonlocal spent
-        decided[row.name] += 1
-        spent += 3.0 if row.name == "chat" else 0.0
-        return decide(row, *rest)
-
-    made._service_turn.decide = slowly  # type: ignore[method-assign]
+    slow = SlowToDecide(world)
+    made = slow.reconciler
     for number in range(90):
         world.has(replace(world.row("other").replicas[0], since=number), name="other") if number > 1 else None
         tick(made, world)
-    assert decided["other"] > 60
-    assert decided["chat"] <= 90 / (3 * REST) + 2
+    assert slow.turns["other"] > 60
+    assert slow.turns["chat"] <= 90 / (3 * REST) + 2
     assert notes(world) == ["deciding about it takes 3.0 s, so it is decided about every 30 s at most"]
     assert len(world.row().replicas) == 2
 
 
 def test_what_happens_to_a_service_that_rests_is_kept_for_its_next_turn(world: Stored) -> None:
-    spent = 0.0
-    made = reconciler(world, stopwatch=lambda: spent)
-    decide = made._service_turn.decide
-
-    def slowly(*args: Any) -> Any:
-        nonlocal spent
-        spent += 3.0
-        return decide(*args)
-
-    made._service_turn.decide = slowly  # type: ignore[method-assign]
+    made = SlowToDecide(world).reconciler
     tick(made, world, times=2)
     assert made._slow.rests("chat", (), world.time)
     world.happens(Launched(1, "i-1"))
@@ -253,16 +251,7 @@ def test_a_large_service_is_decided_about_after_the_others_also_before_it_is_lau
 
 
 def test_a_service_that_rests_makes_no_call_again_that_has_its_result(world: Stored) -> None:
-    spent = 0.0
-    made = reconciler(world, stopwatch=lambda: spent)
-    decide = made._service_turn.decide
-
-    def slowly(*args: Any) -> Any:
-        nonlocal spent
-        spent += 3.0
-        return decide(*args)
-
-    made._service_turn.decide = slowly  # type: ignore[method-assign]
+    made = SlowToDecide(world).reconciler
     tick(made, world, times=2)
     assert {call.replica.id for call in world.calls if call.service == "chat"} == {1, 2}
     world.happens(Launched(1, "i-1"))
@@ -273,19 +262,11 @@ def test_a_service_that_rests_makes_no_call_again_that_has_its_result(world: Sto
 
 
 def test_what_a_cloud_lists_while_a_service_rests_is_seen_after_its_rest(world: Stored) -> None:
-    spent, took_s = 0.0, 0.0
-    made = reconciler(world, stopwatch=lambda: spent)
-    decide = made._service_turn.decide
-
-    def slowly(*args: Any) -> Any:
-        nonlocal spent
-        spent += took_s
-        return decide(*args)
-
-    made._service_turn.decide = slowly  # type: ignore[method-assign]
+    slow = SlowToDecide(world, took_s=0.0)
+    made = slow.reconciler
     world.has(*(a_replica(number, S.READY) for number in (1, 2)), name="chat")
     tick(made, world, times=4)
-    took_s = 3.0
+    slow.took_s = 3.0
     world.happens(ProbeFailed(1, "x"))
     tick(made, world, times=3)
     assert world.fleet() == "1:NOT_READY 2:READY"

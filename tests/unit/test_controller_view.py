@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lb.config.schema import Build, BuildKind
-from policies.goals import UpdateMode
 from policies.health import FailedProbe
 from policies.history import Load
 from policies.model import CapacityType, EndReason, Memory, Offer, Replica, ReplicaState, Zone
@@ -20,6 +19,7 @@ from skyserve_cli.controller.reconcile.leases import LeaseWatch
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.spec.load import load_text
 from skyserve_cli.state.values import ServiceRow, Spent
+from tests.kit import rows
 
 S = ReplicaState
 YAML = """
@@ -45,11 +45,7 @@ def _replica(replica_id: int, state: S, kind: CapacityType, price: float) -> Rep
 
 
 def a_row(*replicas: Replica) -> ServiceRow:
-    return ServiceRow(
-        name="chat", incarnation="abcd", created_at=0.0, version=1, same_replicas=frozenset(),
-        update_mode=UpdateMode.ROLLING, down=False, purge=False, wanted=2, target=3, notes="", memory=Memory(),
-        lb_port=30001, killed=frozenset(), replicas=replicas,
-    )  # fmt: skip
+    return rows.a_row(*replicas, wanted=2, target=3)
 
 
 def view(

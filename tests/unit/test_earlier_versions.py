@@ -14,22 +14,19 @@ from typing import Any
 
 import pytest
 
-from policies.goals import UpdateMode
-from policies.model import Memory, ReplicaState
+from policies.model import ReplicaState
 from skyserve_cli.controller.reconcile.lb_config import table_of
 from skyserve_cli.controller.reconcile.mappers import goal_of
 from skyserve_cli.spec import ServiceSpec, spec_from_json, spec_to_json
 from skyserve_cli.spec.load import load_text
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.store import Store
-from skyserve_cli.state.values import ServiceRow
+from tests.kit.rows import a_row
 
 DATA = Path(__file__).with_name("data")
 CASES: list[dict[str, Any]] = json.loads((DATA / "specs_0_2_0.json").read_text())
 FILES = [case for case in CASES if "file" in case]
-ROW = ServiceRow(
-    "s", "", 0.0, 1, frozenset({1}), UpdateMode.ROLLING, False, False, 1, 1, "", Memory(), 1, frozenset(), ()
-)
+ROW = a_row(same_replicas=frozenset({1}))
 
 
 def differing(spec: ServiceSpec, goal: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -12,31 +11,13 @@ from skyserve_cli.engine.errors import BadRequest, EngineDown
 from skyserve_cli.engine.messages import MessageReply
 from skyserve_cli.engine.model import FinishReason, TokenOutput
 from skyserve_cli.engine.text import decode, encode
+from tests.unit.engine_events import events, feed
 
 USER = {"role": "user", "content": "Hello"}
 
 
 def parsed(**body: Any) -> Any:
     return parse_generation({"messages": [USER], "max_tokens": 9} | body, Kind.MESSAGE, "llama", 1000)
-
-
-def feed(one: MessageReply, text: str, finish: FinishReason | None = None) -> bytes:
-    """Hand the tokens of `text` to the reply; returns the events of this step."""
-    *tokens, last = encode(text)
-    for token in tokens:
-        one.transcripts[0].feed(TokenOutput("1", token, None, 3))
-    one.transcripts[0].feed(TokenOutput("1", last, finish, 3))
-    return one.chunk(0, one.transcripts[0].take())
-
-
-def events(raw: bytes) -> list[dict[str, Any]]:
-    """The events of a stream; each names its type twice."""
-    found = []
-    for event in raw.decode().split("\n\n")[:-1]:
-        name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from skyserve_cli.engine.api import Kind, parse_generation
 from skyserve_cli.engine.errors import BadRequest, EngineDown
-from skyserve_cli.engine.model import FinishReason, TokenOutput
+from skyserve_cli.engine.model import FinishReason
 from skyserve_cli.engine.responses import ResponseReply
 from skyserve_cli.engine.text import encode
+from tests.unit import engine_events
+from tests.unit.engine_events import feed
 
 
 def reply(**body: Any) -> ResponseReply:
@@ -19,22 +20,9 @@ def reply(**body: Any) -> ResponseReply:
     return ResponseReply("1", 1700000000, parse_generation(body, Kind.RESPONSE, "llama", 1000), body)
 
 
-def feed(one: ResponseReply, text: str, finish: FinishReason | None = None) -> bytes:
-    """Hand the tokens of `text` to the reply; returns the events of this step."""
-    *tokens, last = encode(text)
-    for token in tokens:
-        one.transcripts[0].feed(TokenOutput("1", token, None, 3))
-    one.transcripts[0].feed(TokenOutput("1", last, finish, 3))
-    return one.chunk(0, one.transcripts[0].take())
-
-
 def events(raw: bytes) -> list[dict[str, Any]]:
-    """The events of a stream; each names its type twice and is numbered."""
-    found = []
-    for event in raw.decode().split("\n\n")[:-1]:
-        name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
+    """The events of a stream, which are numbered."""
+    found = engine_events.events(raw)
     assert [one["sequence_number"] for one in found] == list(range(len(found)))
     return found
 

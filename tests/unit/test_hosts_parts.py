@@ -25,7 +25,7 @@ from provisioners.port.vm import MAX_TOKEN, MachineOrder
 from provisioners.remote.archive import PackingError, pack
 from provisioners.remote.bootstrap_runner import BootstrapError, BootstrapRunner, boot_timeout_factor
 from provisioners.remote.bootstrap_steps import ReplicaNode, missing_sources, steps_for, task_for
-from provisioners.remote.host_agent import claims, notices, process_kill
+from provisioners.remote.host_agent import claims, files, notices, process_kill
 from provisioners.remote.host_agent.bundle import agent_bundle
 from provisioners.remote.host_agent.log import log_window, pipe_of, pump, read_log
 from provisioners.remote.host_agent.notices import MetadataResponse
@@ -829,3 +829,15 @@ def test_large_machines_and_metal_have_twice_the_time_to_boot(
 ) -> None:
     zone = Zone("aws", "us-east-1", "use1-az1")
     assert boot_timeout_factor(Offer(zone, instance_type, "T4", count, CapacityType.SPOT, 1.0)) == times
+
+
+def test_a_lock_is_waited_for_as_long_as_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock"
+    held = files.lock(path)
+    assert held is not None
+    assert (files.is_locked(path), files.lock(path)) == (True, None)
+    monkeypatch.setattr("time.sleep", lambda _: os.close(held))  # who has it ends
+    again = files.lock(path, 60.0)
+    assert again is not None
+    os.close(again)
+    assert not files.is_locked(path)

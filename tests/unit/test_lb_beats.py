@@ -174,6 +174,7 @@ def test_beats_of_another_life_are_no_echo() -> None:
     again = LinkState(33)  # the first agent has been restarted
     again.connected()
     again.next_beat(REPORT, 0.25, 0, now)
+    assert not again.is_restart(other.next_beat(REPORT, 0.25, 0, now))  # it has heard of no earlier life
     assert again.receive(other.next_beat(REPORT, 0.25, 0, now), now)
     assert again.rtt_s is None
     assert other.is_restart(again.next_beat(REPORT, 0.25, 0, now))

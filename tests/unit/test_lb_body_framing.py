@@ -132,6 +132,16 @@ def test_it_does_not_matter_where_the_network_cuts(data: bytes, keep: bool) -> N
         assert walk([data[:cut], data[cut:]], keep) == whole, cut
 
 
+@pytest.mark.parametrize(
+    ("data", "is_between"),
+    [(b"", True), (b"5\r\nhel", False), (b"5\r\nhello\r\n", True), (b"5", False), (b"0\r\n", False)],
+)
+def test_where_a_chunk_may_be_added(data: bytes, is_between: bool) -> None:
+    decoder = ChunkedDecoder()
+    decoder.feed(data)
+    assert decoder.between is is_between
+
+
 @pytest.mark.parametrize("size", [MAX_SIZE_LINE - 3, MAX_SIZE_LINE - 2, MAX_SIZE_LINE - 1])
 @pytest.mark.parametrize("prefix", [b"5;", b"0\r\nX:"], ids=["an extension", "a trailer"])
 def test_the_bound_of_a_line_does_not_depend_on_cuts(prefix: bytes, size: int) -> None:

@@ -66,6 +66,7 @@ def test_text_counts_by_its_bytes_and_ids_by_their_number(
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 1500, 1000)
 GIF = b"GIF89a" + struct.pack("<HH", 1500, 1000)
 JPEG = b"\xff\xd8\xff\xe0\0\x04ab\xff\xc2\0\x11\x08" + struct.pack(">HH", 1000, 1500)
+JPEG_BASELINE = JPEG.replace(b"\xff\xc2", b"\xff\xc4\0\x04ab\xff\xc0")  # after a table
 WEBP_X = b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + (1499).to_bytes(3, "little") + (999).to_bytes(3, "little")
 WEBP_L = b"RIFF\0\0\0\0WEBPVP8L" + bytes(5) + (1499 | 999 << 14).to_bytes(4, "little")
 WEBP = b"RIFF\0\0\0\0WEBPVP8 " + bytes(10) + struct.pack("<HH", 1500, 1000)
@@ -82,7 +83,7 @@ def image(data: bytes) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("head", [PNG, GIF, JPEG, WEBP_X, WEBP_L, WEBP])
+@pytest.mark.parametrize("head", [PNG, GIF, JPEG, JPEG_BASELINE, WEBP_X, WEBP_L, WEBP])
 def test_an_image_counts_by_its_pixels_however_many_bytes_it_has(head: bytes) -> None:
     for data in (head, head + bytes(1_000_000)):
         assert size(image(data)).tokens == 1500 * 1000 // 750

@@ -433,6 +433,13 @@ def test_a_chat_without_a_limit_keeps_the_whole_context() -> None:
             {"prompt": [5, 6], "max_tokens": 15},
             id="or else the client's",
         ),
+        pytest.param(
+            VLLM,
+            {"prompt": ["Hello"]},
+            StreamProgress(text="a", tokens=1, output_ids=(6,)),
+            {"prompt": "Helloa", "max_tokens": 15},
+            id="or the text, without ids of the prompt",
+        ),
         pytest.param(TGI, {}, BY_TEXT, {"prompt": "Hello sun, lake"}, id="by text"),
         pytest.param(
             TGI,

@@ -107,6 +107,13 @@ def table(folder: Path, *connections: tuple[str, str, str]) -> tuple[Path, ...]:
             id="the same from the machine itself",
         ),
         pytest.param(("0500400A:B000", "0600400A:6FFF", "01"), None, ["no address"], False, id="no address"),
+        pytest.param(
+            ("0500400A:B000", "0600400A:6FFF", "01"),
+            None,
+            ["10.64.0.x", "10.64.0.300"],
+            False,
+            id="nor these",
+        ),
     ],
 )
 def test_connections(

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType
-from provisioners.fake import FakeProvisioner
 from provisioners.local import network as local_net
 from provisioners.local import process_tree as local_process
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.local.log import LogWriter, log_window, read_log
 from provisioners.local.store import InstanceFolder
+from provisioners.local.translate import copy_problems
 from provisioners.port.base import (
     Candidate,
     Instance,
@@ -30,6 +30,36 @@ from provisioners.port.base import (
 )
 from provisioners.port.errors import CapacityError, TransientError
 from provisioners.registry import PROVISIONERS, MissingSdkError, UnknownCloudError, provisioner_class
+from tests.clouds.fake import FakeProvisioner
+
+# --- Files that it copies -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "problem"),
+    [
+        ("data", "/etc/hostname", ""),
+        ("data", "s3://bucket", ""),
+        (
+            "data",
+            "https://account.blob.core.windows.net/b",
+            "needs the program az, which this machine does not have",
+        ),
+        ("data", "ftp://x/y", "ftp://x/y is no bucket that can be fetched"),
+        ("/data", "/etc/hostname", "use a relative path"),
+        ("~/data", "/etc/hostname", "use a relative path"),
+        ("a/../../data", "/etc/hostname", "use a relative path"),
+    ],
+)
+def test_what_cannot_be_copied(
+    target: str, source: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "aws").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = copy_problems(target, source)
+    assert len(found) == bool(problem)
+    assert problem in "".join(found)
+
 
 # --- The log ------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from policies.model import (
     Terminated,
     Zone,
 )
-from provisioners.fake import DEFAULT_PRICES, FakeProvisioner
 from provisioners.port.base import Instance, InstanceState, LaunchOrder, Provisioner
 from provisioners.port.errors import (
     AuthError,
@@ -46,6 +45,7 @@ from skyserve_cli.controller.reconcile.mappers import order_of, token_of
 from skyserve_cli.controller.reconcile.ports import CloudOperation, OperationKind
 from skyserve_cli.controller.secret_box import CannotUnsealError
 from skyserve_cli.spec.model import ServiceSpec
+from tests.clouds.fake import DEFAULT_PRICES, FakeProvisioner
 
 OWNER = "0a1b2c3d"
 OFFER = Offer(DEFAULT_PRICES[0].zone, "fake", None, 0.0, CapacityType.SPOT, 0.3)

@@ -84,12 +84,12 @@ def lived(
     lives: Sequence[Life], memory: Any = None, *, goal: Goal = V3, others: Sequence[Replica] = (),
     start: float = 0.0, gap_s: float = GAP_S,
 ) -> Any:  # fmt: skip
-    """Return the memory after these lives, one after the other."""
+    """Return the memory after these lives, one after the other. Each has waited for its machine, which is none of its start."""
     memory, now = memory or {}, start
     for number, life in enumerate(lives, 100):
         began, ready_at = now, None if life.served_s is None else now + life.start_s
         now += life.start_s + (life.served_s or 0.0)
-        one = replica(number, S.STARTING, at=began)
+        one = replica(number, S.STARTING, at=began, created_at=began - 500.0)
         if ready_at is not None:
             before = {number: one, **{r.id: r for r in others}}
             memory = rollout.learn(memory, [ProbePassed(number)], before, goal, ready_at)

@@ -66,6 +66,11 @@ class TestOneCost:
     def test_it_leaves_for_a_gain_above_the_margin(self, wait_s: float, region: str) -> None:
         assert chosen("one_cost", FULL._replace(wait_s=wait_s), EU) == region
 
+    def test_it_stays_where_both_cost_the_same(self) -> None:
+        policy, peer = OneCost(margin_share=0.0, stale_share=0.0), EU._replace(rtt_s=0.5)
+        for wait_s, region in ((0.5, ""), (0.625, "eu")):
+            assert policy.choose(0, LocalCost(False, 0.0, wait_s, 0.0, 0.0), [peer], 60.0).region == region
+
     def test_the_margin_grows_with_the_cost_here(self) -> None:
         local = FULL._replace(wait_s=10.0)
         far = EU._replace(rtt_s=0.15)

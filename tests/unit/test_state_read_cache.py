@@ -11,12 +11,13 @@ import pytest
 from sqlalchemy.engine import Connection
 
 from policies.goals import UpdateMode
-from policies.model import CapacityType, Memory, Offer, Replica, ReplicaState, Zone
+from policies.model import CapacityType, Offer, Replica, ReplicaState, Zone
 from skyserve_cli.state import snapshot
 from skyserve_cli.state.database import Database
 from skyserve_cli.state.read_cache import ReadCache
 from skyserve_cli.state.store import Store
 from skyserve_cli.state.values import Commit, ServiceRow
+from tests.kit.rows import a_row
 
 OFFER = Offer(Zone("local", "r1", "r1-a"), "m", "L4", 0.5, CapacityType.SPOT, 0.25, 1.0)
 
@@ -24,26 +25,6 @@ OFFER = Offer(Zone("local", "r1", "r1-a"), "m", "L4", 0.5, CapacityType.SPOT, 0.
 def commit(name: str, *numbers: int, state: ReplicaState = ReplicaState.READY) -> Commit:
     changed = [Replica(number, 1, OFFER, state, 1001.0, 1000.0) for number in numbers]
     return Commit(name, now=1.0, changed=changed, memory=None, target=1, notes="", records=())
-
-
-def a_row(name: str) -> ServiceRow:
-    return ServiceRow(
-        name=name,
-        incarnation="x",
-        created_at=1000.0,
-        version=1,
-        same_replicas=frozenset(),
-        update_mode=UpdateMode.ROLLING,
-        down=False,
-        purge=False,
-        wanted=0,
-        target=0,
-        notes="",
-        memory=Memory(),
-        lb_port=1,
-        killed=frozenset(),
-        replicas=(),
-    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +53,7 @@ def a_row(name: str) -> ServiceRow:
 def test_it_follows_what_was_written(
     writes: list[tuple[int, list[Commit]]], count: int, replicas: list[int], has_old_goals: bool
 ) -> None:
-    kept = ReadCache(7, {"a": a_row("a")})
+    kept = ReadCache(7, {"a": a_row(name="a")})
     for number, commits in writes:
         kept.follow(number, commits)
     assert (kept.count, [one.id for one in kept.rows["a"].replicas]) == (count, replicas)

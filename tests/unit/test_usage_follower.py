@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from lb.config.usage import KeyTotal, UsageReport, UsageRow, UsageTotals
+from lb.agent.usage_file import UsageFile
+from lb.config.usage import DAY_S, KeyTotal, UsageReport, UsageRow, UsageTotals
+from lb.observe.key_usage import KeyUsage
 from skyserve_cli.controller.balancers import usage_follower
 from skyserve_cli.controller.balancers.usage_follower import AGAIN_S, ALL_AGAIN_S, EVERY_S, UsageFollower
 from skyserve_cli.controller.reconcile.traffic_buffer import TrafficBuffer
@@ -165,6 +168,19 @@ async def test_an_agent_that_is_leaving_gets_none() -> None:
         headers = {"Authorization": "Bearer of-the-agent"}
         await bench.follower.follow(bench.session, bench.url, headers, is_leaving=True)
         assert bench.agent.rows() == []
+
+
+async def test_what_an_agent_left_is_counted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    counted, buffer = KeyUsage(), TrafficBuffer()
+    counted.add("ada", "m", True, 1, 1)
+    UsageFile(tmp_path / "left", counted, lambda: TODAY * float(DAY_S), lambda used: None).close()
+    follower = UsageFollower("chat", buffer, lambda: 0.0)
+    for name in ("left", "left", "none"):
+        await follower.read_left(tmp_path / name)
+    assert [row.requests for row in buffer.usage.take(9).values()] == [1]
+    (tmp_path / "none").mkdir()
+    await follower.read_left(tmp_path / "none")
+    assert "usage of service chat since the last report is lost" in caplog.text
 
 
 async def test_messages_have_whole_keys_and_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

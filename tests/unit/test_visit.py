@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from policies.model import CapacityType, Zone
-from provisioners.fake import FakeProvisioner
 from provisioners.local.cloud import LocalProvisioner
 from provisioners.port.base import Instance, InstanceState
 from provisioners.port.commands import Login
 from provisioners.remote.ssh_keys import Keys
 from skyserve_cli.controller.sessions.place import NoAccessError, Place
+from tests.clouds.fake import FakeProvisioner
 
 NOW = 1e9
 KEYS = Keys(bytes(range(32)), "me")

@@ -1,6 +1,6 @@
 """Make-believe spot markets: traces drawn from a seed, to simulate on where no recording is at hand.
 
-FittedTable to no recording, they have the three habits that published ones share (SkyServe, EuroSys '25, and its
+Fitted to no recording, they have the three habits that published ones share (SkyServe, EuroSys '25, and its
 traces):
 
 - the hazard of losing capacity falls with age: a zone that has just come back, or just lost some, soon loses
@@ -12,7 +12,7 @@ Both the calm before a loss and the shortage after it have a hazard of shape / (
 makes their lengths Lomax-distributed, and a floor under it, so that nothing lasts for ever. Draws are
 `random()` of one generator: the only method whose numbers Python promises to keep.
 
-    python -m skyserve_cli.sim.synthetic FOLDER       # writes the traces that come with the package
+    python -m benchmarks.synthetic FOLDER       # writes the traces that come with the package
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def _laid(counts: Sequence[int], gap_s: float, tick_s: float, n_ticks: int) -> S
 def main(arguments: Sequence[str]) -> int:
     """Write every shipped trace into a folder of its name, in the folder that is named."""
     if len(arguments) != 1:
-        print("usage: python -m skyserve_cli.sim.synthetic FOLDER", file=sys.stderr)
+        print("usage: python -m benchmarks.synthetic FOLDER", file=sys.stderr)
         return 2
     for name, recipe in RECIPES.items():
         write(generate(recipe.market, recipe.seed, recipe.days, name), Path(arguments[0]) / name)

@@ -1,4 +1,4 @@
-"""A cloud in memory: the port's reference implementation, for tests and simulations.
+"""A cloud in memory: the port's reference implementation.
 
 Time is injected and nothing happens by itself: an instance's state follows from how much time has passed since
 its launch. Trouble is ordered in advance (`fail_next_launch`) or caused at once (`preempt`, `set_capacity`, …).

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skyserve_cli.sim.synthetic import RECIPES, Lull, MarketParameters, generate, main, write
+from benchmarks.synthetic import RECIPES, Lull, MarketParameters, generate, main, write
 from skyserve_cli.sim.trace import Trace, find, load, named, shipped
 
 ZONES = tuple(f"{region}-1{zone}" for region in ("east", "west") for zone in "abc")
