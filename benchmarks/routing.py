@@ -7,9 +7,12 @@
     python -m benchmarks.routing burst                  three times the load for a minute: how soon are the hits back?
     python -m benchmarks.routing pushing                selective, fixed-cap and blind pushing on trees of thought,
                                                         4 engines, over a range of clients (SkyWalker §5.2)
+    python -m benchmarks.routing evict                  the caches of all engines together hold a tenth of what the calls of a
+                                                        run have in all: hit rates with cache events and without, over that
+                                                        of a router that sees the caches themselves
 
 The workloads are those of `benchmarks.traffic`: `trees` (2 branches), `mixed` (some clients think in 4), `mooncake`
-(recorded; lengths an eighth), `chat` and `documents` (drawn). GSM8K and Mooncake's trace are looked for in `--data`; without them
+(recorded; lengths an eighth), `chat`, `documents` and `agents` (drawn). GSM8K and Mooncake's trace are looked for in `--data`; without them
 the problems are made up and `mooncake` is left out. The balancer is the production code, the engines are the model of
 `skyserve_cli.engine`: figures compare policies, they do not predict a GPU. Means over the seeds, with half of a 95 %
 confidence interval.
@@ -27,41 +30,54 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
+from benchmarks.routing_all_knowing import AllKnowing
 from benchmarks.routing_published import PUBLISHED, make_policy
 from benchmarks.routing_workloads import DATA, GSM8K, MOONCAKE, WORKLOADS, Load
 from benchmarks.traffic.burst import Burst, WithBurst
 from benchmarks.traffic.driver import Outcome, Setting, run
-from benchmarks.traffic.measure import Metrics, Served, ideal_hit_rate
+from benchmarks.traffic.measure import Metrics, Served, ideal_hit_rate, working_set_tokens
 from benchmarks.traffic.tables import Column, print_table, shown
 from benchmarks.traffic.workloads import Workload, walk
 from lb.config.options import Pushing, PushMode
 from policies.routing.registry import POLICIES
+from skyserve_cli.engine.kv import BLOCK_TOKENS
 from skyserve_cli.engine.profiles import Profile, assumed, profile_named
 from skyserve_cli.sim.summary import estimate
 
 SLOTS = 32  # SkyWalker saw 20 to 50 requests running on an L4 before others had to wait (§3.3)
 
 
-def engine(name: str, slots: int | None) -> Profile:
-    """The profile of that name, with batches of at most `slots` sequences if that is given."""
+def engine(name: str, slots: int | None, cache_tokens: int | None = None) -> Profile:
+    """The profile of that name, with batches of at most `slots` sequences and that cache, as far as these are given."""
     profile = profile_named(name)
-    if slots is None:
-        return profile
-    return replace(profile, max_num_seqs=assumed(slots, "sequences", "asked for"))
+    if slots is not None:
+        profile = replace(profile, max_num_seqs=assumed(slots, "sequences", "asked for"))
+    if cache_tokens is not None:
+        longest = min(profile.max_model_len.value, cache_tokens - 2 * BLOCK_TOKENS)
+        profile = replace(
+            profile,
+            kv_capacity=assumed(cache_tokens, "tokens", "asked for"),
+            max_model_len=assumed(longest, "tokens", "as long as the cache"),
+        )
+    return profile
 
 
 class Contender(NamedTuple):
-    """A policy and how its requests are pushed, as `policy` or `policy:pushing`."""
+    """A policy, whether it has cache events, and how its requests are pushed, as `policy[+events][:pushing]`."""
 
     name: str
     policy: str
+    has_events: bool
     pushing: Pushing
 
 
 def contender(name: str, default: Pushing) -> Contender:
     """Raises ValueError for a pushing that there is not."""
-    policy, _, mode = name.partition(":")
-    return Contender(name, policy, replace(default, mode=PushMode(mode)) if mode else default)
+    rule, _, mode = name.partition(":")
+    policy, _, events = rule.partition("+")
+    if events not in ("", "events"):
+        raise ValueError(f"{name!r}: only +events may follow a policy")
+    return Contender(name, policy, bool(events), replace(default, mode=PushMode(mode)) if mode else default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +94,8 @@ class Cell:
     slots: int | None
     data: Path
     burst: Burst | None = None
+    has_events: bool = False
+    cache_tokens: int | None = None  # of each engine; None: the profile's
 
     def make(self) -> Workload:
         workload = WORKLOADS[self.workload].make(self.seed, self.data, self.engines, self.load)
@@ -92,9 +110,10 @@ class Cell:
     def play(self) -> Outcome:
         setting = Setting(
             policy=self.policy,
-            profiles=(engine(self.profile, self.slots),) * self.engines,
+            profiles=(engine(self.profile, self.slots, self.cache_tokens),) * self.engines,
             pushing=self.pushing,
             make_policy=make_policy,
+            cache_events=self.has_events,
         )
         return run(self.make(), setting)
 
@@ -167,7 +186,11 @@ def table(args: argparse.Namespace) -> None:
 
 
 def _cells(
-    args: argparse.Namespace, workload: str, times: float, contenders: Iterable[Contender]
+    args: argparse.Namespace,
+    workload: str,
+    times: float,
+    contenders: Iterable[Contender],
+    cache_tokens: int | None = None,
 ) -> dict[str, list[Cell]]:
     usual = WORKLOADS[workload]
     load = Load(usual.load.per_engine * times, usual.load.length * args.length)
@@ -184,6 +207,8 @@ def _cells(
                 profile,
                 args.slots,
                 args.data,
+                has_events=one.has_events,
+                cache_tokens=cache_tokens,
             )
             for seed in seeds(args)
         ]
@@ -237,7 +262,7 @@ def burst(args: argparse.Namespace) -> None:
                 cells = [
                     Cell(
                         name, load, one.policy, one.pushing, seed, args.engines or 8, usual.profile, args.slots,
-                        args.data, BURST,
+                        args.data, BURST, one.has_events,
                     )
                     for seed in seeds(args)
                 ]  # fmt: skip
@@ -268,6 +293,65 @@ def _hit_rate(calls: Sequence[Served]) -> float:
 
 def _median_ttft_s(calls: Sequence[Served]) -> float:
     return median(one.first_at - one.arrived_at for one in calls)
+
+
+# --- engines that evict -------------------------------------------------------------------------------------
+
+EVICTING = ("trees", "chat", "documents", "agents")
+SPARE_TOKENS = 1024  # that an engine has beside the longest call
+
+
+def evict(args: argparse.Namespace) -> None:
+    """Hit rates over that of the router that sees the caches: pairs by seed, as all have seen the same calls."""
+    contenders = [
+        contender(name, Pushing()) for name in args.policies or ["gorgo+events", "gorgo", "cache_aware"]
+    ]
+    judge = contender(AllKnowing.name, Pushing())
+    rows = []
+    for name in args.workloads or EVICTING:
+        for times in args.load:
+            cache_tokens = _cache_tokens(args, _cells(args, name, times, [judge])[judge.name])
+            by_contender = _cells(args, name, times, [judge, *contenders], cache_tokens)
+            found = ran([cell for cells in by_contender.values() for cell in cells], args.jobs)
+            metrics = {one: [found[cell][0] for cell in cells] for one, cells in by_contender.items()}
+            for one, values in metrics.items():
+                ratios = [
+                    ours.hit_rate / best.hit_rate
+                    for ours, best in zip(values, metrics[judge.name], strict=True)
+                ]
+                rows.append(
+                    [
+                        name,
+                        f"{times:g}",
+                        str(cache_tokens),
+                        one,
+                        shown(estimate([m.hit_rate for m in values]), ".3f"),
+                        shown(estimate(ratios), ".3f"),
+                        shown(estimate([m.foreseen for m in values]), ".3f"),
+                        shown(estimate([m.ttft_p50_s for m in values]), ".2f"),
+                        shown(estimate([m.ttft_p90_s for m in values]), ".2f"),
+                        shown(estimate([m.tokens_per_s for m in values]), ".0f"),
+                    ]
+                )
+    heads = [
+        "workload", "load", "tokens a cache", "policy", "hit rate", f"of {judge.name}'s", "foreseen", "TTFT p50 s", "p90",
+        "tokens/s",
+    ]  # fmt: skip
+    title = f"caches of {args.cache:g} of what calls have in all, {args.seeds} seeds"
+    print_table(title, heads, rows, args.markdown)
+
+
+def _cache_tokens(args: argparse.Namespace, cells: Sequence[Cell]) -> int:
+    """Tokens for the cache of one engine, so that all have the asked share of what the calls have, and the longest call fits."""
+    tokens, longest = [], 0
+    for cell in cells:
+        calls = list(walk(cell.make()))
+        tokens.append(working_set_tokens(calls))
+        longest = max(longest, *[len(call.prompt.tokens) + len(call.answer) for call in calls])
+    return max(round(args.cache * fmean(tokens) / cells[0].engines), longest + SPARE_TOKENS)
+
+
+# --- pushing ------------------------------------------------------------------------------------------------
 
 
 def pushing(args: argparse.Namespace) -> None:
@@ -330,7 +414,7 @@ def pushing(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("table", "burst", "pushing"))
+    parser.add_argument("what", choices=("table", "burst", "pushing", "evict"))
     parser.add_argument("--workloads", type=lambda text: text.split(","), help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument(
         "--workload",
@@ -341,7 +425,8 @@ def main() -> None:
     parser.add_argument(
         "--policies",
         type=lambda text: text.split(","),
-        help="default: all; of burst gorgo and cache_aware, of pushing sglang_router and cache_aware",
+        help="default: all; of burst gorgo and cache_aware, of pushing sglang_router and cache_aware, of evict gorgo+events,"
+        " gorgo and cache_aware",
     )
     parser.add_argument("--engines", type=int, help="default: 8, or 4")
     parser.add_argument("--profile", help="of all engines; default: the workload's own")
@@ -359,6 +444,9 @@ def main() -> None:
         help="times the usual load; several make several tables",
     )
     parser.add_argument("--length", type=float, default=1.0, help="times the usual length")
+    parser.add_argument(
+        "--cache", type=float, default=0.1, help="of evict: share of the calls' tokens that all caches hold"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
@@ -368,7 +456,7 @@ def main() -> None:
     for name, instead in ((GSM8K, "problems are made up"), (MOONCAKE, "mooncake is left out")):
         if not (args.data / name).exists():
             print(f"{args.data / name} is not there: {instead}", file=sys.stderr)
-    {"table": table, "burst": burst, "pushing": pushing}[args.what](args)
+    {"table": table, "burst": burst, "pushing": pushing, "evict": evict}[args.what](args)
 
 
 if __name__ == "__main__":

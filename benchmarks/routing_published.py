@@ -4,7 +4,7 @@
 cached it takes the one used last, so load gathers on one until it is 64 requests ahead. `skywalker` is SkyWalker's
 prefix tree: the longest match among those available decides if it is half of the prompt, however busy the holder is.
 `longest_prefix` knows no threshold either: the plain idea, which collapses where all prompts begin alike. `preserve` is
-PreServe's router (`benchmarks.preserve`).
+PreServe's router (`benchmarks.preserve`). `all_knowing` is no one's: it sees the caches themselves (`benchmarks.routing_all_knowing`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from benchmarks.preserve.router import PreServe
+from benchmarks.routing_all_knowing import AllKnowing
 from policies.routing import registry
 from policies.routing.base import Choice, Policy, RequestView, RoutingPolicy, TargetView, Turns
 from policies.routing.least_load import load
@@ -92,5 +93,7 @@ PUBLISHED: Mapping[str, Callable[[], RoutingPolicy]] = MappingProxyType(
 
 def make_policy(name: str) -> RoutingPolicy:
     """One of these, or one of ours. Raises UnknownPolicyError."""
+    if name == AllKnowing.name:
+        return AllKnowing()
     published = PUBLISHED.get(name)
     return published() if published is not None else registry.make_policy(name)

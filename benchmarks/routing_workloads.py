@@ -21,6 +21,16 @@ MUSING_TOKENS = Spread(
     60, 200, 1, 256
 )  # to thoughts of about 60 tokens, up to the 256 of SGLang's own example
 
+TOOL_CALLS = Habits(  # all assumed
+    tenants=8,
+    system_tokens=2000,
+    turns_mean=12.0,
+    message_tokens=Spread(250, 1500, 20, 4000),
+    response_tokens=Spread(80, 250, 2, 1000),
+    think_s=Spread(2, 10, 0.2, 60),
+    longest_tokens=16_000,
+)
+
 
 @lru_cache(maxsize=1)
 def problems(data: Path) -> list[Problem]:
@@ -67,6 +77,11 @@ def chat(seed: int, data: Path, engines: int, load: Load) -> Workload:
     return Chat(load.per_engine * engines, load.length, seed, Habits(think_s=Spread(14, 71, 1, 600)))
 
 
+def agents(seed: int, data: Path, engines: int, load: Load) -> Workload:
+    """Programs that call tools: a long common beginning, many short turns, what tools return in each, hardly a pause."""
+    return Chat(load.per_engine * engines, load.length, seed, TOOL_CALLS)
+
+
 def documents(seed: int, data: Path, engines: int, load: Load) -> Workload:
     return Documents(load.per_engine * engines, load.length, seed)
 
@@ -85,4 +100,5 @@ WORKLOADS: Mapping[str, Usual] = {
     "mooncake": Usual(mooncake, "a100-7b", Load(1.2, 200)),  # an L4 could not hold its prompts
     "chat": Usual(chat, "l4-8b", Load(0.6, 240)),
     "documents": Usual(documents, "a100-7b", Load(0.55, 200)),
+    "agents": Usual(agents, "a100-7b", Load(0.1, 200)),
 }

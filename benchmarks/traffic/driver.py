@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from typing import Protocol, runtime_checkable
 
 from benchmarks.table_audit import audit
 from benchmarks.traffic.measure import Metrics, Served, measure
+from benchmarks.traffic.reported_caches import ReportedCaches
 from benchmarks.traffic.virtual_time import Engine, Events
 from benchmarks.traffic.workloads import Arrival, Call, Workload
-from lb.config.options import Limits, Pushing, Slo
+from lb.config.options import CacheEvents, Limits, Pushing, Slo
 from lb.config.schema import Table, Target
 from lb.core.admission import EngineLoad
 from lb.core.queue import RequestQueue
@@ -26,6 +28,8 @@ from lb.core.targets import Booking, Key, TargetTable
 from policies.routing.base import RequestView, RoutingPolicy
 from policies.routing.deadlines import Late
 from policies.routing.registry import make_policy
+from skyserve_cli.engine.cache_events import batch
+from skyserve_cli.engine.kv import BLOCK_TOKENS, block_keys
 from skyserve_cli.engine.profiles import L4_8B, Profile
 
 _DAY_S = 86_400.0
@@ -44,6 +48,16 @@ class Setting:
     make_policy: Callable[[str], RoutingPolicy] = make_policy  # by its name
     late: Late = Late.QUEUE  # what becomes of calls whose deadline cannot be kept
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 of those that are not there
+    cache_events: bool = False  # engines report what they have cached
+
+
+@runtime_checkable
+class SeesCaches(Protocol):
+    """A policy that no load balancer can have."""
+
+    def sees(self, look: Callable[[RequestView], dict[str, int]]) -> None:
+        """From now on it knows how many bytes of a prompt each engine has in its cache, by its id, if any."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,12 @@ class ServingEngine(Engine[Flight]):
         self.index = index
         self.key = key
         self.polled_at = 0.0
+        self._world = world
+
+    def iterated(self, now: float) -> None:
+        changes = self.cache.take_changes()
+        if changes:
+            self._world.published(self, batch(changes, now), now)
 
 
 class World:
@@ -139,6 +159,17 @@ class World:
             )
         ]
         self._by_id = {engine.key.id: engine for engine in self._engines}
+        self._reported: ReportedCaches | None = None
+        caches = self._table.policies.caches
+        if caches is not None:
+            self._reported = ReportedCaches(
+                caches, self._by_id, self._table.table.cache_events.tokenize_per_s
+            )
+            for engine in self._engines:
+                engine.cache.follow()
+        if isinstance(self._table.policies.own, SeesCaches):
+            self._table.policies.own.sees(self._cached)
+        self._calls: dict[str, Call] = {}  # under way, by id
         self._queue: RequestQueue[Flight] = RequestQueue()
         self._dispatcher: Scheduler[Flight] = Scheduler(self._table, self._queue)
         self._opening: Iterator[Arrival] = iter(workload.opening())
@@ -191,6 +222,7 @@ class World:
             due_at=now + call.ttft_s if call.ttft_s else 0.0,
             ttft_s=call.ttft_s,
         )
+        self._calls[call.id] = call
         weight = self._setting.weights.get(call.tenant, 1.0)
         flight = Flight(call, view, now, self._setting.limits.hold_s, weight)
         if call.ttft_s and self._sheds and self._dispatcher.expected_late_s(flight, now) is not None:
@@ -223,6 +255,7 @@ class World:
 
     def _over(self, call: Call, now: float) -> None:
         self._open -= 1
+        del self._calls[call.id]
         for later in self._workload.ended(call, now):
             self._open += 1
             self.events.at(later.at_s, self._arrives, later.call)
@@ -251,6 +284,8 @@ class World:
     def _ended(self, about: tuple[ServingEngine, Flight], now: float) -> None:
         engine, flight = about
         call = flight.call
+        if self._reported is not None:
+            self._reported.ended(call, engine.key.id, flight.cached_tokens, now)
         self._table.release(_booked(flight), now, len(call.answer))
         self._served.append(
             Served(
@@ -294,6 +329,22 @@ class World:
 
     # --- engines
 
+    def published(self, engine: ServingEngine, batch: bytes, now: float) -> None:
+        self.events.at(now + self._way_s, self._reports_blocks, (engine.key.id, batch))
+
+    def _reports_blocks(self, about: tuple[str, bytes], now: float) -> None:
+        if self._reported is not None:
+            self._reported.published(*about)
+
+    def _cached(self, request: RequestView) -> dict[str, int]:
+        """How many bytes of the prompt each engine really has."""
+        text, tokens = self._calls[request.id].prompt
+        keys = block_keys(tokens)
+        held = {engine.key.id: engine.cache.cached_blocks(keys) for engine in self._engines}
+        return {
+            name: len(text) * blocks * BLOCK_TOKENS // len(tokens) for name, blocks in held.items() if blocks
+        }
+
     def _reaches(self, sent: tuple[ServingEngine, Flight], now: float) -> None:
         engine, flight = sent
         engine.submit(flight.call.id, flight.call, flight, now)
@@ -320,6 +371,7 @@ def _table(setting: Setting) -> Table:
         limits=setting.limits,
         pushing=setting.pushing,
         slo=Slo(late=setting.late),
+        cache_events=CacheEvents(enabled=setting.cache_events),
     )
 
 

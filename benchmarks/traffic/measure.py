@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.traffic.workloads import Call
-from skyserve_cli.engine.kv import BLOCK_TOKENS, block_keys
+from skyserve_cli.engine.kv import BLOCK_TOKENS, BlockKey, block_keys
 
 _EDGE = 0.1  # of a run, at its start (and for throughput at its end)
 
@@ -120,17 +120,37 @@ def ideal_hit_rate(calls: Iterable[Call]) -> float:
     As the engine does it: whole blocks, behind equal prefixes, of prompts and responses; and never the last token of
     a prompt, which must be computed to say what follows.
     """
-    node_of: dict[tuple[int, tuple[int, ...]], int] = {}
+    blocks = _Blocks()
     found = asked = 0
     for call in calls:
-        tokens = call.prompt.tokens
-        asked += len(tokens)
-        reusable = (len(tokens) - 1) // BLOCK_TOKENS
-        parent, known = 0, True
-        for index, key in enumerate(block_keys(tokens + call.answer)):
-            place = (parent, key)
-            known = known and place in node_of
-            if known and index < reusable:
-                found += BLOCK_TOKENS
-            parent = node_of.setdefault(place, len(node_of) + 1)
+        asked += len(call.prompt.tokens)
+        found += min(blocks.add(call), (len(call.prompt.tokens) - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
     return found / asked
+
+
+def working_set_tokens(calls: Iterable[Call]) -> int:
+    """Tokens of all prompts and responses, in whole blocks, those behind equal prefixes once."""
+    blocks = _Blocks()
+    for call in calls:
+        blocks.add(call)
+    return len(blocks) * BLOCK_TOKENS
+
+
+class _Blocks:
+    """What an engine with endless memory has cached."""
+
+    def __init__(self) -> None:
+        self._node_of: dict[tuple[int, BlockKey], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._node_of)
+
+    def add(self, call: Call) -> int:
+        """Add its prompt and response; return how many of their first blocks were there."""
+        parent, found, known = 0, 0, True
+        for key in block_keys(call.prompt.tokens + call.answer):
+            place = (parent, key)
+            known = known and place in self._node_of
+            found += known
+            parent = self._node_of.setdefault(place, len(self._node_of) + 1)
+        return found

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from benchmarks.traffic.script import Script
 from benchmarks.traffic.workloads import Call
 from lb.core.admission import EngineLoad
+from skyserve_cli.engine.kv import PrefixCache
 from skyserve_cli.engine.model import EngineModel, Request
 from skyserve_cli.engine.profiles import Profile
 
@@ -62,6 +63,11 @@ class Engine(Generic[T]):
     def preemptions(self) -> int:
         return self._model.counters.preemptions
 
+    @property
+    def cache(self) -> PrefixCache:
+        """What it has cached, to be read and to be followed."""
+        return self._model.cache
+
     def load(self) -> EngineLoad:
         model = self._model
         return EngineLoad(running=model.running, pending=model.waiting, kv_usage=model.kv_usage)
@@ -106,4 +112,8 @@ class Engine(Generic[T]):
                 self._first_token(self.items[name], cached_tokens, now)
             if finish is not None:
                 self._last_token(self.items.pop(name), now)
+        self.iterated(now)
         self._iterate(None, now)
+
+    def iterated(self, now: float) -> None:
+        """An iteration has ended. For those that look at the cache then."""

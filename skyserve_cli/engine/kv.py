@@ -173,6 +173,10 @@ class PrefixCache:
         lease.path = []
         lease.private = 0
 
+    def cached_blocks(self, keys: Sequence[BlockKey]) -> int:
+        """Return how many of the first blocks along `keys` are here, in use or not."""
+        return len(self._match(keys))
+
     def nodes(self) -> Iterator[BlockNode]:
         """Yield every node of the tree, parents first: for audits."""
         stack = list(self._root.children.values())

@@ -17,7 +17,7 @@ from benchmarks.traffic.burst import Burst, WithBurst
 from benchmarks.traffic.chat import Chat
 from benchmarks.traffic.documents import Documents, Library
 from benchmarks.traffic.driver import Outcome, Setting, run
-from benchmarks.traffic.measure import Served, ideal_hit_rate, measure, quantile
+from benchmarks.traffic.measure import Served, ideal_hit_rate, measure, quantile, working_set_tokens
 from benchmarks.traffic.mooncake import Mooncake, Recorded
 from benchmarks.traffic.script import Script
 from benchmarks.traffic.trees import Clients, TreesOfThought, made_up
@@ -277,6 +277,10 @@ class TestMeasure:
     def test_the_first_tenth_fills_the_caches_and_is_not_counted(self) -> None:
         metrics = measure([served(index, cached=0 if index < 10 else 50) for index in range(100)], 1)
         assert metrics.hit_rate == 0.5
+
+    def test_what_calls_share_is_in_the_working_set_once(self) -> None:
+        calls = [call("a", 160, 17), call("b", 160, 1), call("c", 40, 1, like=1)]
+        assert working_set_tokens(calls) == 160 + 16 + 32
 
     def test_too_little_cannot_be_measured(self) -> None:
         with pytest.raises(ValueError, match="too few"):

@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.routing_published import PUBLISHED, make_policy
+from benchmarks.traffic.documents import Documents, Library
 from benchmarks.traffic.driver import Setting, run
 from benchmarks.traffic.measure import Metrics
 from benchmarks.traffic.trees import Clients, TreesOfThought, made_up
 from benchmarks.traffic.workloads import Spread
 from lb.config.options import Pushing, PushMode
 from policies.routing.base import RequestView, TargetView
-from skyserve_cli.engine.profiles import L4_8B, assumed
+from skyserve_cli.engine.profiles import A100_7B, L4_8B, assumed
 
 ENGINE = replace(L4_8B, max_num_seqs=assumed(32, "sequences", "between SkyWalker's 20 and 50"))
 
@@ -66,3 +67,19 @@ def test_published_policies_prefer_who_has_the_prompt(name: str) -> None:
     anew = policy.choose(request, targets, 2.0)
     assert anew is not None
     assert anew.target_id == "b"
+
+
+def small_caches(policy: str, *, cache_events: bool = False) -> Metrics:
+    """Twenty documents, of which an engine's cache holds a few."""
+    profile = replace(A100_7B, kv_capacity=assumed(60_000, "tokens", "test"))
+    setting = Setting(policy, (profile,) * 3, make_policy=make_policy, cache_events=cache_events)
+    return run(Documents(1.0, 100.0, 1, Library(documents=20)), setting).metrics()
+
+
+def test_with_cache_events_the_balancer_knows_what_engines_have_evicted() -> None:
+    knowing = small_caches("all_knowing")
+    guessing, following = small_caches("gorgo"), small_caches("gorgo", cache_events=True)
+    assert guessing.foreseen > guessing.hit_rate + 0.1
+    assert following.foreseen == pytest.approx(following.hit_rate, abs=0.03)
+    assert knowing.foreseen == pytest.approx(knowing.hit_rate, abs=0.03)
+    assert following.hit_rate >= 0.98 * knowing.hit_rate
