@@ -257,21 +257,26 @@ class Attempt:
             self._request.tunnel_data(data)
 
     def _take_head(self, data: bytes) -> None:
-        request = self._request
-        services = self._services
-        end = data.find(END)
-        if end < 0 or end > services.limits.max_head_bytes:
-            if len(data) > services.limits.max_head_bytes:
-                request.attempt_failed(Failure.MALFORMED, "the head of the response is too long")
-            else:
-                self._buffer = data
-            return
-        try:
-            response, length = services.heads.response(data[: end + 4], services.limits.max_headers)
-        except HeadError as error:
-            request.attempt_failed(Failure.MALFORMED, str(error))
-            return
-        rest = data[end + 4 :]
+        request, limits, heads = self._request, self._services.limits, self._services.heads
+        last = heads.last_response
+        end = -1 if last is None else last.end_in(data)
+        length: int | None
+        if last is not None and 0 <= end <= limits.max_head_bytes:
+            response, length = last, last.length_in(data, end) if last.after else last.length
+        else:
+            end = data.find(END) + 4
+            if end < 4 or end > limits.max_head_bytes + 4:
+                if len(data) > limits.max_head_bytes:
+                    request.attempt_failed(Failure.MALFORMED, "the head of the response is too long")
+                else:
+                    self._buffer = data
+                return
+            try:
+                response, length = heads.response(data[:end], limits.max_headers)
+            except HeadError as error:
+                request.attempt_failed(Failure.MALFORMED, str(error))
+                return
+        rest = data[end:]
         status = response.status
         if status < 200:
             self._take_interim(response, rest)
@@ -290,7 +295,9 @@ class Attempt:
             return
         if length is not None:
             if request.relay is None and length <= WHOLE_UP_TO_BYTES:
-                if len(rest) >= length:
+                if len(rest) == length:
+                    self._finish(rest, b"")
+                elif len(rest) > length:
                     self._finish(rest[:length], rest[length:])
                 else:
                     self._read_whole(LengthDecoder(length), rest)
