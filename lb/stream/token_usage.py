@@ -6,13 +6,18 @@ Both are found by patterns in the bytes: in the text of a response quotation mar
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 _TAIL_BYTES: Final = 2048  # `usage` is the last field of a response, or nearly so
 _PROMPT: Final = re.compile(rb'"(?:prompt_tokens|input_tokens|prompt_eval_count)"\s*:\s*(\d{1,12})\b')
 _OUT: Final = re.compile(rb'"(?:completion_tokens|output_tokens|eval_count)"\s*:\s*(\d{1,12})\b')
 # The fields that hold the two: of OpenAI and Anthropic, of SGLang's /generate, of Ollama.
 _REPORTS: Final = (b'"usage"', b'"meta_info"', b'"prompt_eval_count"')
+
+# How most engines and OpenAI write the field, in one match.
+_USUAL: Final = re.compile(
+    rb'"usage": ?\{"prompt_tokens": ?(\d{1,12}),(?: ?"total_tokens": ?\d{1,12},)? ?"completion_tokens": ?(\d{1,12})[,}]'
+)
 
 _IDS: Final = re.compile(rb'"token_ids":\[([0-9,]+)\]')
 # A field that carries text and is not empty, and the rest of its line: one match for an event. `_fast_path.c` has the same.
@@ -21,11 +26,14 @@ _CONTENT: Final = re.compile(
 )
 
 
-class Tokens(NamedTuple):
+class Tokens:
     """Of one request: its prompt's and its response's."""
 
-    prompt: int
-    out: int
+    __slots__ = ("out", "prompt")
+
+    def __init__(self, prompt: int, out: int) -> None:
+        self.prompt = prompt
+        self.out = out
 
 
 def usage_of(body: bytes) -> Tokens | None:
@@ -34,6 +42,10 @@ def usage_of(body: bytes) -> Tokens | None:
     end = len(body)
     if body[:1] == b"{":  # a response that is not a stream, in the form that nearly all have
         at = body.rfind(_REPORTS[0], start)
+        usual = None if at < 0 else _USUAL.match(body, at)
+        if usual is not None:
+            prompt_tokens, out_tokens = usual.groups()
+            return Tokens(int(prompt_tokens), int(out_tokens))
         if at >= 0:
             prompt, out = _PROMPT.search(body, at), _OUT.search(body, at)
             if prompt is not None and out is not None:
