@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from lb.http.digits import end_of_digits, number_in
+
 END: Final = b"\r\n\r\n"
 
 
@@ -111,19 +113,14 @@ class KnownHead:
             return -1
         if not after:
             return len(before)
-        at = stop = len(before)
-        last = min(len(data), at + LONGEST_LENGTH)
-        while stop < last and 48 <= data[stop] <= 57:  # compiled, faster than methods of bytes
-            stop += 1
+        at = len(before)
+        stop = end_of_digits(data, at, LONGEST_LENGTH)
         end = stop + len(after)
         return end if stop > at and data[stop:end] == after else -1
 
     def length_in(self, data: bytes, end: int) -> int:
         """Return the `Content-Length` of the head that ends there by `end_in`. Only if `after` is not empty."""
-        length = 0
-        for at in range(len(self.before), end - len(self.after)):
-            length = 10 * length + data[at] - 48
-        return length
+        return number_in(data, len(self.before), end - len(self.after))
 
 
 class HeaderLines:

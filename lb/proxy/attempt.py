@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from lb.config.options import Limits
 from lb.core.failures import RETRY_STATUSES, Failure, described, is_local
 from lb.core.targets import Booking
 from lb.http.api_paths import for_model
@@ -24,13 +23,13 @@ from lb.http.body_framing import (
     LengthDecoder,
     chunk,
 )
-from lb.http.messages import END, HeadError, Reader, ResponseHead, opens_websocket, request_bytes
-from lb.http.upstream import Dialling, Pools, TargetConnection
+from lb.http.messages import END, HeadError, ResponseHead, opens_websocket, request_bytes
+from lb.http.upstream import Dialling, TargetConnection
 from lb.http.write_batch import JOIN_BELOW_BYTES
+from lb.proxy.dispatch import Dispatch
 from lb.proxy.ending import Arrival
 from lb.proxy.ports import Downstream, Relay
 from lb.proxy.resumable_relay import is_resumable
-from lb.proxy.runtime import Runtime
 
 WHOLE_UP_TO_BYTES: Final = 256 * 1024
 # A reused connection that ends without a byte so soon had gone stale: the target may be well.
@@ -46,19 +45,6 @@ WHOLE = 3  # reading a body that is sent in one piece
 RELAY: Final = 4
 TUNNEL: Final = 5
 OVER: Final = 6
-
-
-class AttemptServices(Protocol):
-    """What attempts share."""
-
-    @property
-    def pools(self) -> Pools: ...
-    @property
-    def limits(self) -> Limits: ...
-    @property
-    def heads(self) -> Reader: ...
-    @property
-    def runtime(self) -> Runtime: ...
 
 
 class AttemptHost(Protocol):
@@ -84,7 +70,7 @@ class AttemptHost(Protocol):
     @property
     def client(self) -> Downstream: ...
     @property
-    def services(self) -> AttemptServices: ...
+    def services(self) -> Dispatch: ...
 
     def outgoing(self) -> tuple[bytes, bytes] | None:
         """Return path and body for the target of the attempt; None if it cannot serve the request: the attempt is over."""

@@ -45,7 +45,7 @@ _NESTED: Final = ("sampling_params", "parameters", "options")
 _MOST_TOKENS: Final = 2**31
 _MOST_CHOICES: Final = 1 << 20
 _MOST_LOOKED_AT: Final = 64  # fields of one name
-_HEAD_BYTES: Final = 64  # which show whether a client writes spaces behind names
+_SPACE: Final = 32
 _TEXT_VALUE: Final = re.compile(rb'\s*:\s*"([^"\\]{1,256})"')
 _NUMBER: Final = re.compile(rb"\s*:\s*(\d{1,9})\b")
 _TRUE: Final = re.compile(rb"\s*:\s*(true)\b")
@@ -182,7 +182,8 @@ def is_ambiguous(json: Mapping[str, Any], body: bytes) -> bool:
     """
     if len(body) > _DENSE_ABOVE_BYTES:
         return False
-    if body.find(b'": ', 0, _HEAD_BYTES) < 0 and _is_written_so(json, body):
+    # Whether a client writes a space behind names shows at the first one.
+    if body[body.find(b":") + 1] != _SPACE and _is_written_so(json, body):
         return False
     # What a parser drops has quotation marks, so the body has more of them than what it has kept.
     escapes = body.find(b"\\") >= 0  # `in` is slow: it takes the bytes for a number first
