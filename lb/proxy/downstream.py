@@ -303,7 +303,7 @@ class ClientConnection(asyncio.Protocol):
                 else:
                     self._refuse(Rejection(error.status, error.code, str(error)))
                 return
-            self._last = head
+            self._last = head if head.before else None
         self._ahead = b""
         self.closing = not head.keep_alive or self._leaving > 0.0
         self.head, self.length = head, length
