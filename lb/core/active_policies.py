@@ -36,6 +36,7 @@ class ActivePolicies:
         "on_record",
         "on_responded",
         "own",
+        "own_waits",
     )
 
     def __init__(
@@ -129,6 +130,7 @@ class ActivePolicies:
 
     def _learn_hooks(self) -> None:
         every = list(self._by_name.values())
+        self.own_waits = self.own.waits  # asked of each request
         self.needs_prompt = any(policy.needs_prompt for policy in every)
         self.on_record: list[Callable[[RequestView, str, float], None]] = _doing(every, "record")
         self.on_cached: list[Callable[[RequestView, str, float], None]] = _doing(every, "cached")

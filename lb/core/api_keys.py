@@ -68,7 +68,6 @@ __all__ = [
 ANONYMOUS: Final = ""
 MOST_SHOWN: Final = 1000
 _MOST_OWNERS: Final = 512
-_REQUEST, _REQUEST_BACK = Amount(1), Amount(-1)
 
 
 class AlreadySettledError(Exception):
@@ -334,7 +333,7 @@ class ApiKeyStore:
                 if whole.is_limited:
                     whole.was_refused()
                     whole.save()
-                    self._take(whole, _REQUEST_BACK)
+                    self._take(whole, -1)
                 return refusal
             quotas: tuple[Quota, ...] = (whole,) if whole.counts_tokens else ()
             if of_model is not None:
@@ -349,9 +348,9 @@ class ApiKeyStore:
             self._limits.unlock()
         if self.quota is not None:
             if of_model is not None:
-                self.quota.take(of_model.name, _REQUEST)
+                self.quota.take(of_model.name, 1)
             for quota in quotas:
-                self.quota.take(quota.name, Amount(0, prompt_tokens, generated))
+                self.quota.take(quota.name, 0, prompt_tokens, generated)
         admission._of_model, admission._wanted, admission._quotas = of_model, wanted, quotas
         admission.reserved = prompt_tokens + generated if quotas else 0
         return None
@@ -397,9 +396,9 @@ class ApiKeyStore:
             self._limits.unlock()
         if self.quota is not None:
             held_in, held_out = (0, 0) if wanted is None else (wanted.tokens_in, wanted.tokens_out)
-            more = Amount(0, tokens_in - held_in, tokens_out - held_out)
+            micro_usd = round(usd * 1e6) if usd else 0
             for quota in quotas:
-                self.quota.take(quota.name, more, round(usd * 1e6))
+                self.quota.take(quota.name, 0, tokens_in - held_in, tokens_out - held_out, micro_usd)
 
     def look(self, unix_s: float, now: float) -> None:
         """See what day it is, and who has gone. Called every second."""
@@ -449,7 +448,7 @@ class ApiKeyStore:
             if refusal is None:
                 whole.enter()
                 whole.save()
-                self._take(whole, _REQUEST)
+                self._take(whole, 1)
         finally:
             self._limits.unlock()
         return refusal
@@ -531,9 +530,9 @@ class ApiKeyStore:
     def _left(self, quota: Quota) -> Amount:
         return NOTHING if self.quota is None else self.quota.reserved(quota.name)
 
-    def _take(self, quota: Quota, used: Amount) -> None:
+    def _take(self, quota: Quota, requests: int) -> None:
         if self.quota is not None:
-            self.quota.take(quota.name, used)
+            self.quota.take(quota.name, requests)
 
 
 def _digest(header: bytes, value: bytes) -> str:

@@ -27,8 +27,8 @@ from lb.core.targets import TargetTable
 from policies.regions.base import LocalCost, PeerView
 from policies.routing.base import Choice, RequestView, TargetView, Turns
 from policies.routing.gorgo import DEFAULT_S_PER_BYTE
-from policies.routing.prefix_policy import MAX_PROMPT_BYTES, MIN_MATCH_BYTES
-from policies.routing.radix_tree import NO_MATCH, RadixTree
+from policies.routing.prefix_policy import MIN_MATCH_BYTES
+from policies.routing.radix_tree import NO_MATCH, RadixTree, beginning_of
 from policies.routing.request_work import prompt_bytes
 
 CREDIT_PER_ROOM = 1.5
@@ -135,7 +135,7 @@ class Peers:
     ) -> list[PeerView]:
         """Return the peers that the request may be forwarded to: fresh, not draining, allowed."""
         prompt = request.prompt
-        match = self._tree.match(request.scope, prompt[:MAX_PROMPT_BYTES]) if prompt else NO_MATCH
+        match = self._tree.match(request.scope, beginning_of(prompt)) if prompt else NO_MATCH
         size = prompt_bytes(request)
         found = []
         for region, peer in self._peers.items():
@@ -177,7 +177,7 @@ class Peers:
         peer = self._peers[region]
         size, matched = prompt_bytes(request), 0
         if request.prompt:
-            prompt = request.prompt[:MAX_PROMPT_BYTES]
+            prompt = beginning_of(request.prompt)
             matched = self._tree.match(request.scope, prompt).get(region, 0)
             self._tree.insert(request.scope, prompt, region)
         peer.sent[name] = now

@@ -243,7 +243,9 @@ class Scheduler(Generic[W]):
         if not ready(self._table, target_id, now, waiter.policy):
             return None
         choice = choose_only(self._table, waiter.view, target_id, now, waiter.policy)
-        return None if choice is None else choice._replace(because=_PINNED, wait=False)
+        if choice is not None:
+            choice.because, choice.wait = _PINNED, False
+        return choice
 
     # --- requests for one target
 

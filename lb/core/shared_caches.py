@@ -12,8 +12,8 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from policies.routing.base import RequestView
-from policies.routing.cache_digest import CacheLog, Digest, Held, KnownCaches, marks_of, session_mark
-from policies.routing.prefix_policy import MAX_PROMPT_BYTES
+from policies.routing.cache_digest import CacheLog, Digest, Held, KnownCaches, Marker
+from policies.routing.radix_tree import beginning_of
 
 BYTES_PER_S: Final = 16_384  # to all other agents together
 _LONGEST_S: Final = 1.0  # of silence on a link, that is made up for at once
@@ -34,6 +34,7 @@ class SharedCaches:
 
     def __init__(self, key: bytes = b"") -> None:
         self.key = key
+        self._marker = Marker(key)
         self._agents: frozenset[str] = frozenset()
         self.age_s: dict[str, tuple[float, float]] = {}  # of the last digest of each agent, and when it came
         self.sent_bytes: Counter[str] = Counter()  # of digests, by agent
@@ -69,7 +70,7 @@ class SharedCaches:
         """The request was sent to a replica of the table; `zones` are those of its residency."""
         if self._agents and view.prompt:
             marks, session = self._marks(view)
-            self._log.sent(target_id, marks + session, zones, now)
+            self._log.sent(target_id, marks + session if session else marks, zones, now)
 
     def unsent(self, agent: str, served: Collection[str], now: float) -> Digest | None:
         """Return what to send to one of the agents, which serves those zones; None: nothing."""
@@ -102,10 +103,9 @@ class SharedCaches:
             return []
         marks, session = self._marks(view)
         found = [
-            (held, view._replace(prompt=view.prompt[: held.bytes], session=""))
-            for held in self._known.news(marks, now)
+            (held, _of_cache(view, view.prompt[: held.bytes], "")) for held in self._known.news(marks, now)
         ]
-        return found + [(held, view._replace(prompt=b"")) for held in self._known.news(session, now)]
+        return found + [(held, _of_cache(view, b"", view.session)) for held in self._known.news(session, now)]
 
     def _marks(self, view: RequestView) -> tuple[list[int], list[int]]:
         """Return the marks of the prompt, and that of the session if it has one."""
@@ -113,8 +113,15 @@ class SharedCaches:
         if before is not view:
             prompt = view.prompt or b""
             found = (
-                marks_of(self.key, view.scope, prompt[:MAX_PROMPT_BYTES]),
-                [session_mark(self.key, view.scope, view.session)] if view.session else [],
+                self._marker.marks_of(view.scope, beginning_of(prompt)),
+                [self._marker.of_session(view.scope, view.session)] if view.session else [],
             )
             self._marked = view, found
         return found
+
+
+def _of_cache(view: RequestView, prompt: bytes, session: str) -> RequestView:
+    """Return what a cache is known to have of a request."""
+    return RequestView(
+        view.id, view.method, view.path, view.body_bytes, prompt, view.scope, session, view.max_tokens
+    )

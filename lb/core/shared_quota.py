@@ -56,6 +56,46 @@ Used = Mapping[str, Counters]
 """By the name of the quota (`lb.core.quota.name_of`)."""
 
 
+class _Taken:
+    """The counters of this agent, while they grow."""
+
+    __slots__ = (
+        "micro_usd",
+        "requests",
+        "requests_back",
+        "tokens_in",
+        "tokens_in_back",
+        "tokens_out",
+        "tokens_out_back",
+    )
+
+    def __init__(self) -> None:
+        self.requests = self.requests_back = 0
+        self.tokens_in = self.tokens_in_back = 0
+        self.tokens_out = self.tokens_out_back = 0
+        self.micro_usd = 0
+
+    def add(self, requests: int, tokens_in: int, tokens_out: int, micro_usd: int) -> None:
+        self.requests += max(0, requests)
+        self.requests_back += max(0, -requests)
+        self.tokens_in += max(0, tokens_in)
+        self.tokens_in_back += max(0, -tokens_in)
+        self.tokens_out += max(0, tokens_out)
+        self.tokens_out_back += max(0, -tokens_out)
+        self.micro_usd += micro_usd
+
+    def counters(self) -> Counters:
+        return Counters(
+            self.requests,
+            self.requests_back,
+            self.tokens_in,
+            self.tokens_in_back,
+            self.tokens_out,
+            self.tokens_out_back,
+            self.micro_usd,
+        )
+
+
 class Charge(NamedTuple):
     """What another agent has taken from a quota. With `catching_up` no level falls below zero for it.
 
@@ -89,25 +129,20 @@ class SharedQuota:
     """What the agents of a service have taken from the buckets of each key."""
 
     def __init__(self) -> None:
-        self._own: dict[str, Counters] = {}
+        self._own: dict[str, _Taken] = {}
         self._links: dict[str, _Link] = {}
         self.share = 1.0  # of each limit, by which the buckets here are filled
 
     # --- this agent
 
-    def take(self, name: str, used: Amount, micro_usd: int = 0) -> None:
+    def take(
+        self, name: str, requests: int, tokens_in: int = 0, tokens_out: int = 0, micro_usd: int = 0
+    ) -> None:
         """Count what a request has taken from a quota, or (below zero) given back."""
-        own = self._own.get(name, _NONE)
-        requests, tokens_in, tokens_out = used
-        self._own[name] = Counters(
-            own.requests + max(0, requests),
-            own.requests_back + max(0, -requests),
-            own.tokens_in + max(0, tokens_in),
-            own.tokens_in_back + max(0, -tokens_in),
-            own.tokens_out + max(0, tokens_out),
-            own.tokens_out_back + max(0, -tokens_out),
-            own.micro_usd + micro_usd,
-        )
+        own = self._own.get(name)
+        if own is None:
+            own = self._own[name] = _Taken()
+        own.add(requests, tokens_in, tokens_out, micro_usd)
         for link in self._links.values():
             link.unsent.add(name)
 
@@ -117,14 +152,22 @@ class SharedQuota:
         if own is None:
             return NOTHING
         requests = tokens_in = tokens_out = others = 0
-        net = own.net
         for link in self._links.values():
             if link.reachable:
                 others += 1
-                known = link.acknowledged.get(name, _NONE).net
-                requests = max(requests, net.requests - known.requests)
-                tokens_in = max(tokens_in, net.tokens_in - known.tokens_in)
-                tokens_out = max(tokens_out, net.tokens_out - known.tokens_out)
+                known = link.acknowledged.get(name, _NONE)
+                requests = max(
+                    requests, own.requests - own.requests_back - known.requests + known.requests_back
+                )
+                tokens_in = max(
+                    tokens_in, own.tokens_in - own.tokens_in_back - known.tokens_in + known.tokens_in_back
+                )
+                tokens_out = max(
+                    tokens_out,
+                    own.tokens_out - own.tokens_out_back - known.tokens_out + known.tokens_out_back,
+                )
+        if not others:
+            return NOTHING
         return Amount(others * max(0, requests - SLACK), others * tokens_in, others * tokens_out)
 
     # --- peers
@@ -152,7 +195,7 @@ class SharedQuota:
             return {}
         if connection != link.connection:
             link.connection, link.unsent = connection, set(self._own)
-        found = {key: self._own[key] for key in sorted(link.unsent) if key in self._own}
+        found = {key: self._own[key].counters() for key in sorted(link.unsent) if key in self._own}
         link.unsent.clear()
         if found:
             link.sent.append((beat, found))

@@ -16,22 +16,27 @@ class WindowCounter:
     """
 
     def __init__(self) -> None:
-        self._buckets: deque[tuple[int, int]] = deque()  # (second, how many), oldest first
+        self._second = 0  # the last one in which there were any, and how many
+        self._count = 0
+        self._buckets: deque[tuple[int, int]] = deque()  # those before it: (second, how many), oldest first
 
     def add(self, now: float) -> None:
-        second = math.floor(now)
-        if self._buckets and self._buckets[-1][0] >= second:
-            last, count = self._buckets[-1]
-            self._buckets[-1] = (last, count + 1)
+        if self._count and now < self._second + 1:
+            self._count += 1
             return
-        self._buckets.append((second, 1))
-        while self._buckets[0][0] < second - MAX_WINDOW_S:
+        second = math.floor(now)
+        if self._count:
+            self._buckets.append((self._second, self._count))
+        self._second, self._count = second, 1
+        while self._buckets and self._buckets[0][0] < second - MAX_WINDOW_S:
             self._buckets.popleft()
 
     def count(self, now: float, window_s: float) -> int:
         """Occurrences in the last `window_s` seconds (at most MAX_WINDOW_S)."""
         oldest = math.floor(now - min(window_s, MAX_WINDOW_S))
-        total = 0
+        if self._second <= oldest:
+            return 0
+        total = self._count
         for second, count in reversed(self._buckets):
             if second <= oldest:
                 break

@@ -30,7 +30,7 @@ def choose(
     chooser = policies.own if policy is None else policies.named(policy)
     if policy is not None:
         policies.used(policy, now)
-    may_wait = chooser.waits and table.table.pushing.mode is PushMode.WORK
+    may_wait = waits(table, policy)
     views = table.offers(now, exclude, not may_wait)
     if not views:
         return None
@@ -40,7 +40,8 @@ def choose(
     # A target with room takes it at once, unless the policy keeps that room for requests with deadlines.
     entry = table.entry(choice.target_id) if may_wait else None
     holds = entry is not None and (not entry.admits() or chooser.keeps_room(now))
-    return choice if holds else choice._replace(wait=False)
+    choice.wait = holds
+    return choice
 
 
 def choose_only(
@@ -53,7 +54,9 @@ def choose_only(
 
 def waits(table: TargetTable, policy: str | None = None) -> bool:
     """Return whether requests of that policy wait for a target of their own, and not for any that has room."""
-    return table.table.pushing.mode is PushMode.WORK and table.policies.named(policy).waits
+    policies = table.policies
+    by_work = policies.own_waits if policy is None else policies.named(policy).waits
+    return by_work and table.table.pushing.mode is PushMode.WORK
 
 
 def ready(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from lb.http.digits import end_of_digits, number_in
+
 END: Final = b"\r\n\r\n"
 
 
@@ -78,6 +80,7 @@ WEBSOCKET_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 REQUEST_LINE: Final = re.compile(rb"[A-Z-]+ [\x21-\x7e]+ HTTP/[0-9]\.[0-9]")
 STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] [1-5][0-9]{2}(?: [\t\x20-\x7e\x80-\xff]*)?")
+LONGEST_LENGTH: Final = 15  # digits, of what is compared or remembered without them
 AUTHORITY: Final = re.compile(rb"[A-Za-z0-9._~%!$&'()*+;=:\[\]-]*")  # of a URL, without user information
 
 
@@ -91,6 +94,33 @@ def _kind(name: bytes) -> int:
     if len(_SEEN) < _MAX_SEEN and len(name) <= _LONGEST_SEEN:
         _SEEN[name] = kind
     return kind
+
+
+class KnownHead:
+    """A head that was read. The next one of a connection is mostly the same, but for how long its body is.
+
+    `before` and `after` are its bytes around the digits of its `Content-Length`; without that line `before` is all of it. Both are
+    empty if it cannot be compared.
+    """
+
+    before = b""
+    after = b""
+
+    def end_in(self, data: bytes) -> int:
+        """Return where the head ends that `data` begins with, if it is the same; else -1."""
+        before, after = self.before, self.after
+        if not before or not data.startswith(before):
+            return -1
+        if not after:
+            return len(before)
+        at = len(before)
+        stop = end_of_digits(data, at, LONGEST_LENGTH)
+        end = stop + len(after)
+        return end if stop > at and data[stop:end] == after else -1
+
+    def length_in(self, data: bytes, end: int) -> int:
+        """Return the `Content-Length` of the head that ends there by `end_in`. Only if `after` is not empty."""
+        return number_in(data, len(self.before), end - len(self.after))
 
 
 class HeaderLines:

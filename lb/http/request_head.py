@@ -45,6 +45,7 @@ from lb.http.head_lines import (
     WEBSOCKET_VERSION,
     HeaderLines,
     HeadError,
+    KnownHead,
     length_of,
     numbers_of,
     tokens_of,
@@ -58,7 +59,7 @@ from lb.http.key_carriers import (
 )
 
 
-class RequestHead:
+class RequestHead(KnownHead):
     """One request as its head describes it. Header values are bytes, as they came.
 
     The defaults are the class's: most requests set few of them.

@@ -26,6 +26,7 @@ from lb.http.head_lines import (
     WEBSOCKET_GUID,
     HeaderLines,
     HeadError,
+    KnownHead,
     length_of,
     numbers_of,
     tokens_of,
@@ -35,7 +36,7 @@ from lb.http.request_head import RequestHead
 _CREDIT: Final = b"x-skyserve-credit"  # see `lb.core.hop`
 
 
-class ResponseHead:
+class ResponseHead(KnownHead):
     """One response as its head describes it. `length` is None unless the head has it."""
 
     status = 0

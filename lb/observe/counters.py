@@ -7,7 +7,6 @@ Prometheus' shapes are made at a scrape.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,12 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
+        at = 0
+        for bound in self.bounds:  # compiled, faster than a binary search that has to be called
+            if value <= bound:
+                break
+            at += 1
+        self.counts[at] += 1
         self.sum += value
 
     def add(self, other: Histogram) -> None:

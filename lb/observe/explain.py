@@ -40,7 +40,7 @@ class Explanation:
         self, now: float, event: str, target_id: str = "", why: str = "", choice: Choice | None = None
     ) -> None:
         if choice is not None and len(choice.scored) > _KEPT_ROWS:
-            choice = choice._replace(scored=tuple(_best(choice)))
+            choice.scored = tuple(_best(choice))
         self._steps.append((now, event, target_id, why, choice))
 
     def targets_of(self, event: str) -> list[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from lb.config.options import Limits
 from lb.core.failures import RETRY_STATUSES, Failure, described, is_local
 from lb.core.targets import Booking
 from lb.http.api_paths import for_model
@@ -24,13 +23,13 @@ from lb.http.body_framing import (
     LengthDecoder,
     chunk,
 )
-from lb.http.messages import END, HeadError, Reader, ResponseHead, opens_websocket, request_bytes
-from lb.http.upstream import Dialling, Pools, TargetConnection
+from lb.http.messages import END, HeadError, ResponseHead, opens_websocket, request_bytes
+from lb.http.upstream import Dialling, TargetConnection
 from lb.http.write_batch import JOIN_BELOW_BYTES
+from lb.proxy.dispatch import Dispatch
 from lb.proxy.ending import Arrival
 from lb.proxy.ports import Downstream, Relay
 from lb.proxy.resumable_relay import is_resumable
-from lb.proxy.runtime import Runtime
 
 WHOLE_UP_TO_BYTES: Final = 256 * 1024
 # A reused connection that ends without a byte so soon had gone stale: the target may be well.
@@ -46,19 +45,6 @@ WHOLE = 3  # reading a body that is sent in one piece
 RELAY: Final = 4
 TUNNEL: Final = 5
 OVER: Final = 6
-
-
-class AttemptServices(Protocol):
-    """What attempts share."""
-
-    @property
-    def pools(self) -> Pools: ...
-    @property
-    def limits(self) -> Limits: ...
-    @property
-    def heads(self) -> Reader: ...
-    @property
-    def runtime(self) -> Runtime: ...
 
 
 class AttemptHost(Protocol):
@@ -84,7 +70,7 @@ class AttemptHost(Protocol):
     @property
     def client(self) -> Downstream: ...
     @property
-    def services(self) -> AttemptServices: ...
+    def services(self) -> Dispatch: ...
 
     def outgoing(self) -> tuple[bytes, bytes] | None:
         """Return path and body for the target of the attempt; None if it cannot serve the request: the attempt is over."""
@@ -257,21 +243,26 @@ class Attempt:
             self._request.tunnel_data(data)
 
     def _take_head(self, data: bytes) -> None:
-        request = self._request
-        services = self._services
-        end = data.find(END)
-        if end < 0 or end > services.limits.max_head_bytes:
-            if len(data) > services.limits.max_head_bytes:
-                request.attempt_failed(Failure.MALFORMED, "the head of the response is too long")
-            else:
-                self._buffer = data
-            return
-        try:
-            response, length = services.heads.response(data[: end + 4], services.limits.max_headers)
-        except HeadError as error:
-            request.attempt_failed(Failure.MALFORMED, str(error))
-            return
-        rest = data[end + 4 :]
+        request, limits, heads = self._request, self._services.limits, self._services.heads
+        last = heads.last_response
+        end = -1 if last is None else last.end_in(data)
+        length: int | None
+        if last is not None and 0 <= end <= limits.max_head_bytes:
+            response, length = last, last.length_in(data, end) if last.after else last.length
+        else:
+            end = data.find(END) + 4
+            if end < 4 or end > limits.max_head_bytes + 4:
+                if len(data) > limits.max_head_bytes:
+                    request.attempt_failed(Failure.MALFORMED, "the head of the response is too long")
+                else:
+                    self._buffer = data
+                return
+            try:
+                response, length = heads.response(data[:end], limits.max_headers)
+            except HeadError as error:
+                request.attempt_failed(Failure.MALFORMED, str(error))
+                return
+        rest = data[end:]
         status = response.status
         if status < 200:
             self._take_interim(response, rest)
@@ -290,7 +281,9 @@ class Attempt:
             return
         if length is not None:
             if request.relay is None and length <= WHOLE_UP_TO_BYTES:
-                if len(rest) >= length:
+                if len(rest) == length:
+                    self._finish(rest, b"")
+                elif len(rest) > length:
                     self._finish(rest[:length], rest[length:])
                 else:
                     self._read_whole(LengthDecoder(length), rest)

@@ -157,6 +157,7 @@ class ClientConnection(asyncio.Protocol):
         "_deadline",
         "_full",
         "_intake",
+        "_last",
         "_leaving",
         "_paused_by",
         "_phase",
@@ -185,6 +186,7 @@ class ClientConnection(asyncio.Protocol):
         self.request: ClientRequest | None = None
         self.closing = False  # after the response under way, which is marked as the last
         self.head: RequestHead | None = None
+        self._last: RequestHead | None = None  # before this one, if it may come again
         self.length = _NO_HEAD
         self.upload: Upload | None = None
         self.unsent = b""  # of a response, for `lb.http.write_batch`
@@ -271,6 +273,7 @@ class ClientConnection(asyncio.Protocol):
         scheme = b"https" if transport.get_extra_info("sslcontext") is not None else b"http"
         shown = peer.encode()
         self.hop = Hop(b"[%b]" % shown if ":" in peer else shown, scheme, self._intake.is_trusted_proxy(peer))
+        self._last = None  # which was accepted under other limits
 
     # --- requests in
 
@@ -282,22 +285,29 @@ class ClientConnection(asyncio.Protocol):
                 return
             self._phase = HEAD
             self._deadline = self._runtime.clock() + limits.head_timeout_s
-        end = data.find(END, max(0, len(self._ahead) - 3))
-        if end < 0 or end > limits.max_head_bytes:
-            self._wait_for_head(data)
-            return
+        last = self._last
+        end = -1 if last is None else last.end_in(data)
+        if last is not None and 0 <= end <= limits.max_head_bytes:
+            head, length = last, last.length_in(data, end) if last.after else last.length
+        else:
+            end = data.find(END, max(0, len(self._ahead) - 3)) + 4
+            if end < 4 or end > limits.max_head_bytes + 4:
+                self._wait_for_head(data)
+                return
+            try:
+                head, length = self._intake.heads.request(data[:end], limits.max_headers)
+            except HeadError as error:
+                self._ahead = b""
+                if data.startswith(PREFACE):
+                    self._refuse_http_2(data)
+                else:
+                    self._refuse(Rejection(error.status, error.code, str(error)))
+                return
+            self._last = head if head.before else None
         self._ahead = b""
-        try:
-            head, length = self._intake.heads.request(data[: end + 4], limits.max_headers)
-        except HeadError as error:
-            if data.startswith(PREFACE):
-                self._refuse_http_2(data)
-            else:
-                self._refuse(Rejection(error.status, error.code, str(error)))
-            return
         self.closing = not head.keep_alive or self._leaving > 0.0
         self.head, self.length = head, length
-        self._take_request(head, length, data[end + 4 :])
+        self._take_request(head, length, data[end:])
 
     def _wait_for_head(self, data: bytes) -> None:
         limit = self._intake.limits.max_head_bytes

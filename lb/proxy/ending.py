@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from lb.core.adapters import Operation
 from lb.core.api_keys import Admission
@@ -27,31 +27,75 @@ class Outcome(Enum):
     TUNNEL_CLOSED = "tunnel_closed"
 
 
-class Arrival(NamedTuple):
-    """A request as it arrived: everything about it that does not change."""
+class Arrival:
+    """A request as it arrived: everything about it that does not change. No tuple, which takes much longer to make."""
 
-    at: float
-    head: RequestHead
-    request_id: bytes
-    view: RequestView
-    model: str
-    admission: Admission
-    explanation: Explanation
-    policy: str | None = None  # requested by the client, or by which its session goes
-    span: str = ""
-    continues: bool = True  # the client has not forbidden to resume its stream
-    resume_state: ResumeState | None = None
-    cors: bytes | None = None  # header lines of any response to it; None if CORS is off
-    lines: bytes = (
-        b""  # header lines of the response, each with its CRLF: a cookie, what is left of the key's limits
+    __slots__ = (
+        "adapter",
+        "admission",
+        "at",
+        "brings_ids",
+        "choices",
+        "continues",
+        "cors",
+        "explanation",
+        "head",
+        "hop",
+        "lines",
+        "model",
+        "policy",
+        "request_id",
+        "resource",
+        "resume_state",
+        "span",
+        "streams",
+        "view",
+        "zones",
     )
-    hop: RequestHop | None = None  # of a request that a peer has forwarded
-    zones: Zones = ANYWHERE  # of its residency
-    resource: Resource | None = None  # which it names, and which one target has
-    brings_ids: bool = False  # its response may be of a resource that is on one target from now on
-    streams: bool = False  # a model's API, and a stream of events was requested
-    choices: int = 1  # how many responses were requested in one
-    adapter: Operation | None = None  # which it asks for, on all targets
+
+    def __init__(
+        self,
+        at: float,
+        head: RequestHead,
+        request_id: bytes,
+        view: RequestView,
+        model: str,
+        admission: Admission,
+        explanation: Explanation,
+        policy: str | None = None,
+        span: str = "",
+        continues: bool = True,
+        resume_state: ResumeState | None = None,
+        cors: bytes | None = None,
+        lines: bytes = b"",
+        hop: RequestHop | None = None,
+        zones: Zones = ANYWHERE,
+        resource: Resource | None = None,
+        brings_ids: bool = False,
+        streams: bool = False,
+        choices: int = 1,
+    ) -> None:
+        self.at = at
+        self.head = head
+        self.request_id = request_id
+        self.view = view
+        self.model = model
+        self.admission = admission
+        self.explanation = explanation
+        self.policy = policy  # requested by the client, or by which its session goes
+        self.span = span
+        self.continues = continues  # the client has not forbidden to resume its stream
+        self.resume_state = resume_state
+        self.cors = cors  # header lines of any response to it; None if CORS is off
+        # Header lines of the response, each with its CRLF: a cookie, what is left of the key's limits.
+        self.lines = lines
+        self.hop = hop  # of a request that a peer has forwarded
+        self.zones = zones  # of its residency
+        self.resource = resource  # which it names, and which one target has
+        self.brings_ids = brings_ids  # its response may be of a resource that is on one target from now on
+        self.streams = streams  # a model's API, and a stream of events was requested
+        self.choices = choices  # how many responses were requested in one
+        self.adapter: Operation | None = None  # which it asks for, on all targets
 
 
 class Ending:
@@ -90,17 +134,17 @@ class ChargeReason(str, Enum):
     NO_TOKENS = "no_tokens"  # nothing: work that is not counted in tokens
 
 
-class TokensSpent(NamedTuple):
-    """Tokens of a request that is over."""
+class TokensSpent:
+    """Tokens of a request that is over. `reported`: the engine counted them."""
 
-    prompt: int
-    out: int
-    reason: ChargeReason
+    __slots__ = ("out", "prompt", "reason", "reported")
 
-    @property
-    def reported(self) -> bool:
-        """Whether the engine counted them."""
-        return self.reason is ChargeReason.REPORTED
+    def __init__(self, prompt: int, out: int, reason: ChargeReason) -> None:
+        self.prompt = prompt
+        self.out = out
+        self.reason = reason
+        self.reported = reason is _REPORTED
 
 
+_REPORTED: Final = ChargeReason.REPORTED
 NOTHING_SPENT: Final = TokensSpent(0, 0, ChargeReason.NO_TOKENS)

@@ -166,7 +166,7 @@ class Intake:
         if head.path in ADAPTERS and head.method == b"POST" and not client.body_left:
             # What is left of its keys is for engines.
             lines = lines_of(arrival.head.credentials)
-            arrival = arrival._replace(adapter=read_operation(head.path, body, lines))
+            arrival.adapter = read_operation(head.path, body, lines)
         limits = self.limits
         repeatable = model or is_repeatable(head.method, model, head.idempotent)
         hop = admission.hop

@@ -21,7 +21,7 @@ from lb.core.retry import Tries
 from lb.core.targets import Booking
 from lb.http.messages import ResponseHead
 from lb.proxy.account import Account
-from lb.proxy.attempt import Attempt, AttemptServices
+from lb.proxy.attempt import Attempt
 from lb.proxy.dispatch import Dispatch
 from lb.proxy.ending import Arrival, Ending, Outcome
 from lb.proxy.placing import Placing
@@ -121,7 +121,7 @@ class ProxiedRequest:
         return self.responding.resume_state
 
     @property
-    def services(self) -> AttemptServices:
+    def services(self) -> Dispatch:
         return self._dispatch
 
     # --- its client's connection

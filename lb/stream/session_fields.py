@@ -34,7 +34,7 @@ class SessionFields:
 
     def in_query(self, target: bytes) -> str:
         """Return the session that the query of a request's target names; empty if it names none."""
-        if b"?" not in target:
+        if target.find(b"?") < 0:
             return ""
         for query in self._queries:
             found = query.search(target)
@@ -44,7 +44,7 @@ class SessionFields:
 
     def may_be_in(self, body: bytes) -> bool:
         """Return whether the body has to be parsed to know."""
-        return any(mark in body for mark in self._marks)
+        return any(body.find(mark) >= 0 for mark in self._marks)
 
     def in_json(self, json: Mapping[str, Any]) -> str:
         """Return the session that a parsed body names; empty if it names none."""

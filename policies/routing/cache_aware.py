@@ -59,11 +59,12 @@ class CacheAware(PrefixPolicy):
             return None
         prompt_bytes, matched = self._matches(request)
         rows = self._rows(targets, matched)
-        loads = [row[1] for row in rows]
-        lowest, highest = min(loads), max(loads)
+        lowest = highest = rows[0][1]
+        deepest = 0
+        for row in rows:
+            lowest, highest, deepest = min(lowest, row[1]), max(highest, row[1]), max(deepest, row[4])
         if highest - lowest > self._balance_abs and highest > self._balance_rel * lowest:
             return self._least_loaded(rows, "the load is out of balance")
-        deepest = max([row[4] for row in rows])
         if deepest < self._min_match_bytes or deepest <= self._cache_threshold * prompt_bytes:
             return self._least_loaded(rows, "little of the prompt is cached")
         holders = [row[0] for row in rows if row[4] == deepest]

@@ -1,7 +1,8 @@
 """Digests of caches: what load balancers report to each other of the prompts that were sent to replicas. Pure.
 
-A prompt is cut at fixed PLACES. Its *mark* at a place is a keyed hash of all of it up to there, with its scope (model and tenant): two
-prompts have the same mark only if they begin with the same text, up to a chance of 2**-32. A session has a mark, too. An agent keeps a log of the marks that are new
+A prompt is cut at fixed PLACES. Its *mark* at a place is a keyed hash of a checksum (CRC-32) of all of it up to there, with its scope (model and
+tenant): two prompts have the same mark only if they begin with the same text, up to a chance of 2**-31. Who wants to can write two
+prompts of one scope that have the same, and is sent where the wrong one is cached. A session has a mark, too. An agent keeps a log of the marks that are new
 to a replica (`CacheLog`), and every link to another agent reads on in it from where it was, within its bytes. The receiver keeps the marks of
 each replica (`KnownCaches`), and finds how much of its own prompt each of them has. Nothing is sent twice within REFRESH_S, and marks
 that are not repeated are forgotten after one to two times KEPT_S, as caches forget.
@@ -15,11 +16,12 @@ the caller gives it only what is of zones that it serves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from hashlib import blake2b
 from typing import Final, NamedTuple
+from zlib import crc32
 
-from policies.routing.prefix_policy import MAX_PROMPT_BYTES
+from policies.routing.radix_tree import MAX_PROMPT_BYTES
 
 MARK_BYTES: Final = 4
 REFRESH_S: Final = 120.0
@@ -31,6 +33,7 @@ _FIRST: Final = 256
 _LARGER: Final = 4  # two places are up to a quarter of the prompt apart, 256 bytes at least
 _LEFT: Final = -1
 _ROW_BYTES: Final = 3  # beside the id and the marks
+_MOST_HASHED: Final = 2**14  # checksums whose marks are remembered: most prompts begin as others did
 
 
 def _places() -> tuple[int, ...]:
@@ -44,25 +47,40 @@ def _places() -> tuple[int, ...]:
 PLACES: Final = _places()
 
 
-def marks_of(key: bytes, scope: str, prompt: bytes) -> list[int]:
-    """Return the mark of the prompt at each place that it reaches."""
-    state = blake2b(
-        scope.encode("utf-8", "surrogateescape") + b"\0", digest_size=MARK_BYTES, key=key, person=b"digest"
-    )
-    found, at = list[int](), 0
-    for place in PLACES:
-        if place > len(prompt):
-            break
-        state.update(prompt[at:place])
-        at = place
-        found.append(int.from_bytes(state.copy().digest(), "big"))
-    return found
+class Marker:
+    """Makes marks by one key."""
 
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._hashed: dict[int, int] = {}
 
-def session_mark(key: bytes, scope: str, session: str) -> int:
-    """Return the mark of a session, which stands for the state that a replica has of it."""
-    name = f"{scope}\0{session}".encode("utf-8", "surrogateescape")
-    return int.from_bytes(blake2b(name, digest_size=MARK_BYTES, key=key, person=b"session").digest(), "big")
+    def marks_of(self, scope: str, prompt: bytes) -> list[int]:
+        """Return the mark of the prompt at each place that it reaches."""
+        found, at = list[int](), 0
+        checksum = crc32(scope.encode("utf-8", "surrogateescape") + b"\0")
+        for place in PLACES:
+            if place > len(prompt):
+                break
+            checksum = crc32(prompt[at:place], checksum)
+            at = place
+            mark = self._hashed.get(checksum, -1)
+            found.append(self._mark(checksum) if mark < 0 else mark)
+        return found
+
+    def of_session(self, scope: str, session: str) -> int:
+        """Return the mark of a session, which stands for the state that a replica has of it."""
+        return self._hash(f"{scope}\0{session}".encode("utf-8", "surrogateescape"), b"session")
+
+    def _mark(self, checksum: int) -> int:
+        if len(self._hashed) >= _MOST_HASHED:
+            self._hashed.clear()
+        mark = self._hashed[checksum] = self._hash(checksum.to_bytes(4, "big"), b"digest")
+        return mark
+
+    def _hash(self, data: bytes, purpose: bytes) -> int:
+        return int.from_bytes(
+            blake2b(data, digest_size=MARK_BYTES, key=self._key, person=purpose).digest(), "big"
+        )
 
 
 class Row(NamedTuple):
@@ -100,13 +118,17 @@ class CacheLog:
         """How many entries there have been: a link that has read so many has nothing to read."""
         return self._dropped + len(self._log)
 
-    def sent(self, target_id: str, marks: Iterable[int], zones: frozenset[str], now: float) -> None:
+    def sent(self, target_id: str, marks: Collection[int], zones: frozenset[str], now: float) -> None:
         """A prompt was sent to the replica."""
         if now - self._since > REFRESH_S:
             for marks_before in self._known.values():
                 marks_before.clear()
             self._since = now
-        known = self._known.setdefault((target_id, zones), set())
+        known = self._known.get((target_id, zones))
+        if known is None:
+            known = self._known[target_id, zones] = set()
+        elif known.issuperset(marks):  # as mostly where prompts begin alike
+            return
         for mark in marks:
             if mark not in known:
                 known.add(mark)

@@ -23,12 +23,11 @@ from typing import Final, NamedTuple
 
 from policies.routing.base import RequestView
 from policies.routing.block_index import Block, BlockIndex, Link, ancestor, common_block
-from policies.routing.radix_tree import Match, RadixTree, Walk, _Node
+from policies.routing.radix_tree import Match, RadixTree, Walk, _Node, beginning_of
 from policies.routing.sampling import ALL
 
 MAX_LINKS: Final = 2**16
 SETTLE_S: Final = 0.5  # after a first byte, until the events of its prompt have come
-MAX_PROMPT_BYTES: Final = 256 * 1024
 _FURTHER: Final = 16  # nodes below the end of a prompt that are searched for a link
 
 
@@ -83,7 +82,7 @@ class EngineCaches:
         prompt = request.prompt
         if not prompt:
             return
-        prompt = prompt[:MAX_PROMPT_BYTES]
+        prompt = beginning_of(prompt)
         if self.trees:
             self._expected[request.id] = self.trees[0].expected(request.scope, prompt, target_id)
         self._forget_sent(request.id)
@@ -137,16 +136,16 @@ class EngineCaches:
     def link(self, scope: str, text: bytes, tokens: list[int], lora: str = "") -> None:
         """Add a link: a text that has passed is these tokens."""
         for tree in self.trees:
-            tree.link(scope, text[:MAX_PROMPT_BYTES], tokens, lora)
+            tree.link(scope, beginning_of(text), tokens, lora)
 
     def served(self, scope: str, text: bytes, target_id: str) -> None:
         """Note that the target has computed the text, which is a prompt and the response to it."""
         for tree in self.trees:
-            tree.insert(scope, text[:MAX_PROMPT_BYTES], target_id)
+            tree.insert(scope, beginning_of(text), target_id)
 
     def is_linked(self, scope: str, prompt: bytes) -> bool:
         """Return whether all of the prompt is known in tokens."""
-        return bool(self.trees) and self.trees[0].is_linked(scope, prompt[:MAX_PROMPT_BYTES])
+        return bool(self.trees) and self.trees[0].is_linked(scope, beginning_of(prompt))
 
     def _put(self, request_id: str, sent: _Sent) -> None:
         self._sent[request_id] = sent

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import islice
-from operator import itemgetter
 from random import Random
 from typing import ClassVar, Final
 
 from policies.routing.base import Choice, RequestView, TargetView
 from policies.routing.cached_tree import CachedTree, EngineCaches
 from policies.routing.least_load import load
-from policies.routing.radix_tree import NO_MATCH, Match, RadixTree
+from policies.routing.radix_tree import NO_MATCH, Match, RadixTree, beginning_of
 from policies.routing.sampling import ALL, SamplingPolicy
 from policies.routing.target_list import finder
-
-# Longer prompts are distinguished by their first part: this much in common decides any choice.
-MAX_PROMPT_BYTES: Final = 256 * 1024
 
 # Engines reuse whole blocks (vLLM: 16 tokens, about 64 bytes of English): a shorter match saves nothing.
 MIN_MATCH_BYTES: Final = 64
@@ -49,7 +45,7 @@ class PrefixPolicy(SamplingPolicy):
 
     def cached(self, request: RequestView, target_id: str, now: float) -> None:
         if request.prompt:
-            self._tree.insert(request.scope, request.prompt[:MAX_PROMPT_BYTES], target_id)
+            self._tree.insert(request.scope, beginning_of(request.prompt), target_id)
 
     def follow(self, caches: EngineCaches | None) -> None:
         """From now on engines report what they have cached, or (None) none does any longer."""
@@ -69,7 +65,7 @@ class PrefixPolicy(SamplingPolicy):
         """Return how long the prompt is, and how much of it each target has, whether it is offered or not."""
         if not request.prompt:
             return 0, NO_MATCH
-        prompt = request.prompt[:MAX_PROMPT_BYTES]
+        prompt = beginning_of(request.prompt)
         tree = self._tree if self._cached is None else self._cached
         return len(prompt), tree.match(request.scope, prompt)
 
@@ -78,8 +74,8 @@ class PrefixPolicy(SamplingPolicy):
         sample = self._sample(targets)
         if len(targets) <= ALL:
             return sample
-        find, holders = finder(targets), list[TargetView]()
-        for target_id in islice(matched.longest_first(self._drawn[0] << 8 | self._drawn[1]), _SEARCHED):
+        find, holders, drawn = finder(targets), list[TargetView](), self._drawn()
+        for target_id in islice(matched.longest_first(drawn[0] << 8 | drawn[1]), _SEARCHED):
             holder = find(target_id)
             if holder is not None:
                 holders.append(holder)
@@ -89,15 +85,15 @@ class PrefixPolicy(SamplingPolicy):
 
     def _rows(self, targets: Sequence[TargetView], matched: Match) -> list[Row]:
         """Return the candidates among the targets, which cost their load."""
-        last, match = self._turns.by_target.get, matched.get
+        turns, few = self._turns, matched.few
         return [
             (
                 name := one.id,
                 load(one) if one.trouble else one.in_flight,
                 one.in_flight,
                 one.trouble,
-                match(name, 0),
-                last(name, 0),
+                matched.get(name, 0) if few is None else few.get(name, 0),
+                turns.last(name),
             )
             for one in self._candidates(targets, matched)
         ]
@@ -105,12 +101,21 @@ class PrefixPolicy(SamplingPolicy):
     @staticmethod
     def _least_loaded(rows: list[Row], because: str, among: Collection[str] | None = None) -> Choice:
         """Return the least loaded candidate, or the least loaded of those in `among`, which go before all others."""
+        behind = 0
         if among is not None and len(among) < len(rows):
-            behind = max([row[1] for row in rows]) + 1
-            rows = [row if row[0] in among else (row[0], row[1] + behind, *row[2:]) for row in rows]
-        best = min(rows, key=_cost_then_turn)
-        return Choice(best[0], because, _TERMS, tuple(rows), best[4])
+            for row in rows:
+                behind = max(behind, row[1] + 1)
+        best, scored = rows[0], list[Row]()
+        lowest = first = -1
+        for row in rows:
+            name, cost, in_flight, trouble, matched_bytes, turn = row
+            if behind and among is not None and name not in among:
+                cost += behind
+                row = name, cost, in_flight, trouble, matched_bytes, turn
+            scored.append(row)
+            if lowest < 0 or cost < lowest or (cost == lowest and turn < first):
+                best, lowest, first = row, cost, turn
+        return Choice(best[0], because, _TERMS, tuple(scored), best[4])
 
 
 _TERMS: Final = ("in_flight", "trouble", "matched_bytes", "last_turn")
-_cost_then_turn = itemgetter(1, 5)

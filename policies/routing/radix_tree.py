@@ -38,10 +38,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from policies.routing.block_index import Link
 
+MAX_PROMPT_BYTES: Final = (
+    256 * 1024
+)  # longer ones are distinguished by their first part: this much in common decides any choice
 BLOCK_BYTES: Final = 16  # about 4 tokens
 MAX_BYTES = 2**29
 
@@ -49,6 +52,11 @@ MAX_BYTES = 2**29
 NODE_BYTES: Final = 400
 
 _FEW: Final = 32  # holders: up to this number are listed by name at once
+
+
+def beginning_of(prompt: bytes) -> bytes:
+    """Return what is compared of a prompt. Mostly it is the prompt itself and no copy, as the tree knows it again by that."""
+    return prompt if len(prompt) <= MAX_PROMPT_BYTES else prompt[:MAX_PROMPT_BYTES]
 
 
 class _Node:
@@ -104,19 +112,31 @@ class Match:
                     yield self._by_bit[bit].id
 
 
-class Walk(NamedTuple):
+class Walk:
     """Down the tree along a prompt: the nodes all of whose edges it has, how many bytes that are, and what was found.
 
     Of the edge of `partly`, the next node, it has `beyond` bytes.
     """
 
-    scope: str
-    prompt: bytes
-    path: list[_Node]
-    at: int
-    match: Match
-    partly: _Node | None
-    beyond: int
+    __slots__ = ("at", "beyond", "match", "partly", "path", "prompt", "scope")
+
+    def __init__(
+        self,
+        scope: str,
+        prompt: bytes,
+        path: list[_Node],
+        at: int,
+        match: Match,
+        partly: _Node | None,
+        beyond: int,
+    ) -> None:
+        self.scope = scope
+        self.prompt = prompt
+        self.path = path
+        self.at = at
+        self.match = match
+        self.partly = partly
+        self.beyond = beyond
 
 
 def _split_links(upper: _Node, lower: _Node, length: int) -> None:

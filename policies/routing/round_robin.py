@@ -9,13 +9,10 @@ a list. Load is ignored. Of more than a few targets it is the one of a sample th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import ClassVar
 
 from policies.routing.base import Choice, RequestView, TargetView
 from policies.routing.sampling import SamplingPolicy
-
-_COST = itemgetter(1)
 
 
 class RoundRobin(SamplingPolicy):
@@ -24,7 +21,11 @@ class RoundRobin(SamplingPolicy):
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
             return None
-        last = self._turns.last
-        scored = tuple((target.id, last(target.id)) for target in self._sample(targets))
-        best = min(scored, key=_COST)
-        return Choice(best[0], "used longest ago", (), scored)
+        best, first = "", -1
+        scored: list[tuple[str | float, ...]] = []
+        for target in self._sample(targets):
+            turn = self._turns.last(target.id)
+            scored.append((target.id, turn))
+            if first < 0 or turn < first:
+                best, first = target.id, turn
+        return Choice(best, "used longest ago", (), tuple(scored))

@@ -7,8 +7,9 @@ IEEE TPDS 12(10), 2001), and several load balancers with the same stale numbers 
 Envoy's LEAST_REQUEST and SGLang's router draw two; the more that are drawn, the fewer requests go to a target that
 is busier than another.
 
-The draw belongs to the attempt and not to the choice: the candidates of the next request are drawn when the last
-one is recorded. Choosing twice gives the same target, and a choice that is not followed costs no randomness.
+The draw belongs to the attempt and not to the choice: the candidates of the next request are drawn once the last
+one is recorded, when they are first needed. Choosing twice gives the same target, and a choice that is not followed costs no
+randomness.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class SamplingPolicy(Policy):
         """Without `rng` the same numbers are drawn in every process."""
         self._rng = rng or Random(0)
         self._turns = Turns()
-        self._draw()
+        self._numbers = b""
 
     def record(self, request: RequestView, target_id: str, now: float) -> None:
         self._turns.use(target_id)
-        self._draw()
+        self._numbers = b""
 
     def forget(self, target_id: str) -> None:
         self._turns.forget(target_id)
@@ -46,8 +47,10 @@ class SamplingPolicy(Policy):
         count = len(targets)
         if count <= ALL:
             return targets
-        return [targets[at] for at in {number * count >> 32: None for number in _NUMBERS(self._drawn)}]
+        return [targets[at] for at in {number * count >> 32: None for number in _NUMBERS(self._drawn())}]
 
-    def _draw(self) -> None:
-        """Numbers that become positions once it is known how many candidates there are."""
-        self._drawn = self._rng.randbytes(4 * SAMPLE)
+    def _drawn(self) -> bytes:
+        """Return the numbers of this draw, which become positions once it is known how many candidates there are."""
+        if not self._numbers:
+            self._numbers = self._rng.randbytes(4 * SAMPLE)
+        return self._numbers

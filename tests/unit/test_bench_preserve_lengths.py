@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.preserve.length_learner import BUCKETS, LengthLearner
 from policies.routing.base import RequestView
 from policies.routing.response_length import DEFAULT_TOKENS
+from tests.kit.request_views import changed
 
 TOPICS = {b"translate": 40, b"summarize": 90, b"implement": 400}
 
@@ -61,10 +62,10 @@ def test_words_mean_what_they_mean_to_their_tenant() -> None:
 def test_the_size_of_a_prompt_counts_where_it_is_all_that_is_known() -> None:
     learner = LengthLearner()
     for _ in range(20):
-        learner.learn(asked()._replace(body_bytes=100), 30)
-        learner.learn(asked()._replace(body_bytes=9000), 300)
-    assert learner.predict(asked()._replace(body_bytes=100)) == 30
-    assert learner.predict(asked()._replace(body_bytes=9000)) == 300
+        learner.learn(changed(asked(), body_bytes=100), 30)
+        learner.learn(changed(asked(), body_bytes=9000), 300)
+    assert learner.predict(changed(asked(), body_bytes=100)) == 30
+    assert learner.predict(changed(asked(), body_bytes=9000)) == 300
 
 
 def test_means_sum_up_to_what_came_and_medians_to_less() -> None:

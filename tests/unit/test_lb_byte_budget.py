@@ -329,7 +329,8 @@ def test_a_body_of_many_small_values_is_scanned_and_not_parsed(item: bytes, size
     assert is_dense(body, parsed_bytes(body)) is dense
     scanned, parsed = scan(body), read(body)
     assert scanned.json is None
-    assert scanned[1:] == parsed[1:]
+    for name in ("model", "max_tokens", "stream", "choices"):
+        assert getattr(scanned, name) == getattr(parsed, name)
 
 
 @pytest.mark.parametrize(

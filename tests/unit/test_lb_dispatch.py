@@ -285,14 +285,21 @@ def test_what_a_request_has_cost(
     path: bytes, status: int, sent: bool, relay: Any, body: bytes | None, spent: tuple[int, int, str]
 ) -> None:
     plane = Plane("a")
-    view = plane.arrival().view._replace(prompt=b"x" * 100)
+    view = plane.arrival().view
+    view.prompt = b"x" * 100
     ending = Ending()
     ending.sent_at = plane.loop.now if sent else None
     head = read_request(b"POST %b HTTP/1.1\r\nHost: x\r\n\r\n" % path, 10)
-    arrival = plane.arrival(view=view)._replace(head=head)
+    arrival = plane.arrival(view=view)
+    arrival.head = head
     request = SimpleNamespace(arrival=arrival, relay=relay, status=status, ending=ending)
     found = plane.account.spent(cast(Any, request), body, plane.loop.now + 1.0)
-    assert found == TokensSpent(*spent[:2], ChargeReason(spent[2]))
+    assert (found.prompt, found.out, found.reason.value) == spent
+
+
+def _tokens(plane: Plane, request: Any, after_s: float) -> tuple[int, int]:
+    spent = plane.account.spent(request, None, plane.loop.now + after_s)
+    return spent.prompt, spent.out
 
 
 def test_a_response_that_nobody_waited_for_costs_what_its_engine_has_made_by_its_pace() -> None:
@@ -300,21 +307,19 @@ def test_a_response_that_nobody_waited_for_costs_what_its_engine_has_made_by_its
     admission = Admission(None, ())
     admission.prompt_tokens, admission.reserved, admission.most_out = 10, 10 + 300, 500
     head = read_request(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n", 10)
-    arrival = plane.arrival(admission=admission)._replace(head=head)
+    arrival = plane.arrival(admission=admission)
+    arrival.head = head
     ending = Ending()
     ending.sent_at = plane.loop.now
     left = cast(Any, SimpleNamespace(arrival=arrival, relay=None, status=0, ending=ending))
-    assert plane.account.spent(left, None, plane.loop.now + 1.0)[:2] == (
-        10,
-        300,
-    )  # all of it, for all we know
+    assert _tokens(plane, left, 1.0) == (10, 300)  # all of it, for all we know
     done = cast(Any, SimpleNamespace(arrival=arrival, relay=None, status=200, ending=ending))
     usage = b'{"usage":{"prompt_tokens":10,"completion_tokens":200}}'
     plane.account.spent(done, usage, plane.loop.now + 2.0)  # a token every 10 ms
-    assert plane.account.spent(left, None, plane.loop.now + 1.0)[:2] == (10, 100)
-    assert plane.account.spent(left, None, plane.loop.now + 9.0)[:2] == (10, 500)
+    assert _tokens(plane, left, 1.0) == (10, 100)
+    assert _tokens(plane, left, 9.0) == (10, 500)
     left.relay, left.status = relay_of(None), 200  # it has got the beginning of a long one
-    assert plane.account.spent(left, None, plane.loop.now + 1.0)[:2] == (10, 100)
+    assert _tokens(plane, left, 1.0) == (10, 100)
 
 
 # --- retries

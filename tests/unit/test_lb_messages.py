@@ -423,11 +423,11 @@ def test_an_answer_we_accept_h11_accepts_and_reads_alike(data: bytes) -> None:
 
 
 def facts(one: object) -> dict[str, object]:
-    names = [name for name in dir(type(one)) if not name.startswith("_") and name != "length"]
+    names = [name for name in dir(type(one)) if name[0] != "_" and name not in ("length", "before", "after")]
     return {name: getattr(one, name) for name in names if not callable(getattr(one, name))}
 
 
-def outcome(read: Callable[[bytes, int], Any], data: bytes) -> object:
+def outcome(read: Callable[[bytes, int], Any], data: bytes) -> tuple[Any, Any]:
     """The parsed head, with the length; or how it is refused."""
     try:
         got = read(data, 128)
@@ -460,14 +460,44 @@ _NUMBERS = st.sampled_from([0, 1, 5, 10**14, 10**15, 10**18, 10**19])
 def test_a_remembered_head_is_what_reading_it_anew_would_give(
     first: bytes, lines: list[bytes], numbers: list[int]
 ) -> None:
-    requests, answers = Reader(), Reader()
+    requests, answers, last = Reader(), Reader(), dict[object, Any]()
     for number in numbers:
         text = b"".join(b"\r\n" + (line % number if b"%" in line else line) for line in lines) + END
         for reader, anew, data in (
             (requests.request, read_request, first + text),
             (answers.response, read_response, b"HTTP/1.1 200 OK" + text),
         ):
-            assert outcome(reader, data) == outcome(anew, data)
+            expected = outcome(anew, data)
+            assert outcome(reader, data) == expected
+            known = last.get(anew)
+            end = -1 if known is None else known.end_in(data + b"behind it")
+            if end >= 0:
+                assert end == len(data)
+                length = known.length_in(data, end) if known.after else known.length
+                assert (facts(known), length) == expected
+            if isinstance(expected[0], dict):
+                last[anew] = reader(data, 128)[0]
+
+
+def test_a_head_that_comes_again_on_a_connection_is_compared_only() -> None:
+    first, second = (
+        head(b"User-Agent: x", b"%b: %d" % (name, 5)) for name in (b"Content-Length", b"content-length")
+    )
+    for data in (first, second):
+        known, _ = Reader().request(data, 128)
+        longer = data.replace(b"5", b"1234")
+        assert known.end_in(longer + b"...") == len(longer)
+        assert known.length_in(longer, len(longer)) == 1234
+        for other in (
+            data[:-1],
+            data.replace(b"5", b""),
+            data.replace(b"5", b"5 "),
+            data.replace(b"x", b"y"),
+            longer.replace(b"1", b"1" * 15),
+        ):
+            assert known.end_in(other) == -1
+    known, _ = Reader().request(head(b"X-Request-Id: 7", b"Content-Length: 5"), 128)
+    assert known.end_in(head(b"X-Request-Id: 7", b"Content-Length: 5")) == -1, "its id is not the next one's"
 
 
 def test_a_head_with_another_key_is_remembered() -> None:

@@ -128,7 +128,9 @@ def test_a_body_is_not_parsed_if_that_takes_long(message: str, count: int, dense
     messages = [{"role": "user", "content": message}] * count
     body = orjson.dumps({"model": "m", "stream": True, "max_tokens": 9, "messages": messages})
     assert openai_request.is_dense(body, parsed_bytes(body)) is dense
-    assert openai_request.scan(body)[1:] == openai_request.read(body)[1:]
+    scanned, read = openai_request.scan(body), openai_request.read(body)
+    for name in ("model", "max_tokens", "stream", "choices"):
+        assert getattr(scanned, name) == getattr(read, name)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])

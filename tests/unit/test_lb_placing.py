@@ -165,7 +165,8 @@ def test_what_may_not_run_twice_goes_on_a_new_connection() -> None:
 
 def test_a_prompt_counts_with_what_the_target_has_of_it() -> None:
     plane = Plane("a")
-    view = plane.arrival().view._replace(prompt=b"tell me")
+    view = plane.arrival().view
+    view.prompt = b"tell me"
     placed(plane, view=view)
     assert (plane.counts.prompt_bytes, plane.counts.matched_bytes) == (7, 0)
 

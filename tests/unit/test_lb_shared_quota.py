@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from lb.config.options import Access
 from lb.core.api_keys import Admission, ApiKeyStore
 from lb.core.beats import MAX_FRAME_BYTES, USED, BeatError, UsedReport, decode, encode_used, frames
-from lb.core.quota import Amount
 from lb.core.shared_quota import SLACK, Counters, SharedQuota
 from tests.kit.api_keys import api_key
 
@@ -144,7 +143,7 @@ def test_counters_that_come_again_or_late_change_nothing() -> None:
 def test_a_new_connection_gets_all_again() -> None:
     quota = SharedQuota()
     quota.peers({"other"}, set(), {"other"})
-    quota.take("acme", Amount(3, 10, 4), 7)
+    quota.take("acme", 3, 10, 4, 7)
     assert quota.has_unsent
     whole = {"acme": Counters(3, 0, 10, 0, 4, 0, 7)}
     assert quota.unsent("other", 1, 1) == whole

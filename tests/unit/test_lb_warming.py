@@ -36,6 +36,7 @@ from lb.stream.openai_request import prompt_of
 from lb.stream.warming_request import warming_body
 from policies.routing.base import RequestView
 from policies.routing.registry import POLICIES
+from tests.kit.request_views import changed
 
 PROMPT = b"p" * 4000
 REQUEST = RequestView("r", "POST", "/v1/chat/completions", prompt=PROMPT, scope="\x00m")
@@ -230,10 +231,10 @@ def test_a_target_that_is_warmed_is_used_only_where_no_other_has_room(policy: st
         assert choice is not None
         assert choice.target_id == "old"
     it.book(REQUEST, "old", 0.0)
-    overflow = choose(it, REQUEST._replace(id="s"), 0.0)
+    overflow = choose(it, changed(REQUEST, id="s"), 0.0)
     assert overflow is not None
     assert overflow.target_id == "new"
-    it.book(REQUEST._replace(id="s"), "new", 0.0)
+    it.book(changed(REQUEST, id="s"), "new", 0.0)
     assert not it.admits(0.0)
 
 
@@ -241,7 +242,7 @@ def test_no_request_waits_for_it() -> None:
     """Also where requests wait for the best target: while the other one has enough to do, it takes them."""
     it = warmed("gorgo", PushMode.WORK)
     for number in range(49):
-        it.book(REQUEST._replace(id=f"before {number}"), "old", 0.0)
+        it.book(changed(REQUEST, id=f"before {number}"), "old", 0.0)
     for name, running, pending in (("old", 40, 9), ("new", 0, 0)):
         key = it.key(name)
         assert key is not None

@@ -24,8 +24,8 @@ from policies.routing.cache_digest import (
     CacheLog,
     Digest,
     KnownCaches,
+    Marker,
     Row,
-    marks_of,
 )
 
 ANYWHERE: frozenset[str] = frozenset()
@@ -48,7 +48,7 @@ PROMPT = random.Random(1).randbytes(6000)
 def test_prompts_share_the_marks_of_what_they_begin_with(
     key: bytes, scope: str, prompt: bytes, common: int
 ) -> None:
-    mine, other = marks_of(b"k", "m", PROMPT), marks_of(key, scope, prompt)
+    mine, other = Marker(b"k").marks_of("m", PROMPT), Marker(key).marks_of(scope, prompt)
     shared = sum(place <= common for place in PLACES if place <= len(PROMPT))
     assert [one == two for one, two in zip(mine, other, strict=False)].count(True) == shared
     assert mine[:shared] == other[:shared]

@@ -10,6 +10,7 @@ import pytest
 from policies.routing.base import Choice, RequestView, TargetView
 from policies.routing.gorgo import DEFAULT_S_PER_BYTE, MOST_STAYS, Gorgo, Stays, put_off_s
 from policies.routing.response_length import Constant
+from tests.kit.request_views import changed
 
 PROMPT = b"0123456789abcdef" * 500  # 8000 bytes: 188 ms at the paper's rate
 OTHER = b"fedcba9876543210" * 500
@@ -583,9 +584,8 @@ def test_what_all_have_is_not_lost_by_waiting() -> None:
 
 def hold(policy: Gorgo, request: RequestView, target: TargetView) -> None:
     choice = chosen(policy, request, [target])
-    policy.queued(
-        request, choice._replace(put_off_s=put_off_s(terms(choice, target.id)["prefill_s"], 0.0)), 0.0
-    )
+    choice.put_off_s = put_off_s(terms(choice, target.id)["prefill_s"], 0.0)
+    policy.queued(request, choice, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -625,7 +625,7 @@ SESSIONS = [f"session {number}" for number in range(40)]
 
 
 def in_session(session: str, prompt: bytes = PROMPT) -> RequestView:
-    return asked("r", prompt)._replace(session=session)
+    return changed(asked("r", prompt), session=session)
 
 
 def homes(targets: list[TargetView]) -> dict[str, str]:
