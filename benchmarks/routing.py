@@ -343,12 +343,13 @@ def evict(args: argparse.Namespace) -> None:
 
 def _cache_tokens(args: argparse.Namespace, cells: Sequence[Cell]) -> int:
     """Tokens for the cache of one engine, so that all have the asked share of what the calls have, and the longest call fits."""
-    tokens, longest = [], 0
+    tokens, longest = list[int](), 0
     for cell in cells:
         calls = list(walk(cell.make()))
         tokens.append(working_set_tokens(calls))
         longest = max(longest, *[len(call.prompt.tokens) + len(call.answer) for call in calls])
-    return max(round(args.cache * fmean(tokens) / cells[0].engines), longest + SPARE_TOKENS)
+    share: float = args.cache
+    return max(round(share * fmean(tokens) / cells[0].engines), longest + SPARE_TOKENS)
 
 
 # --- pushing ------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Digests of caches: what load balancers report to each other of the prompts that were sent to replicas. Pure.
 
-A prompt is cut at fixed PLACES. Its *mark* at a place is a keyed hash of a checksum (CRC-32) of all of it up to there, with its scope (model and
-tenant): two prompts have the same mark only if they begin with the same text, up to a chance of 2**-31. Who wants to can write two
-prompts of one scope that have the same, and is sent where the wrong one is cached. A session has a mark, too. An agent keeps a log of the marks that are new
+A prompt is cut at fixed PLACES. Its *mark* at a place is a keyed hash of a checksum (CRC-32) of all of it up to there. The checksum starts
+with a keyed hash of its scope (model and tenant). So two prompts have the same mark only if they begin with the same text, up to a chance
+of 2**-31. Who wants to can write two prompts of his own scope that have the same mark, and is sent where the wrong one is cached; for
+another tenant's scope he would need the key. A session has a mark, too. An agent keeps a log of the marks that are new
 to a replica (`CacheLog`), and every link to another agent reads on in it from where it was, within its bytes. The receiver keeps the marks of
 each replica (`KnownCaches`), and finds how much of its own prompt each of them has. Nothing is sent twice within REFRESH_S, and marks
 that are not repeated are forgotten after one to two times KEPT_S, as caches forget.
@@ -33,6 +34,7 @@ _FIRST: Final = 256
 _LARGER: Final = 4  # two places are up to a quarter of the prompt apart, 256 bytes at least
 _LEFT: Final = -1
 _ROW_BYTES: Final = 3  # beside the id and the marks
+_MOST_SCOPES: Final = 2**10
 _MOST_HASHED: Final = 2**14  # checksums whose marks are remembered: most prompts begin as others did
 
 
@@ -52,12 +54,14 @@ class Marker:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
+        self._starts: dict[str, int] = {}  # of checksums, by scope
         self._hashed: dict[int, int] = {}
 
     def marks_of(self, scope: str, prompt: bytes) -> list[int]:
         """Return the mark of the prompt at each place that it reaches."""
         found, at = list[int](), 0
-        checksum = crc32(scope.encode("utf-8", "surrogateescape") + b"\0")
+        start = self._starts.get(scope, -1)
+        checksum = self._start(scope) if start < 0 else start
         for place in PLACES:
             if place > len(prompt):
                 break
@@ -70,6 +74,12 @@ class Marker:
     def of_session(self, scope: str, session: str) -> int:
         """Return the mark of a session, which stands for the state that a replica has of it."""
         return self._hash(f"{scope}\0{session}".encode("utf-8", "surrogateescape"), b"session")
+
+    def _start(self, scope: str) -> int:
+        if len(self._starts) >= _MOST_SCOPES:
+            self._starts.clear()
+        start = self._starts[scope] = self._hash(scope.encode("utf-8", "surrogateescape"), b"scope")
+        return start
 
     def _mark(self, checksum: int) -> int:
         if len(self._hashed) >= _MOST_HASHED:
