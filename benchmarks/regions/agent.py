@@ -148,13 +148,7 @@ class Agent:
         )
         limits = Limits(hold_s=_DAY_S, max_held=1_000_000)
         return Table(
-            "regions",
-            "1",
-            targets,
-            policy=self._world.rule.inner,
-            limits=limits,
-            pushing=self._pushing,
-            regions=self._regions(),
+            "regions", "1", targets, policy=self._world.rule.inner, limits=limits, pushing=self._pushing
         )
 
     def _measure_distances(self) -> None:

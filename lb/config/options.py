@@ -363,11 +363,6 @@ class Access:
     keys_in_query: bool = False
     prices: Prices = ()
 
-    @property
-    def has_several(self) -> bool:
-        """Return whether there may be several keys."""
-        return len(self.keys) > 1 or bool(self.keys_file)
-
     def to_json(self) -> dict[str, Any]:
         shown: dict[str, Any] = {"keys": [key.to_json() for key in self.keys], "overrides": self.overrides}
         # Agents that are older than these take the tables in which they are not.

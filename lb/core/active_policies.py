@@ -26,7 +26,6 @@ class ActivePolicies:
     __slots__ = (
         "_by_name",
         "_make",
-        "_shared",
         "_under_way",
         "_used_at",
         "caches",
@@ -51,7 +50,6 @@ class ActivePolicies:
         self.own: RoutingPolicy = make(name)
         self._by_name: dict[str, RoutingPolicy] = {name: self.own}
         self._used_at: dict[str, float] = {}  # of those that requests have named
-        self._shared = False
         self.caches: EngineCaches | None = None  # None: engines do not report what they have cached
         self._learn_hooks()
 
@@ -74,12 +72,6 @@ class ActivePolicies:
             _follow(policy, self.caches)
         self._learn_hooks()
 
-    def share(self, *, on: bool) -> None:
-        """From now on there are others who gain by requests that wait, or not (see `policies.routing.base`)."""
-        self._shared = on
-        for policy in self._by_name.values():
-            policy.share(on=on)
-
     def named(self, name: str | None) -> RoutingPolicy:
         """Return the policy of that name; None: the table's own."""
         if name is None:
@@ -87,7 +79,6 @@ class ActivePolicies:
         policy = self._by_name.get(name)
         if policy is None:
             policy = self._make(name)
-            policy.share(on=self._shared)
             if self.caches is not None:
                 _follow(policy, self.caches)
             for booking in sorted(self._under_way, key=_since):

@@ -111,7 +111,6 @@ class TargetTable:
         """Replace the table. Idempotent. Raises UnknownPolicyError, before anything has changed."""
         self.policies.adopt(table.policy)
         self.policies.follow(on=table.cache_events.enabled)
-        self.policies.share(on=table.regions is not None or table.access.has_several)
         wanted = {target.id: target for target in table.targets}
         removed: list[str] = []
         lost: set[Key] = set()

@@ -171,10 +171,6 @@ class RoutingPolicy(Protocol):
         """
         ...
 
-    def share(self, *, on: bool) -> None:
-        """From now on there are others who gain by requests that wait, or not: regions that may take them, other API keys."""
-        ...
-
     def keeps_room(self, now: float) -> bool:
         """Return whether a target that is not `ready` must get no request, although it admits one; changes nothing."""
         ...
@@ -224,8 +220,6 @@ class Policy:
 
     def ready(self, target: TargetView, now: float, urgent: bool = False) -> bool:
         return True
-
-    def share(self, *, on: bool) -> None: ...
 
     def keeps_room(self, now: float) -> bool:
         return False

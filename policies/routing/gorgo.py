@@ -48,9 +48,7 @@ prompt is.
 in PUSH_AHEAD_S or later, or if some of them wait for a seat in its batch already: either is enough for an engine never to
 run dry. A request that is held for a seat may still choose another target, and one that is in the engine's queue may not. Then
 the choice is marked `wait`, and the caller that pushes by work holds the request for that target (see `lb.core.lanes`) instead
-of sending it somewhere. Held requests count in the cost of others as far as it would go before them. What is held while others go
-first finds less of its prompt where caches change quickly, so it is held sooner, from SHARED_AHEAD_S on, only where others gain by
-it: a peer in another region may take it, and other API keys have their turns.
+of sending it somewhere. Held requests count in the cost of others as far as it would go before them.
 
 *Who goes first of those held.* What would lose most by waiting: the next turn of a conversation, or a child in a tree of
 thoughts, whose prefix is in the cache of this target alone, and will not be there for long once the cache is full. What
@@ -61,7 +59,7 @@ are LONGEST_PUT_OFF_S, or half of the time for which a request may wait if that 
 
 *Deadlines* (`policies.routing.deadlines`). A request that is due goes to the target of the lowest cost among those that are expected
 to keep its deadline; if none is, the choice is `late`. For a while after such a request, others wait here as soon as a
-target has HEADROOM of the shortest deadline ahead of it, SHARED_AHEAD_S at most: what is in an engine's queue can be
+target has HEADROOM of the shortest deadline ahead of it, instead of PUSH_AHEAD_S: what is in an engine's queue can be
 overtaken by nothing.
 
 *Why it recovers from a burst.* Pushing to any target that has room sends requests where their prompts are not, for the
@@ -117,8 +115,7 @@ STAY_S: Final = 600.0
 MOST_STAYS: Final = 20_000  # some 8 MiB
 SESSION_BYTES: Final = 1024  # 24 ms at the paper's rate: of equal targets a session takes its own
 STREAM_WEIGHT: Final = 0.1  # of the burden on a request that waits is that on one whose response is under way
-PUSH_AHEAD_S: Final = 10.0
-SHARED_AHEAD_S: Final = 3.0
+PUSH_AHEAD_S: Final = 3.0
 HEADROOM: Final = 0.3  # of a deadline
 LEAST_AHEAD_S: Final = 0.15  # an engine that has less ahead could run dry before its next report
 URGENT_FOR_S: Final = 60.0  # after a request with a deadline, room is kept for the next one
@@ -168,7 +165,6 @@ class Gorgo(PrefixPolicy):
         self._attempts: dict[str, _SentRequest] = {}
         self._queued: dict[str, _Queued] = {}
         self._headroom = Headroom()
-        self._ahead_s = PUSH_AHEAD_S
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         if not targets:
@@ -195,9 +191,9 @@ class Gorgo(PrefixPolicy):
         return Choice(row[0], because, _TERMS, tuple(scored), row[12], wait, late_s, late, _first_s(row))
 
     def ready(self, target: TargetView, now: float, urgent: bool = False) -> bool:
-        """Return whether what was sent to it will have its first byte soon, and few wait there for a seat.
+        """Return whether what was sent to it has its first byte in less than PUSH_AHEAD_S, and few wait there for a seat.
 
-        That is in `_ahead_s`; while requests with deadlines come, in `Headroom.ahead_s`, and the next request must have a seat.
+        While requests with deadlines come, the limit is `Headroom.ahead_s`, and the next request must have a seat (`Backlog.has_seat`).
         """
         backlog = self._backlogs.get(target.id, self._unused)
         keeps_room = self._headroom.is_kept(now)
@@ -205,11 +201,8 @@ class Gorgo(PrefixPolicy):
             return not keeps_room or backlog.has_seat(target, urgent, now)
         backlog.speed(now)
         if not keeps_room:
-            return backlog.wait_s(target, now) < self._ahead_s and backlog.seats_are_ready(target)
+            return backlog.wait_s(target, now) < PUSH_AHEAD_S and backlog.seats_are_ready(target)
         return backlog.wait_s(target, now) < self._headroom.ahead_s and backlog.has_seat(target, urgent, now)
-
-    def share(self, *, on: bool) -> None:
-        self._ahead_s = SHARED_AHEAD_S if on else PUSH_AHEAD_S
 
     def keeps_room(self, now: float) -> bool:
         """Return whether requests with deadlines come."""
@@ -518,7 +511,7 @@ class Headroom:
     @property
     def ahead_s(self) -> float:
         """How many seconds of work may be ahead of a target that is given one more request without a deadline."""
-        return min(SHARED_AHEAD_S, max(LEAST_AHEAD_S, HEADROOM * self._shortest_s))
+        return min(PUSH_AHEAD_S, max(LEAST_AHEAD_S, HEADROOM * self._shortest_s))
 
 
 class _Queued(NamedTuple):

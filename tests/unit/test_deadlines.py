@@ -28,7 +28,7 @@ from policies.routing.deadlines import (
     keeps,
     rank_of,
 )
-from policies.routing.gorgo import SHARED_AHEAD_S, Gorgo, Headroom
+from policies.routing.gorgo import PUSH_AHEAD_S, Gorgo, Headroom
 from policies.routing.response_length import Constant
 from tests.kit.lb_parts import GET
 from tests.unit.test_lb_intake import HOP, Door, admitted, chat, whole
@@ -252,7 +252,7 @@ def test_room_is_kept_while_deadlines_come() -> None:
     room.seen(9.0, 1.0)
     assert room.ahead_s == pytest.approx(0.6), "the shortest counts"
     room.seen(100.0, 61.0)
-    assert room.ahead_s == SHARED_AHEAD_S
+    assert room.ahead_s == PUSH_AHEAD_S
     room.seen(0.001, 62.0)
     assert room.ahead_s == 0.15
     assert not room.is_kept(122.0)

@@ -45,8 +45,6 @@ class Patient:
     def keeps_room(self, now: float) -> bool:
         return self.keeping
 
-    def share(self, *, on: bool) -> None: ...
-
     def _nothing(self, *arguments: Any) -> None: ...
 
     queued = dequeued = record = responded = ended = cached = forget = _nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from benchmarks.table_audit import audit
-from lb.config.options import Access, ApiKey, Breaker, Pushing, PushMode
-from lb.config.regions import Regions
+from lb.config.options import Breaker, Pushing, PushMode
 from lb.config.schema import Readiness, Table, Target
 from lb.config.stats import TargetHealth
 from lb.core.admission import EngineLoad
@@ -531,7 +530,6 @@ class Diary:
 
     def __init__(self) -> None:
         self.heard: list[tuple[object, ...]] = []
-        self.shared: bool | None = None
 
     def choose(self, request: RequestView, targets: Sequence[TargetView], now: float) -> Choice | None:
         return Choice(targets[-1].id, "the last") if targets else None
@@ -550,9 +548,6 @@ class Diary:
 
     def ready(self, target: TargetView, now: float) -> bool:
         return True
-
-    def share(self, *, on: bool) -> None:
-        self.shared = on
 
     def queued(self, request: RequestView, choice: Choice, now: float) -> None: ...
 
@@ -578,29 +573,6 @@ def with_diaries() -> tuple[TargetTable, list[Diary]]:
 
 def request(name: str) -> RequestView:
     return RequestView(name, "POST", "/")
-
-
-@pytest.mark.parametrize(
-    ("changes", "shares"),
-    [
-        pytest.param({}, False, id="no one else"),
-        pytest.param({"access": Access((ApiKey("a", "1"),))}, False, id="one API key"),
-        pytest.param({"access": Access((ApiKey("a", "1"), ApiKey("b", "2")))}, True, id="two API keys"),
-        pytest.param({"access": Access(keys_file="/keys")}, True, id="a file of keys"),
-        pytest.param({"regions": Regions("east", "east")}, True, id="other regions"),
-    ],
-)
-def test_policies_know_whether_others_gain_by_requests_that_wait(
-    changes: dict[str, Any], shares: bool
-) -> None:
-    it, (diary,) = with_diaries()
-    it.apply(replace(it.table, **changes), 1.0)
-    assert diary.shared is shares
-    it.apply(replace(it.table, policy="least_load"), 2.0)
-    made = it.policies.named("diary")
-    assert isinstance(made, Diary)
-    assert made is not diary
-    assert made.shared is shares, "of a policy that is made later, too"
 
 
 def test_the_policy_hears_of_every_attempt_from_its_beginning_to_its_end() -> None:

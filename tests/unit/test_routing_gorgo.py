@@ -494,30 +494,21 @@ def test_a_common_beginning_does_not_collapse_onto_one_target() -> None:
 # --- waiting for a target that has enough to do
 
 
-SHORT = [bytes([48 + n]) * 8000 for n in range(54)]
-
-
 @pytest.mark.parametrize(
-    ("shared", "sent", "now", "waits"),
+    ("sent", "now", "waits"),
     [
-        pytest.param(True, [], 0.0, False, id="an idle target"),
-        pytest.param(True, [OTHER], 0.0, False, id="188 ms before it"),
-        pytest.param(True, [LONG], 0.0, True, id="3.6 s before it"),
-        pytest.param(True, [LONG], 0.7, False, id="of which the first 0.7 s are done"),
-        pytest.param(
-            True, [OTHER] * 7, 0.0, False, id="the same short prompt again and again is computed once"
-        ),
-        pytest.param(True, SHORT[:17], 0.0, True, id="seventeen short prompts"),
-        pytest.param(False, [LONG], 0.0, False, id="3.6 s, and no one else gains by its waiting"),
-        pytest.param(False, SHORT[:53], 0.0, False, id="53 short prompts, and no one else gains"),
-        pytest.param(False, SHORT, 0.0, True, id="54 short prompts"),
+        pytest.param([], 0.0, False, id="an idle target"),
+        pytest.param([OTHER], 0.0, False, id="188 ms before it"),
+        pytest.param([LONG], 0.0, True, id="3.6 s before it"),
+        pytest.param([LONG], 0.7, False, id="of which the first 0.7 s are done"),
+        pytest.param([OTHER] * 7, 0.0, False, id="the same short prompt again and again is computed once"),
+        pytest.param([bytes([48 + n]) * 8000 for n in range(17)], 0.0, True, id="seventeen short prompts"),
     ],
 )
-def test_it_waits_while_its_target_has_enough_prefill_before_it(
-    shared: bool, sent: list[bytes], now: float, waits: bool
+def test_it_waits_while_its_target_has_three_seconds_of_prefill_before_it(
+    sent: list[bytes], now: float, waits: bool
 ) -> None:
     policy = gorgo()
-    policy.share(on=shared)
     for number, prompt in enumerate(sent):
         policy.record(asked(f"sent-{number}", prompt), "a", 0.0)
     assert chosen(policy, asked("r"), [A], now).wait is waits
@@ -525,9 +516,8 @@ def test_it_waits_while_its_target_has_enough_prefill_before_it(
 
 
 def holding(prompt: bytes) -> Gorgo:
-    """`a` has computed `prompt`, and is busy for three seconds with prompts that no other target has. Others gain by what waits."""
+    """`a` has computed `prompt`, and is busy for three seconds with prompts that no other target has."""
     policy = gorgo()
-    policy.share(on=True)
     serve(policy, asked("earlier", prompt), "a", 0.0, 0.2, 1.0)
     for number in range(2):
         policy.record(asked(f"busy-{number}", bytes([65 + number]) * 64_000), "a", 1.0)
