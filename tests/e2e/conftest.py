@@ -124,6 +124,14 @@ class Serve:
                     found.append(process)
         return found
 
+    def commands(self) -> dict[int, list[str]]:
+        """Return the command line of each of these processes that still runs, by its pid."""
+        found = {}
+        for process in self.processes():
+            with suppress(psutil.Error):
+                found[process.pid] = process.cmdline()
+        return found
+
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
@@ -181,11 +189,11 @@ def living_in(folder: Path) -> Iterator[Serve]:
         ended.append(program("down", "--all", "--purge", "-y", "--timeout", "60"))
     if program.processes():
         ended.append(program("controller", "stop"))
-    left = [f"{process.pid} {' '.join(process.cmdline())}" for process in program.processes()]
+    left = program.commands()
     for process in program.processes():
         process.kill()
     assert [one for one in ended if one.code != 0] == []
-    assert left == []
+    assert left == {}
     assert [pin for pin in _pins(home) if pin in _namespaces() - namespaces] == []
 
 

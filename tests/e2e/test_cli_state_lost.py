@@ -77,6 +77,8 @@ def test_machines_of_a_database_that_is_given_up_are_listed(serve: Serve, tmp_pa
     assert [(one["part"], one["service"]) for one in found] == [("instance", "chat")] * 2
     serve.ok("gc", "-y")
     assert serve.ok("gc", "--dry-run", "-o", "json").json()["found"] == []
+    # The controller ends the load balancer of the service that it does not have.
+    serve.eventually(lambda: not any("lb" in words for words in serve.commands().values()))
 
 
 def test_an_older_copy_is_refused_and_adopts_what_was_launched_since(serve: Serve, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lb.http.head_lines import KnownHead
 from lb.http.request_head import RequestHead
 from lb.http.response_head import ResponseHead
 from scripts.narrowed_reads import narrowed_reads
@@ -68,8 +69,9 @@ def test_a_read_that_a_compiler_takes_for_none_is_found(lines: list[str], found:
     assert [name for _, name in narrowed_reads(source)] == found
 
 
-def fields(one: object) -> dict[str, object]:
-    names = [name for name in dir(type(one)) if not name.startswith("_")]
+def fields(one: KnownHead) -> dict[str, object]:
+    """Return what was read of a head. Its bytes are not among it: a copy has others, so it cannot be compared by them."""
+    names = [name for name in dir(type(one)) if not name.startswith("_") and name not in ("before", "after")]
     return {name: getattr(one, name) for name in names if not callable(getattr(type(one), name))}
 
 
@@ -77,7 +79,9 @@ def test_a_copy_of_a_head_has_all_of_its_fields() -> None:
     head = RequestHead()
     for name in fields(head):
         setattr(head, name, {} if name == "ours" else name.encode())
+    head.before = b"of the head that was read"
     assert fields(head.with_values(b"", b"", b"")) == fields(head)
+    assert head.with_values(b"", b"", b"").end_in(head.before) == -1
     assert fields(head.without(b"x-nothing")) == fields(head)
     head.lines = b"a: b\r\ntraceparent: traceparent\r\n"
     other = head.with_values(b"id", b"age=1", b"new")
@@ -91,4 +95,6 @@ def test_a_copy_of_a_head_of_a_response_has_all_of_its_fields() -> None:
     head = ResponseHead()
     for name in fields(ResponseHead()):
         setattr(head, name, f"set {name}")
+    head.before = b"of the head that was read"
     assert fields(head.with_credit(b"1-2")) == {**fields(head), "credit": b"1-2"}
+    assert head.with_credit(b"1-2").end_in(head.before) == -1
