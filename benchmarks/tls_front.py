@@ -231,6 +231,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--fronts", default=",".join(("none", *FRONTS)), help="which of them, in this order")
     given = parser.parse_args()
+    if unknown := set(given.fronts.split(",")) - {"none", *FRONTS}:
+        parser.error(f"--fronts: no {', '.join(sorted(unknown))}; there are none, {', '.join(FRONTS)}")
     found: dict[str, list[tuple[Row, Row]]] = {name: [] for name in given.fronts.split(",")}
     for _ in range(given.rounds):
         for name, rounds in found.items():
