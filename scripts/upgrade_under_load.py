@@ -23,13 +23,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 
 ROOT = Path(__file__).resolve().parents[1]
 RELEASE_0_2_0 = "34848bac"
 EXAMPLES = {"hello": "01-hello-engine", "evolving": "03-update", "elastic": "04-autoscaling"}
 UPDATED = "evolving"
 MOST_LOOKS = 20
+LOOK_S = 15.0  # longer than the autoscaler of the examples takes to act on the load
 
 Replicas = set[tuple[str, int, str]]  # service, id and instance
 
@@ -43,25 +44,26 @@ class Load:
         self.failed: list[str] = []
 
     async def run(self, ended: asyncio.Event) -> None:
-        async with httpx.AsyncClient(timeout=60) as client, asyncio.TaskGroup() as group:
+        timeout = aiohttp.ClientTimeout(total=60)
+        async with aiohttp.ClientSession(timeout=timeout) as client, asyncio.TaskGroup() as group:
             while not ended.is_set():
                 group.create_task(self._request(client, self.sent))
                 self.sent += 1
                 await asyncio.sleep(1 / self._rate)
 
-    async def _request(self, client: httpx.AsyncClient, number: int) -> None:
+    async def _request(self, client: aiohttp.ClientSession, number: int) -> None:
         # The model's name is another one after the update; without one any replica answers.
         stream = number % 2 == 1
         body = {"stream": stream, "max_tokens": 200, "messages": [{"role": "user", "content": f"{number}"}]}
         url = self._urls[number % len(self._urls)]
         try:
-            response = await client.post(f"{url}/v1/chat/completions", json=body)
-        except httpx.HTTPError as error:
+            async with client.post(f"{url}/v1/chat/completions", json=body) as response:
+                text = await response.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
             self.failed.append(f"request {number} to {url}: {error!r}")
             return
-        is_whole = "[DONE]" in response.text if stream else "choices" in response.json()
-        if response.status_code != 200 or not is_whole:
-            self.failed.append(f"request {number} to {url}: {response.status_code} {response.text[-200:]}")
+        if response.status != 200 or ("[DONE]" if stream else '"choices"') not in text:
+            self.failed.append(f"request {number} to {url}: {response.status} {text[-200:]}")
 
 
 class Installation:
@@ -109,11 +111,11 @@ def started_by(home: Path) -> list[str]:
     return [line for line in listed.splitlines() if str(home) in line]
 
 
-async def settled(installation: Installation, seconds: float) -> Replicas:
+async def settled(installation: Installation) -> Replicas:
     """Return the replicas once the load has not changed their number any more for a while."""
     found = await asyncio.to_thread(installation.replicas)
     for _ in range(MOST_LOOKS):
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(LOOK_S)
         before, found = found, await asyncio.to_thread(installation.replicas)
         if found == before:
             break
@@ -135,7 +137,7 @@ async def upgraded(installation: Installation, urls: list[str], rate: float, sec
     serve, file = installation.serve, str(ROOT / "examples" / EXAMPLES[UPDATED] / "service.yaml")
     async with asyncio.TaskGroup() as group:
         group.create_task(load.run(ended))
-        running = await settled(installation, seconds)
+        running = await settled(installation)
         await step("the earlier release runs", serve, "status")
         await step("the present one is installed over it", installation.install, ROOT)
         await step("the earlier controller has stopped", serve, "controller", "stop")
